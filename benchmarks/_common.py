@@ -1,0 +1,138 @@
+"""What every benchmark needs: the machine, the versions, children that are measured, a table and a JSON file.
+
+Called by the other files of this folder. A figure belongs to the machine it was taken on, so `write` puts both side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores this process may use, memory in bytes, kernel, and the load average of the last minute."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory,
+        "kernel": platform.release(),
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Versions of Python and of the named distributions; one that is missing is left out."""
+    found = {"python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def run_child(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> tuple[float, int]:
+    """Run a command to its end: (wall seconds, peak resident set in bytes of that process alone).
+
+    The kernel counts a child's peak from its parent's size at the fork, so a caller that asks for peaks has to stay small itself
+    (no torch). Output is shown only when the command fails. Raises RuntimeError when it does.
+    """
+    with tempfile.TemporaryFile() as output:
+        started = time.perf_counter()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        child = subprocess.Popen(list(argv), stdout=output, stderr=subprocess.STDOUT, env=environment)
+        _, status, usage = os.wait4(child.pid, 0)
+        seconds = time.perf_counter() - started
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode != 0:
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(argv)} ended with {child.returncode}:\n{output.read().decode(errors='replace')[-3000:]}")
+    return seconds, usage.ru_maxrss * 1024
+
+
+def interleaved(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any = None) -> dict[str, dict[str, float]]:
+    """Run each way once a round, in turns, so that a busy minute hits all alike.
+
+    `before(name)` is called ahead of each run. Gives name → medians: `seconds` and `peak_mb` (MB of 10⁶ bytes).
+    """
+    samples: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, argv in ways.items():
+            if before is not None:
+                before(name)
+            samples[name].append(run_child(argv))
+    return {
+        name: {
+            "seconds": statistics.median(seconds for seconds, _ in found),
+            "peak_mb": statistics.median(peak for _, peak in found) / 1e6,
+        }
+        for name, found in samples.items()
+    }
+
+
+def table(title: str, rows: Iterable[tuple[str, Any]]) -> None:
+    """Print two columns."""
+    rows = [(name, f"{value:,.3f}" if isinstance(value, float) else str(value)) for name, value in rows]
+    width = max((len(name) for name, _ in rows), default=0)
+    print(title)
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value:>14}")
+
+
+def write(
+    name: str,
+    figures: Mapping[str, Any],
+    path: Path | None,
+    *,
+    libraries: Iterable[str] = ("torch", "transformers", "peft", "safetensors"),
+    taken_on: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the figures; with `path`, also write `{"name", "machine", "versions", "figures"}` there as JSON.
+
+    `taken_on` is `machine()` as it was before the work began; without it the machine is looked at now.
+    """
+    table(name, figures.items())
+    if path is not None:
+        value = {"name": name, "machine": dict(taken_on or machine()), "versions": versions(*libraries), "figures": dict(figures)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    """A parser that knows `--json FILE`, as every benchmark does."""
+    made = argparse.ArgumentParser(description=about)
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    return made
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A temporary folder that is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix=f"ckptd-bench-{prefix}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def python(*arguments: str) -> list[str]:
+    """A command that runs this interpreter."""
+    return [sys.executable, *arguments]

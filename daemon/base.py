@@ -1,0 +1,82 @@
+"""Finds the folder of the base model that an adapter names, without a network.
+
+Called by the runner before a job's first stage. Order: `base.map`, the name itself where it is a folder,
+`base.search`, the Hugging Face cache. A base is a folder with a config.json and weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from daemon.errors import Permanent
+from daemon.safetensors_header import model_size, read_header
+from handlers.plan import ModelSize
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder looks like a transformers model: a config and weights."""
+    if not (folder / "config.json").is_file():
+        return False
+    return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+
+
+def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
+    """Candidate folders in the Hugging Face cache: `hub/models--ORG--NAME/snapshots/COMMIT`."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    repository = hub / f"models--{name.replace('/', '--')}"
+    wanted = revision or "main"
+    reference = repository / "refs" / wanted
+    try:
+        commit = reference.read_text().strip() if reference.is_file() else wanted
+    except OSError:
+        return []
+    return [repository / "snapshots" / commit]
+
+
+def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: Mapping[str, Path]) -> Path:
+    """The folder of the base model `name`. Raises Permanent that says where it looked and which key would map it."""
+    if name in mapped:
+        if is_model(mapped[name]):
+            return mapped[name]
+        cause = f"base.map sends it to {mapped[name]}, which holds no config.json with weights"
+        raise Permanent(
+            "base-not-found", f"find the base model {name!r}", cause,
+            f'correct base.map."{name}" or put the model there', path=mapped[name],
+        )  # fmt: skip
+    leaf = name.rstrip("/").rsplit("/", 1)[-1]
+    candidates = [Path(name)] if os.path.isabs(name) else []
+    for folder in search:
+        candidates += [folder / name.lstrip("/"), folder / leaf]
+    if not os.path.isabs(name):
+        candidates += _cached_snapshots(name, revision)
+    for candidate in candidates:
+        if is_model(candidate):
+            return candidate
+    looked = ", ".join(str(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
+    raise Permanent(
+        "base-not-found", f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
+        f'set base.map."{name}" = "/folder/of/the/model", or add the folder that holds it to base.search',
+    )  # fmt: skip
+
+
+def measure(folder: Path) -> ModelSize:
+    """Stored bytes and parameters from the headers. Raises Permanent for weights that are damaged.
+
+    For `.bin` weights the headers can't be had without unpickling: 2 bytes a parameter are assumed.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        stored = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
+        return ModelSize(stored, stored // 2)
+    headers = []
+    for file in files:
+        try:
+            headers.append(read_header(file))
+        except ValueError as error:
+            raise Permanent(
+                "base-damaged", "read the base model", f"{file.name} {error}", "download or copy that model again", path=file
+            ) from None
+    return ModelSize(*model_size(headers))

@@ -1,0 +1,239 @@
+"""The console command: verbs and exit codes, thin. Whatever is slow to import is imported by the verb that needs it.
+
+Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 75 temporary (no memory, no disk).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon import __version__
+from daemon.errors import CkptdError, Retryable, UsageError
+
+if TYPE_CHECKING:
+    from daemon.settings import Settings
+
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
+EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
+SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
+
+app = typer.Typer(
+    name="ckptd",
+    help="Turns finished training checkpoints into verified, deployable models, by itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: $CKPTD_CONFIG, then /etc/ckptd/config.toml.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+
+
+def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
+    """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults."""
+    from daemon.config import load
+
+    if config is None and os.environ.get("CKPTD_CONFIG"):
+        config = Path(os.environ["CKPTD_CONFIG"])
+    if config is None and SYSTEM_CONFIG.exists():
+        config = SYSTEM_CONFIG
+    return load(config, need_roots=need_roots)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, default=str))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ckptd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Turns finished training checkpoints into verified, deployable models, by itself."""
+
+
+@app.command()
+def run(config: ConfigOption = None) -> None:
+    """Watch the configured roots and export what appears there: the service."""
+    settings = load_settings(config, need_roots=True)
+    from daemon import logs
+    from daemon.app import serve
+    from daemon.paths import prepare
+
+    paths = prepare(settings.state_directory, settings.output.directory)
+    logs.set_up(settings.log, paths.log)
+    serve(settings)
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Checkpoint directory. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH")
+    ] = None,
+    config: ConfigOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the export goes, instead of output.directory.")] = None,
+    base: Annotated[Path | None, typer.Option("--base", help="Folder of the base model, instead of looking for it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Export again even if this checkpoint has been exported.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Export one checkpoint now, in the foreground."""
+    if checkpoint is None:
+        raise UsageError("no-checkpoint", "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
+    settings = load_settings(config)
+    from daemon.foreground import export_now
+
+    answer = export_now(settings, checkpoint, output=output, base=base, force=force, quiet=json_)
+    if json_:
+        _print_json(answer)
+    raise typer.Exit(EXIT_OF_STATE.get(answer["state"], EXIT_FAILED))
+
+
+@app.command()
+def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Tell what is going on: the daemon, its roots, open and recent exports."""
+    from daemon.status import snapshot
+
+    value = snapshot(load_settings(config).state_directory)
+    if json_:
+        _print_json(value)
+    else:
+        from daemon.view import print_status
+
+        print_status(value)
+
+
+@app.command("list")
+def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """List checkpoints that were taken, with what training knew of them."""
+    from daemon.status import snapshot
+
+    jobs = snapshot(load_settings(config).state_directory, limit=10_000)["jobs"]
+    if json_:
+        _print_json(jobs)
+    else:
+        from daemon.view import print_jobs
+
+        print_jobs(jobs)
+
+
+@app.command()
+def show(
+    job: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")], config: ConfigOption = None, json_: JsonOption = False
+) -> None:
+    """Show one export: its stages, attempts, errors and where it lies."""
+    from daemon.status import snapshot
+
+    value = _one_job(snapshot(load_settings(config).state_directory, limit=100_000)["jobs"], job)
+    if json_:
+        _print_json(value)
+    else:
+        from daemon.view import print_job
+
+        print_job(value)
+
+
+def _one_job(jobs: list[dict[str, Any]], wanted: str) -> dict[str, Any]:
+    found = [job for job in jobs if job["id"].startswith(wanted)]
+    exact = [job for job in found if job["id"] == wanted]
+    if len(exact or found) != 1:
+        cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"
+        raise UsageError("no-such-job", "show the job", cause, "take an id from `ckptd list`")
+    return (exact or found)[0]
+
+
+@app.command()
+def retry(
+    job: Annotated[str, typer.Argument(help="Id of a failed or partial job, or its beginning.")], config: ConfigOption = None
+) -> None:
+    """Put a failed or partial export back in the queue; the running daemon takes it up."""
+    from daemon.foreground import retry_job
+    from daemon.status import snapshot
+
+    settings = load_settings(config)
+    found = _one_job(snapshot(settings.state_directory, limit=100_000)["jobs"], job)
+    retry_job(settings, found["id"])
+    print(f"{found['id']} is back in the queue.")
+
+
+@app.command()
+def logs(
+    config: ConfigOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as new lines come.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with.")] = 50,
+    job: Annotated[str, typer.Option("--job", help="Only the lines of this job.")] = "",
+    json_: JsonOption = False,
+) -> None:
+    """Show the daemon's log readably."""
+    from daemon.view import print_log
+
+    print_log(load_settings(config).state_directory / "ckptd.log", follow=follow, lines=lines, job=job, as_json=json_)
+
+
+@app.command()
+def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Check configuration and environment; say everything that is wrong at once."""
+    settings = load_settings(config)
+    from daemon.environment import examine
+
+    value = examine(settings)
+    if json_:
+        _print_json(value)
+    else:
+        from daemon.view import print_check
+
+        print_check(value)
+    if value["problems"]:
+        raise typer.Exit(EXIT_USAGE)
+
+
+@app.command()
+def formats(json_: JsonOption = False) -> None:
+    """Tell what can be made here, and what is missing for the rest."""
+    from daemon.environment import formats_here
+
+    value = formats_here()
+    if json_:
+        _print_json(value)
+    else:
+        from daemon.view import print_formats
+
+        print_formats(value)
+
+
+@app.command()
+def demo(
+    keep: Annotated[Path | None, typer.Option("--keep", help="New folder in which everything is left to look at.")] = None,
+) -> None:
+    """Train a small model and export its checkpoints live: the whole way in a few minutes."""
+    from daemon.demo import main as show_demo
+
+    raise typer.Exit(show_demo(keep))
+
+
+def main() -> int:
+    """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
+    try:
+        app()
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
+    except CkptdError as error:
+        print(f"ckptd: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (`| head`): nothing more to say
+        return 0
+    return 0

@@ -1,0 +1,102 @@
+"""Loads the configuration and says everything that is wrong with it at once, before anything starts.
+
+Relative paths are relative to the configuration file, or to the working directory where there is none.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from daemon import suggest
+from daemon.errors import UsageError
+from daemon.settings import Settings
+from handlers.plan import VARIANTS
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The TOML file as a dictionary. Raises UsageError where it can't be read or parsed."""
+    operation = "read the configuration"
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError("config-missing", operation, "there is no such file", "name another with --config", path=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("config-unreadable", operation, str(error), "make it a readable UTF-8 file", path=path) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("config-syntax", operation, f"it is not TOML: {error}", "mend that line", path=path) from None
+
+
+def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
+    """Settings from the file (if any) and the environment, with absolute paths.
+
+    `need_roots`: the caller is the daemon, which has nothing to do without a root.
+    Raises UsageError that lists every unknown key, wrong type and conflict by dotted path with a suggestion.
+    """
+    values = read_file(path) if path else {}
+    problems = suggest.unknown_environment(Settings, os.environ)
+    settings = None
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += suggest.problems_of(error, Settings)
+        problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
+    except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
+        problems.append(re.sub(r"\s+", " ", str(error)))
+    if settings is not None:
+        settings = settings.anchored((path.parent if path else Path()).absolute())
+        problems += conflicts(settings, need_roots=need_roots)
+    if problems or settings is None:
+        listing = "\n".join(f"  {problem}" for problem in problems)
+        count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
+        raise UsageError("config-invalid", "use the configuration", count, "change those keys; config.toml documents each", path=path)
+    return settings
+
+
+def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:
+    """Conflicts among the keys that are right in themselves, so that one run shows everything there is to mend."""
+    rest = copy.deepcopy(values)
+    for item in error.errors():
+        *parents, last = item["loc"]
+        inner: Any = rest
+        for part in parents:
+            inner = inner.get(part, {}) if isinstance(inner, dict) else {}
+        if isinstance(inner, dict):
+            inner.pop(last, None)
+    try:
+        return conflicts(Settings(**rest).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
+    except ValueError:  # what is wrong comes from the environment and can't be set aside
+        return []
+
+
+def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
+    """Values that are each right but do not go together, each with a value that would."""
+    problems: list[str] = []
+    for name in settings.export.variants:
+        if name not in VARIANTS:
+            problems.append(f"export.variants: there is no variant {name!r}; {suggest.nearest(name, VARIANTS)}")
+    if not problems and not settings.variants:
+        problems.append('export.variants: nothing is left to make; name at least one, for example ["pytorch"]')
+    problems += [
+        f"validate.thresholds.{name}: there is no such variant; {suggest.nearest(name, VARIANTS)}"
+        for name in settings.validate.thresholds
+        if name not in VARIANTS
+    ]
+    if settings.select.policy == "every" and settings.select.every < 1:
+        problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
+    if need_roots and not settings.watch.roots:
+        problems.append('watch.roots: is empty, so there is nothing to watch; for example ["/data/runs"]')
+    for root in settings.watch.roots:
+        for key, folder in (("output.directory", settings.output.directory), ("state.directory", settings.state_directory)):
+            if folder == root or root in folder.parents:
+                beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
+                problems.append(
+                    f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
+                )
+    return problems

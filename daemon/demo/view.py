@@ -1,0 +1,180 @@
+"""What the demo shows while it runs: pure functions from the trainings' state and a status snapshot to rich renderables and lines.
+
+Called by `daemon.demo`. On a terminal `live` is drawn again and again; elsewhere `Training.take` and `changes` give a line
+for each thing that happens. Everything fits into 80 columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+MARKS = {"succeeded": "✓", "failed": "✗", "running": "▸", "skipped": "–"}
+STYLES = {"succeeded": "green", "passed": "green", "failed": "red", "partial": "yellow", "running": "cyan", "unverified": "yellow"}
+ENDED = ("succeeded", "partial", "failed", "superseded")
+LINE_EVERY = 0.25
+"""Share of a training after which the line-by-line output speaks again."""
+NAME_WIDTH, BAR_WIDTH = 16, 16
+
+
+@dataclass
+class Training:
+    """A training as its events tell it."""
+
+    title: str
+    state: str = "waiting"
+    step: int = 0
+    fraction: float = 0.0
+    first_loss: float | None = None
+    loss: float | None = None
+    about: str = ""
+    saved: list[int] = field(default_factory=list)
+    rotated: list[int] = field(default_factory=list)
+    sample: tuple[str, str] | None = None
+    """A prompt and what the trained base writes after it."""
+    _next_line: float = 0.0
+
+    def take(self, event: dict[str, Any]) -> str | None:
+        """Take in one event; give the line that it is worth, if any."""
+        kind = event.get("event")
+        if kind == "corpus":
+            self.state = "reading"
+            self.about = f"{event['functions']:,} functions of the standard library"
+            return f"{self.title}: {self.about}"
+        if kind == "tokenizer":
+            self.about = f"byte-level BPE, {event['vocabulary']:,} tokens"
+            return f"{self.title}: {self.about}, learnt"
+        if kind == "step":
+            return self._take_step(event)
+        if kind == "checkpoint":
+            self.saved.append(event["step"])
+            return f"{self.title}: wrote checkpoint-{event['step']}"
+        if kind == "rotated":
+            name = PurePath(event["folder"]).name
+            self.rotated.append(int(name.rpartition("-")[2]))
+            return f"{self.title}: the trainer deleted {name} (save_total_limit=1)"
+        if kind == "sample":
+            self.sample = (event["prompt"], event["text"])
+        if kind == "saved":
+            self.about = f"{event['parameters'] / 1e6:.2f} M parameters, {event['bytes'] / 1e6:.1f} MB"
+        if kind in ("saved", "done"):
+            self.state, self.fraction = "done", 1.0
+            return f"{self.title}: done, {self.losses()}"
+        return None
+
+    def _take_step(self, event: dict[str, Any]) -> str | None:
+        self.state, self.about = "training", ""
+        self.step, self.fraction, self.loss = event["step"], event["fraction"], event["loss"]
+        if self.first_loss is None:
+            self.first_loss = self.loss
+        if self.fraction < self._next_line:
+            return None
+        self._next_line = self.fraction + LINE_EVERY
+        return f"{self.title}: step {self.step}, loss {self.loss:.2f}"
+
+    def losses(self) -> str:
+        """How the loss went, in nats a token."""
+        return f"loss {self.first_loss:.2f} → {self.loss:.2f}" if self.first_loss is not None and self.loss is not None else "no steps"
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(width=NAME_WIDTH, no_wrap=True)
+    grid.add_column(width=BAR_WIDTH, no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return grid
+
+
+def _bar(fraction: float) -> ProgressBar:
+    return ProgressBar(total=1.0, completed=fraction, width=BAR_WIDTH)
+
+
+def _training_row(grid: Table, training: Training) -> None:
+    if training.state == "training":
+        told = f"step {training.step}  {training.losses()}"
+    elif training.state == "done":
+        told = "  ".join(part for part in (training.losses(), training.about) if part)
+    else:
+        told = training.about or training.state
+    grid.add_row(Text(training.title, style="bold"), _bar(training.fraction), Text(told))
+
+
+def fraction_of(job: dict[str, Any]) -> float:
+    """How much of a job is done, 0 to 1, every stage counted alike."""
+    stages = job["stages"]
+    done = sum(1.0 if stage["state"] in ("succeeded", "failed", "skipped") else (stage["fraction"] or 0.0) for stage in stages)
+    return done / len(stages) if stages else 0.0
+
+
+def _told(job: dict[str, Any]) -> Text:
+    """What there is to say about a job now: its end, or the stage that runs."""
+    text = Text(job["state"], style=STYLES.get(job["state"], ""))
+    if job["state"] in ENDED:
+        for variant, verdict in job["artifacts"].items():
+            text.append(f"  {variant} ", style="default").append(verdict, style=STYLES.get(verdict, ""))
+        return text
+    for stage in job["stages"]:
+        if stage["state"] == "running":
+            percent = "" if stage["fraction"] is None else f" {stage['fraction']:.0%}"
+            return Text(f"{stage['name']}{percent}", style="cyan").append(f"  {stage['message'] or ''}", style="dim")
+    if job.get("waiting_for"):
+        text.append(f"  {job['waiting_for']}", style="dim")
+    return text
+
+
+def _stages(job: dict[str, Any]) -> Text:
+    parts = []
+    for stage in job["stages"]:
+        seconds = stage["seconds"] or 0.0
+        took = f" {seconds:.0f}s" if stage["state"] == "succeeded" and seconds >= 0.5 else ""
+        parts.append(Text(f"{MARKS.get(stage['state'], '·')} {stage['name']}{took}", style=STYLES.get(stage["state"], "dim")))
+    return Text("  ", no_wrap=True, overflow="ellipsis").append_text(Text("  ").join(parts))
+
+
+def live(trainings: list[Training], snapshot: dict[str, Any], seconds: float) -> RenderableType:
+    """The whole picture after `seconds`: trainings, daemon, and two lines for each job that has not ended, one for others."""
+    grid = _grid()
+    for training in trainings:
+        _training_row(grid, training)
+    pid = snapshot["daemon"].get("pid")
+    daemon = f"watching, process {pid}" if snapshot["daemon"].get("running") else "not running"
+    grid.add_row(Text("ckptd", style="bold"), Text(f"{seconds:.0f} s", style="dim"), Text(daemon, style="dim"))
+    parts: list[RenderableType] = [grid]
+    gone = {step for training in trainings for step in training.rotated}
+    for job in sorted(snapshot["jobs"], key=lambda job: job["step"]):
+        row = _grid()
+        row.add_row(Text(f"checkpoint-{job['step']}"), _bar(fraction_of(job)), _told(job))
+        parts.append(row)
+        if job["state"] not in ENDED:
+            parts.append(_stages(job))
+        if job["error"]:
+            parts.append(Text(f"  {job['error']}", style="red"))
+        elif job["step"] in gone and job["state"] not in ENDED:
+            parts.append(Text("  deleted by the trainer meanwhile; its pinned copy is exported", style="dim"))
+    return Group(*parts)
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """A line for each job that was found or ended and each stage that started or ended between two snapshots."""
+    lines = []
+    old = {job["id"]: job for job in before["jobs"]}
+    for job in sorted(after["jobs"], key=lambda job: job["step"]):
+        name, known = f"checkpoint-{job['step']}", old.get(job["id"])
+        if known is None:
+            lines.append(f"ckptd: found {name}")
+        states = {stage["name"]: stage["state"] for stage in known["stages"]} if known else {}
+        for stage in job["stages"]:
+            if stage["state"] != states.get(stage["name"]) and stage["state"] in ("running", "succeeded", "failed", "skipped"):
+                took = f" in {stage['seconds']:.1f} s" if stage["seconds"] and stage["state"] != "running" else ""
+                why = f": {stage['error']}" if stage["error"] else ""
+                lines.append(f"ckptd: {name}: {stage['name']} {stage['state']}{took}{why}")
+        if job["state"] in ENDED and (known is None or known["state"] != job["state"]):
+            verdicts = ", ".join(f"{variant} {verdict}" for variant, verdict in job["artifacts"].items())
+            lines.append(f"ckptd: {name} {job['state']}: {verdicts or job['error'] or 'no artifact'}")
+    return lines

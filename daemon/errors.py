@@ -1,0 +1,87 @@
+"""The error vocabulary that both wings share.
+
+A `Fault` is an error as data: it crosses the process boundary, lies in the journal and ends in the log, the
+terminal and the report. The exceptions carry one and say, by their type, what the runner may do about it;
+they are raised where the failure is understood and nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Fault(BaseModel):
+    """What failed, where, why, and what a person can do about it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    code: str
+    """Stable kebab-case name for programs, for example `base-not-found`."""
+    operation: str
+    """What was being done, as a verb phrase: "merge the adapter"."""
+    cause: str
+    """Why it failed, without a trailing full stop."""
+    remedy: str
+    """What to do about it, as one imperative clause without a trailing full stop."""
+    path: str | None = None
+    details: str | None = None
+    """A bounded traceback or the end of a log: for the report's small print, never for the sentence."""
+
+    def sentence(self) -> str:
+        """The fault as the one sentence that terminal, log and report show."""
+        where = f" ({self.path})" if self.path else ""
+        return f"Could not {self.operation}{where}: {self.cause}. To mend it: {self.remedy}."
+
+
+class CkptdError(Exception):
+    """Base of all errors that ckptd raises on purpose."""
+
+    def __init__(
+        self, code: str, operation: str, cause: str, remedy: str, *, path: str | Path | None = None, details: str | None = None
+    ) -> None:
+        self.fault = Fault(
+            code=code, operation=operation, cause=cause, remedy=remedy, path=None if path is None else str(path), details=details
+        )
+        super().__init__(self.fault.sentence())
+
+
+class Permanent(CkptdError):
+    """Trying again cannot help until a person changes something."""
+
+
+class Retryable(CkptdError):
+    """The same attempt may succeed after `delay` seconds (None: the runner's backoff decides)."""
+
+    delay: float | None = None
+
+    @classmethod
+    def after(cls, delay: float, code: str, operation: str, cause: str, remedy: str, *, path: str | Path | None = None) -> Retryable:
+        """The error with a delay in seconds of the raiser's own choosing."""
+        error = cls(code, operation, cause, remedy, path=path)
+        error.delay = delay
+        return error
+
+
+class UsageError(CkptdError):
+    """The command line or the configuration is wrong: exit code 2."""
+
+
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def from_oserror(error: OSError, operation: str) -> CkptdError:
+    """An operating system error in our words: a full disk and exhausted handles are retryable, the rest is permanent."""
+    path = error.filename
+    cause = error.strerror or str(error)
+    if error.errno in FULL_DISK:
+        return Retryable.after(
+            60, "disk-full", operation, cause, "free space on that file system, or point output.directory at a larger one", path=path
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE):
+        return Retryable("system-resources", operation, cause, "look at the system's limits and its kernel log", path=path)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Permanent("no-permission", operation, cause, "give the daemon's user access to that path, or configure another", path=path)
+    return Permanent("os-error", operation, cause, "look at that path and at the attempt's log", path=path)

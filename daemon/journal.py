@@ -1,0 +1,243 @@
+"""The journal: jobs, stages, attempts and outbox. What it says is done is done, and nothing else is.
+
+Intent is committed before a stage starts, the result after it ended; each method below is one transaction.
+The schema itself refuses illegal transitions. Called by the watcher (new jobs), the runner and the notifier.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from daemon.contract import CheckpointRef, Outcome, StageResult, Work
+from daemon.database import Database
+from daemon.errors import Fault
+from daemon.rows import AttemptRow, JobRow, Message, StageRow, attempt_of, job_of, now, stage_of
+
+
+class Journal:
+    """Transactions on the journal at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = Database(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    # What was seen
+
+    def seen(self, path: str) -> str | None:
+        """Digest of the fingerprint with which a directory was last decided upon."""
+        rows = self._database.read("SELECT fingerprint FROM seen WHERE path = ?", path)
+        return str(rows[0][0]) if rows else None
+
+    def remember(self, path: str, fingerprint: str, verdict: str) -> None:
+        """Record that a directory in this state has been decided upon without a new job."""
+        self._database.write("remember", lambda c: _remember(c, path, fingerprint, verdict, None))
+
+    def add_job(
+        self, job: str, checkpoint: CheckpointRef, work: Work, stages: Sequence[str], *, pin: Path, target: Path, fingerprint: str,
+        supersede: bool = False, fault: Fault | None = None,
+    ) -> bool:  # fmt: skip
+        """Enter a job unless this identity with this configuration has one; says whether it is new.
+
+        `supersede`: older pending jobs of the run give way. `fault`: the checkpoint can't be merged at all, so the
+        job goes straight to its report.
+        """
+
+        def add(c: sqlite3.Connection) -> bool:
+            known = c.execute(
+                "SELECT id FROM job WHERE identity = ? AND work_digest = ?", (checkpoint.identity, work.digest)
+            ).fetchone()  # fmt: skip
+            if known:
+                _remember(c, checkpoint.path, fingerprint, "known", known[0])
+                return False
+            c.execute(
+                "INSERT INTO job (id, identity, work_digest, run, step, checkpoint, work, pin, target, created)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?)",
+                (job, checkpoint.identity, work.digest, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
+                 work.model_dump_json(), str(pin), str(target), now()),
+            )  # fmt: skip
+            c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(job, name, i) for i, name in enumerate(stages)])
+            if fault:
+                _end_stage(c, job, "merge", "failed", fault=fault)
+            if supersede:
+                c.execute(
+                    "UPDATE job SET state = 'superseded', ended = ? WHERE run = ? AND step < ? AND state = 'pending'",
+                    (now(), checkpoint.run, checkpoint.step),
+                )
+            _remember(c, checkpoint.path, fingerprint, "damaged" if fault else "taken", job)
+            return True
+
+        return self._database.write("add-job", add)
+
+    # Jobs
+
+    def job(self, job: str) -> JobRow | None:
+        """One job by its id."""
+        rows = self._database.read("SELECT * FROM job WHERE id = ?", job)
+        return job_of(rows[0]) if rows else None
+
+    def open_jobs(self) -> list[JobRow]:
+        """Jobs that are not finished: running ones first, then pending ones, oldest first."""
+        return [job_of(row) for row in self._database.read(
+            "SELECT * FROM job WHERE state IN ('running', 'pending') ORDER BY state DESC, created, step, id"
+        )]  # fmt: skip
+
+    def job_counts(self) -> dict[str, int]:
+        """State → number of jobs."""
+        return {str(row[0]): int(row[1]) for row in self._database.read("SELECT state, count(*) FROM job GROUP BY state")}
+
+    def forget_job(self, job: str) -> None:
+        """Remove an ended job, so that the same checkpoint can be entered again."""
+        self._database.write("forget-job", lambda c: c.execute("DELETE FROM job WHERE id = ?", (job,)))
+
+    def start_job(self, job: str, base: Path | None) -> None:
+        """pending → running, with the base that was found for it."""
+        self._database.write("start-job", lambda c: c.execute(
+            "UPDATE job SET state = 'running', base = ?, started = COALESCE(started, ?) WHERE id = ?",
+            (str(base) if base else None, now(), job),
+        ))  # fmt: skip
+
+    def finish_job(self, job: str, state: str, message: tuple[str, str] | None) -> None:
+        """running → ended, and its notification (title, body) into the outbox, in one commit."""
+
+        def finish(c: sqlite3.Connection) -> None:
+            c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (state, now(), job))
+            if message:
+                c.execute(
+                    "INSERT INTO outbox (job, kind, title, body, created) VALUES (?,?,?,?,?)", (job, state, *message, now())
+                )  # fmt: skip
+
+        self._database.write("finish-job", finish)
+
+    def retry_job(self, job: str) -> bool:
+        """Put a failed or partial job back in the queue: all but its succeeded merge and exports start afresh."""
+
+        def retry(c: sqlite3.Connection) -> bool:
+            if not c.execute(
+                "UPDATE job SET state = 'pending', ended = NULL WHERE id = ? AND state IN ('failed', 'partial')", (job,)
+            ).rowcount:
+                return False
+            c.execute(
+                "UPDATE stage SET state = 'waiting', failures = 0, retry_at = NULL, folder = NULL, result = NULL, fault = NULL"
+                " WHERE job = ? AND state <> 'waiting'", (job,),
+            )  # fmt: skip
+            return True
+
+        return self._database.write("retry-job", retry)
+
+    # Stages and attempts
+
+    def stages(self, job: str) -> dict[str, StageRow]:
+        """The stages of a job in plan order."""
+        rows = self._database.read("SELECT * FROM stage WHERE job = ? ORDER BY position", job)
+        return {row["name"]: stage_of(row) for row in rows}
+
+    def attempts(self, job: str) -> list[AttemptRow]:
+        """All attempts of a job, oldest first."""
+        rows = self._database.read("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", job)
+        return [attempt_of(row) for row in rows]
+
+    def open_attempts(self) -> list[AttemptRow]:
+        """Attempts that began and have no outcome: those of a daemon that died."""
+        return [attempt_of(row) for row in self._database.read("SELECT * FROM attempt WHERE outcome IS NULL")]
+
+    def claim(self, job: str, stage: str, number: int, strategy: str, folder: Path, staging: Path, estimate: int) -> None:
+        """waiting → running: the intent, with the attempt counted, before a child exists."""
+
+        def claim(c: sqlite3.Connection) -> None:
+            c.execute("UPDATE stage SET state = 'running', attempts = ?, fault = NULL WHERE job = ? AND name = ?", (number, job, stage))
+            c.execute(
+                "INSERT INTO attempt (job, stage, number, strategy, folder, staging, estimate, started) VALUES (?,?,?,?,?,?,?,?)",
+                (job, stage, number, strategy, str(folder), str(staging), estimate, now()),
+            )
+
+        self._database.write("claim", claim)
+
+    def spawned(self, attempt: AttemptRow | tuple[str, str, int], pid: int, process_started: float) -> None:
+        """Record the child, so that a later daemon can tell whether it still lives."""
+        key = attempt if isinstance(attempt, tuple) else (attempt.job, attempt.stage, attempt.number)
+        self._database.write("spawned", lambda c: c.execute(
+            "UPDATE attempt SET pid = ?, process_started = ? WHERE job = ? AND stage = ? AND number = ?", (pid, process_started, *key),
+        ))  # fmt: skip
+
+    def settle_attempt(
+        self, job: str, stage: str, number: int, result: StageResult, *, state: str, staging: Path, retry_delay: float | None = None
+    ) -> None:
+        """Record how an attempt ended and what becomes of its stage: succeeded, failed, or waiting for another try."""
+
+        def settle(c: sqlite3.Connection) -> None:
+            fault = result.fault.model_dump_json() if result.fault else None
+            c.execute(
+                "UPDATE attempt SET outcome = ?, ended = ?, fault = ? WHERE job = ? AND stage = ? AND number = ?",
+                (result.outcome, now(), fault, job, stage, number),
+            )
+            if state == "waiting":
+                failed = result.outcome != Outcome.INTERRUPTED
+                c.execute(
+                    "UPDATE stage SET state = 'waiting', failures = failures + ?, retry_at = ?, retry_delay = ?, fault = ?"
+                    " WHERE job = ? AND name = ?",
+                    (int(failed), time.time() + retry_delay if retry_delay else None, retry_delay, fault, job, stage),
+                )
+            else:
+                _end_stage(c, job, stage, state, folder=staging if state == "succeeded" else None, result=result, fault=result.fault)
+
+        self._database.write("settle-attempt", settle)
+
+    def end_stage(self, job: str, stage: str, state: str, fault: Fault | None) -> None:
+        """A stage ends without an attempt: skipped, or failed before a child made sense."""
+        self._database.write("end-stage", lambda c: _end_stage(c, job, stage, state, fault=fault))
+
+    def reopen_stage(self, job: str, stage: str) -> None:
+        """succeeded → waiting: its output is gone or damaged and must be made again."""
+        self._database.write("reopen-stage", lambda c: c.execute(
+            "UPDATE stage SET state = 'waiting', folder = NULL, result = NULL WHERE job = ? AND name = ?", (job, stage),
+        ))  # fmt: skip
+
+    # Outbox
+
+    def due_messages(self, clock: float) -> list[Message]:
+        """Notifications whose time has come, oldest first."""
+        rows = self._database.read("SELECT * FROM outbox WHERE state = 'pending' AND next_at <= ? ORDER BY id LIMIT 20", clock)
+        return [Message(row["id"], row["job"], row["kind"], row["title"], row["body"], row["attempts"]) for row in rows]
+
+    def pending_messages(self) -> int:
+        """How many notifications wait."""
+        return int(self._database.read("SELECT count(*) FROM outbox WHERE state = 'pending'")[0][0])
+
+    def delivered(self, message: int) -> None:
+        """A notification has arrived."""
+        self._database.write("delivered", lambda c: c.execute(
+            "UPDATE outbox SET state = 'delivered', delivered = ?, attempts = attempts + 1 WHERE id = ?", (now(), message),
+        ))  # fmt: skip
+
+    def undelivered(self, message: int, error: str, next_at: float | None) -> None:
+        """A delivery failed; try again at `next_at`, or give up where it is None."""
+        self._database.write("undelivered", lambda c: c.execute(
+            "UPDATE outbox SET state = ?, attempts = attempts + 1, last_error = ?, next_at = ? WHERE id = ?",
+            ("pending" if next_at is not None else "abandoned", error[:500], next_at or 0, message),
+        ))  # fmt: skip
+
+
+def _remember(c: sqlite3.Connection, path: str, fingerprint: str, verdict: str, job: str | None) -> None:
+    c.execute(
+        "INSERT INTO seen (path, fingerprint, verdict, job, at) VALUES (?,?,?,?,?)"
+        " ON CONFLICT (path) DO UPDATE SET"
+        " fingerprint = excluded.fingerprint, verdict = excluded.verdict, job = excluded.job, at = excluded.at",
+        (path, fingerprint, verdict, job, now()),
+    )
+
+
+def _end_stage(
+    c: sqlite3.Connection, job: str, stage: str, state: str, *, folder: Path | None = None, result: StageResult | None = None,
+    fault: Fault | None = None,
+) -> None:  # fmt: skip
+    c.execute(
+        "UPDATE stage SET state = ?, folder = ?, result = ?, fault = ?, retry_at = NULL WHERE job = ? AND name = ?",
+        (state, str(folder) if folder else None, result.model_dump_json() if result else None,
+         fault.model_dump_json() if fault else None, job, stage),
+    )  # fmt: skip

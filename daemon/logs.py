@@ -1,0 +1,111 @@
+"""Structured logs: JSON lines to a file and to stderr, readable colours where stderr is a terminal.
+
+structlog renders, the standard library's handlers carry, so that watchdog's and APScheduler's own messages come
+out in the same form. `ckptd logs` reads the file back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from daemon.settings import LogSettings
+
+_SHARED: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+_NOISY = ("apscheduler", "watchdog", "apprise", "urllib3", "asyncio")
+TRACEBACK_LIMIT = 6000
+"""journald splits long lines, so a traceback in a line is bounded."""
+
+
+def _bound_traceback(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    text = event.get("exception")
+    if isinstance(text, str) and len(text) > TRACEBACK_LIMIT:
+        event["exception"] = "…" + text[-TRACEBACK_LIMIT:]
+    return event
+
+
+def _formatter(renderer: Any) -> logging.Formatter:
+    tail: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if not isinstance(renderer, structlog.dev.ConsoleRenderer):
+        tail += [structlog.processors.format_exc_info, _bound_traceback]
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])
+
+
+def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> None:
+    """Send logs to `file` (JSON, rotated by size) and, unless told otherwise, to stderr."""
+    handlers: list[logging.Handler] = []
+    as_json = _formatter(structlog.processors.JSONRenderer(ensure_ascii=True))
+    if stderr:
+        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+        console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
+        handler.setFormatter(_formatter(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())) if console else as_json)
+        handlers.append(handler)
+    if file is not None:
+        rotating = logging.handlers.RotatingFileHandler(file, maxBytes=int(settings.max_size), backupCount=settings.keep, encoding="utf-8")
+        rotating.setFormatter(as_json)
+        handlers.append(rotating)
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(settings.level.upper())
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level, *_SHARED, structlog.processors.StackInfoRenderer(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )  # fmt: skip
+
+
+def follow(file: Path, *, tail: int, forever: bool) -> Iterator[dict[str, Any]]:
+    """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation."""
+    position, inode = 0, None
+    first = True
+    while True:
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            status = None
+        if status is not None:
+            if status.st_ino != inode or status.st_size < position:
+                position, inode = 0, status.st_ino
+            with open(file, encoding="utf-8", errors="replace") as stream:
+                stream.seek(position)
+                lines = stream.readlines()
+                if lines and not lines[-1].endswith("\n"):
+                    lines.pop()  # half a line: read it whole next time
+                position += sum(len(line.encode("utf-8", errors="replace")) for line in lines)
+            for line in lines[-tail:] if first else lines:
+                yield _record(line)
+            first = False
+        if not forever:
+            return
+        time.sleep(0.3)
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {"event": line.rstrip("\n")}
+    return value if isinstance(value, dict) else {"event": line.rstrip("\n")}

@@ -1,0 +1,87 @@
+"""Where the daemon keeps what: one place that knows the names below the state and the output directory."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.durable import write_atomic
+from daemon.errors import UsageError
+
+STAGING = ".staging"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Folders and files of one journal. `instance` keeps the staging of several journals with one output apart."""
+
+    state: Path
+    output: Path
+    instance: str
+
+    @property
+    def journal(self) -> Path:
+        """The SQLite file."""
+        return self.state / "journal.sqlite3"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the one daemon that may write the journal."""
+        return self.state / "lock"
+
+    @property
+    def live(self) -> Path:
+        """What only the running daemon knows (progress), for `ckptd status`; rewritten, never needed."""
+        return self.state / "live.json"
+
+    @property
+    def log(self) -> Path:
+        """The JSON-lines log."""
+        return self.state / "ckptd.log"
+
+    @property
+    def pins(self) -> Path:
+        """One folder a job with the pinned checkpoint."""
+        return self.state / "pins"
+
+    @property
+    def jobs(self) -> Path:
+        """One folder a job with a folder an attempt: job file, result, log."""
+        return self.state / "jobs"
+
+    @property
+    def cache(self) -> Path:
+        """What children may reuse."""
+        return self.state / "cache"
+
+    @property
+    def staging(self) -> Path:
+        """Unpublished output, on the output's file system."""
+        return self.output / STAGING / self.instance
+
+    def attempt(self, job: str, stage: str, number: int) -> Path:
+        """Folder of an attempt's job file, result file, log and temporary files."""
+        return self.jobs / job / f"{stage}.{number}"
+
+
+def prepare(state: Path, output: Path) -> Paths:
+    """Make the folders. Raises UsageError naming the key whose folder can't be written."""
+    for key, folder in (("state.directory", state), ("output.directory", output)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f".ckptd-write-test-{secrets.token_hex(4)}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UsageError(
+                "not-writable", f"write to {key}", error.strerror or str(error),
+                f"give this user access, or set {key} to a folder that can be written", path=folder,
+            ) from None  # fmt: skip
+    marker = state / "instance"
+    if not marker.exists():
+        write_atomic(marker, secrets.token_hex(4))
+    paths = Paths(state, output, marker.read_text().strip())
+    for folder in (paths.pins, paths.jobs, paths.cache, paths.staging):
+        folder.mkdir(parents=True, exist_ok=True)
+    return paths

@@ -1,0 +1,116 @@
+"""The journal's rows as values, and how they are read from SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from daemon.contract import CheckpointRef, StageResult, Work
+from daemon.errors import Fault
+
+ENDED_STAGE = ("succeeded", "failed", "skipped")
+ENDED_JOB = ("succeeded", "partial", "failed", "superseded")
+
+
+def now() -> str:
+    """The wall clock as ISO 8601 in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job as the journal holds it."""
+
+    id: str
+    state: str
+    checkpoint: CheckpointRef
+    work: Work
+    pin: Path
+    target: Path
+    base: Path | None
+    created: str
+    started: str | None
+    ended: str | None
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage of a job as the journal holds it."""
+
+    name: str
+    state: str
+    attempts: int
+    failures: int
+    retry_at: float | None
+    retry_delay: float | None
+    folder: Path | None
+    result: StageResult | None
+    fault: Fault | None
+
+    def due(self, clock: float) -> bool:
+        """Whether a retry need not wait any longer; a wall clock that was set back does not hold it up."""
+        if self.retry_at is None or self.retry_delay is None:
+            return True
+        return clock >= self.retry_at or self.retry_at - clock > self.retry_delay
+
+
+@dataclass(frozen=True)
+class AttemptRow:
+    """An attempt as the journal holds it."""
+
+    job: str
+    stage: str
+    number: int
+    strategy: str
+    outcome: str | None
+    folder: Path
+    staging: Path
+    estimate: int | None
+    pid: int | None
+    process_started: float | None
+    started: str
+    ended: str | None
+    fault: Fault | None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A notification that waits in the outbox."""
+
+    id: int
+    job: str
+    kind: str
+    title: str
+    body: str
+    attempts: int
+
+
+def _fault(text: str | None) -> Fault | None:
+    return Fault.model_validate_json(text) if text else None
+
+
+def job_of(row: sqlite3.Row) -> JobRow:
+    """A row of the table `job`."""
+    return JobRow(
+        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.model_validate_json(row["work"]),
+        Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
+    )  # fmt: skip
+
+
+def stage_of(row: sqlite3.Row) -> StageRow:
+    """A row of the table `stage`."""
+    return StageRow(
+        row["name"], row["state"], row["attempts"], row["failures"], row["retry_at"], row["retry_delay"],
+        Path(row["folder"]) if row["folder"] else None,
+        StageResult.model_validate_json(row["result"]) if row["result"] else None, _fault(row["fault"]),
+    )  # fmt: skip
+
+
+def attempt_of(row: sqlite3.Row) -> AttemptRow:
+    """A row of the table `attempt`."""
+    return AttemptRow(
+        row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),
+        row["estimate"], row["pid"], row["process_started"], row["started"], row["ended"], _fault(row["fault"]),
+    )  # fmt: skip

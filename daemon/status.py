@@ -1,0 +1,153 @@
+"""What is going on, for people and programs: the journal and the running daemon's live file, read from outside.
+
+Never blocks the daemon: the journal is opened read-only for the length of a few queries.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from daemon import __version__
+from daemon.contract import StageResult
+from daemon.database import reading
+from daemon.errors import Fault, UsageError
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Hold the journal's lock. Raises UsageError when another process holds it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "a+") as stream:
+        try:
+            _lock(stream.fileno())
+        except BlockingIOError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            raise UsageError(
+                "already-running", "start on this journal", f"another ckptd (pid {owner}) works with it",
+                "stop that one, or name another state.directory for this one", path=lock.parent,
+            ) from None  # fmt: skip
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield
+
+
+def _lock(descriptor: int, patience: float = 1.0) -> None:
+    """Lock, or raise BlockingIOError; `is_locked` of another process may hold the lock for an instant, a daemon holds it long."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.02)
+
+
+def is_locked(lock: Path) -> bool:
+    """Whether a daemon holds the lock now."""
+    try:
+        with open(lock) as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _live(state: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((state / "live.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _sentence(text: str | None) -> str | None:
+    return Fault.model_validate_json(text).sentence() if text else None
+
+
+def _stage(row: Any, progress: dict[str, Any]) -> dict[str, Any]:
+    live = progress if progress.get("stage") == row["name"] and row["state"] == "running" else {}
+    result = StageResult.model_validate_json(row["result"]) if row["result"] else None
+    return {
+        "name": row["name"],
+        "state": row["state"],
+        "attempts": row["attempts"],
+        "fraction": 1.0 if row["state"] == "succeeded" else live.get("fraction"),
+        "message": live.get("message"),
+        "seconds": result.seconds if result else live.get("seconds"),
+        "error": _sentence(row["fault"]),
+        "checks": {check.variant: str(check.verdict) for check in result.checks} if result else {},
+    }
+
+
+def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
+    """The daemon, its open jobs and the latest `limit` ended ones, and the outbox. Keys are stable for programs.
+
+    Raises ValueError where the journal can't be read.
+    """
+    running = is_locked(state / "lock")
+    live = _live(state) if running else {}
+    value: dict[str, Any] = {
+        "version": __version__,
+        "state_directory": str(state),
+        "daemon": {"running": running, **{key: live.get(key) for key in ("pid", "started", "healthy")}},
+        "roots": live.get("roots", []),
+        "incomplete": live.get("incomplete", []),
+        "jobs": [],
+        "counts": {},
+        "outbox": {},
+    }
+    try:
+        with reading(state / "journal.sqlite3") as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                return value
+            value["counts"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM job GROUP BY state")}
+            value["outbox"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM outbox GROUP BY state")}
+            rows = connection.execute(
+                "SELECT * FROM (SELECT * FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?)"
+                " ORDER BY created, step",
+                (limit,),
+            ).fetchall()
+            for row in rows:
+                stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],)).fetchall()
+                value["jobs"].append(_job(row, stages, live))
+    except FileNotFoundError:
+        pass
+    return value
+
+
+def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
+    progress = (live.get("progress") or {}).get(row["id"], {})
+    listed = [_stage(stage, progress) for stage in stages]
+    artifacts = {variant: verdict for stage in listed for variant, verdict in stage.pop("checks").items()}
+    errors = [stage["error"] for stage in listed if stage["state"] == "failed" and stage["error"]]
+    checkpoint = json.loads(row["checkpoint"])
+    return {
+        "id": row["id"],
+        "run": row["run"],
+        "step": row["step"],
+        "state": row["state"],
+        "created": row["created"],
+        "started": row["started"],
+        "ended": row["ended"],
+        "checkpoint": checkpoint["path"],
+        "method": checkpoint["method"],
+        "base": row["base"] or checkpoint.get("base_name"),
+        "loss": checkpoint["metadata"].get("loss"),
+        "target": row["target"] + (".failed" if row["state"] == "failed" else ""),
+        "waiting_for": (live.get("waiting") or {}).get(row["id"]),
+        "error": errors[0] if errors else None,
+        "artifacts": artifacts,
+        "stages": listed,
+    }

@@ -1,0 +1,31 @@
+"""Which stage of a job comes next, and what is said of one that can't: pure functions over the journal's rows."""
+
+from __future__ import annotations
+
+from daemon.errors import Fault
+from daemon.rows import ENDED_STAGE, StageRow
+from handlers.plan import BY_NAME, StageSpec
+
+
+def next_stage(stages: dict[str, StageRow]) -> StageSpec | None:
+    """The first stage in plan order that waits and whose predecessors have all ended; None where nothing can move."""
+    for name, stage in stages.items():
+        spec = BY_NAME[name]
+        before = [other for other in (*spec.needs, *spec.after) if other in stages]
+        if stage.state == "waiting" and all(stages[other].state in ENDED_STAGE for other in before):
+            return spec
+    return None
+
+
+def because_of(need: str, stage: StageRow, spec: StageSpec) -> Fault:
+    """Why a stage is skipped: one that it needs gave no output."""
+    cause = stage.fault.cause if stage.fault else "it was skipped"
+    remedy = stage.fault.remedy if stage.fault else f"mend the stage {need}"
+    return Fault(code="skipped", operation=f"run the stage {spec.name}", cause=f"the stage {need} gave no output: {cause}", remedy=remedy)
+
+
+def retrying(spec: StageSpec) -> Fault:
+    """What is said of a stage that waits for its next attempt."""
+    return Fault(
+        code="retry", operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
+    )

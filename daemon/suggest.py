@@ -1,0 +1,67 @@
+"""Turns what is wrong with a configuration into lines a person can act on: dotted path, cause, nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+ENV_PREFIX = "CKPTD_"
+OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT"})
+"""Variables with our prefix that are not settings."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A half-sentence that proposes the most similar known name, or lists all."""
+    names = sorted(known)
+    match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {match[0]!r}?" if match else f"the names are {', '.join(names)}"
+
+
+def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The model class at a location, or None where the location is inside a free-form value."""
+    current: Any = model
+    for part in path:
+        fields = getattr(current, "model_fields", {})
+        if part not in fields:
+            return None
+        current = fields[part].annotation
+    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line for each thing that pydantic found."""
+    lines = []
+    for item in error.errors():
+        location = item["loc"]
+        dotted = ".".join(str(part) for part in location)
+        if item["type"] == "extra_forbidden":
+            parent = _model_at(model, location[:-1])
+            hint = nearest(str(location[-1]), parent.model_fields) if parent else "remove it"
+            lines.append(f"{dotted}: is not a known key; {hint}")
+            continue
+        message = item["msg"].removeprefix("Value error, ")
+        message = message[0].lower() + message[1:]
+        lines.append(f"{dotted}: {message} (it is {item['input']!r})")
+    return lines
+
+
+def unknown_environment(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
+    """One line for each `CKPTD_…` variable that names no setting."""
+    known = {f"{ENV_PREFIX}{section}__{key}".upper() for section, field in model.model_fields.items() for key in _keys(field.annotation)}
+    known |= {f"{ENV_PREFIX}{section}".upper() for section in model.model_fields}
+    lines = []
+    for name in sorted(environment):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper in known or upper in OTHER_VARIABLES:
+            continue
+        if any(upper.startswith(f"{free}__") for free in known if "__" in free):
+            continue  # a key inside a free-form table; the table's own type checks it
+        lines.append(f"{name} (environment): names no setting; {nearest(upper, known)}")
+    return lines
+
+
+def _keys(annotation: Any) -> Iterable[str]:
+    return getattr(annotation, "model_fields", {})

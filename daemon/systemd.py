@@ -1,0 +1,30 @@
+"""The notification protocol of systemd (sd_notify(3)): ready, reloading, stopping, watchdog. Silent without systemd."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+def notify(state: str) -> bool:
+    """Send a state such as "READY=1" to the service manager; False where none listens."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
+            connection.connect(address)
+            connection.sendall(state.encode())
+    except OSError:
+        return False
+    return True
+
+
+def watchdog_seconds() -> float | None:
+    """The interval within which the service manager wants a sign of life; None where it wants none."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if not microseconds.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(microseconds) / 1e6

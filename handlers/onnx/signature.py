@@ -1,0 +1,69 @@
+"""The names of a causal language model's ONNX inputs, outputs and axes.
+
+Used by the exporters, the graph's finish and its check. Free of torch, so that light readers can use it too.
+The names are those that the ecosystem's runtimes look for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
+"""Axes: prompts, new tokens, tokens already in the cache, past + sequence."""
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """Sizes of one layer's cache: keys are (batch, heads, length, key_size), values (batch, heads, length, value_size)."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of one graph with KV cache, in order."""
+
+    layers: tuple[CacheLayer, ...]
+    position_ids: bool = True
+    """Whether the architecture takes position_ids; some derive positions from the mask alone."""
+
+    @property
+    def token_inputs(self) -> tuple[str, ...]:
+        """The inputs that are not cache."""
+        return ("input_ids", "attention_mask", *(("position_ids",) if self.position_ids else ()))
+
+    @property
+    def past(self) -> tuple[str, ...]:
+        """Names of the cache inputs: key and value of each layer in turn."""
+        return tuple(f"past_key_values.{index}.{kind}" for index in range(len(self.layers)) for kind in ("key", "value"))
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the cache outputs, in the order of `past`."""
+        return tuple(f"present.{index}.{kind}" for index in range(len(self.layers)) for kind in ("key", "value"))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All inputs."""
+        return (*self.token_inputs, *self.past)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All outputs."""
+        return ("logits", *self.present)
+
+    @property
+    def cache_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(heads, size) of each cache tensor, in the order of `past`."""
+        return tuple(pair for layer in self.layers for pair in ((layer.heads, layer.key_size), (layer.heads, layer.value_size)))
+
+    @property
+    def axes(self) -> dict[str, dict[int, str]]:
+        """Input or output → its dynamic axes by position."""
+        named = {name: {0: BATCH, 1: SEQUENCE} for name in (*self.token_inputs, "logits")}
+        named["attention_mask"] = {0: BATCH, 1: TOTAL}
+        named.update({name: {0: BATCH, 2: PAST} for name in self.past})
+        named.update({name: {0: BATCH, 2: TOTAL} for name in self.present})
+        return named

@@ -1,0 +1,222 @@
+"""From the journal's facts to the report. Called by `handlers.report.stage`.
+
+Every figure may be missing: the report also has to be written when the merge failed and nothing exists. It reads
+facts and the machine, never the artifacts themselves.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from daemon import __version__, verdicts
+from daemon.contract import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
+from daemon.errors import Fault, Permanent
+from handlers.report import machine, verdict
+from handlers.report.gaps import not_verified
+from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Report, Stage, Warned
+from handlers.report.safe import clean
+
+
+def build(context: StageContext, now: datetime | None = None) -> Report:
+    """The report of the job that `context.facts` describes, finished at `now` (default: the present).
+
+    Raises Permanent when the job file holds no facts.
+    """
+    facts = context.facts
+    if facts is None:
+        raise Permanent(
+            "no-job-facts", "write the report", "the job file says nothing about the job's stages",
+            "let the daemon start the report stage, which then gives it the journal's facts",
+        )  # fmt: skip
+    moment = now or datetime.now(UTC)
+    checks = verdicts.judge(facts)
+    status = verdicts.status_of(verdicts.asked_variants(facts), checks)
+    faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != context.stage]
+    base = _base(facts, context.base)
+    report = Report.model_construct(
+        export_id=facts.export_id,
+        status=status,
+        verdict=verdict.verdict_line(status, checks, faults),
+        created=facts.created,
+        started=facts.started,
+        finished=moment.isoformat(timespec="seconds"),
+        wall_seconds=_between(facts.started or facts.created, moment.isoformat()),
+        checkpoint=_checkpoint(facts.checkpoint),
+        base=base,
+        variants=verdicts.asked_variants(facts),
+        configuration=facts.work.model_dump(),
+        versions=_versions(facts),
+        machine=machine.describe(),
+        reference=_figure(facts, "validate", "reference", dict) or {},
+        stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
+        artifacts=tuple(_artifact(check, facts, base.size_bytes) for check in checks),
+        failures=_failures(facts, checks, faults),
+        not_verified=not_verified(facts, checks),
+        warnings=_warnings(facts),
+    )
+    notes: list[str] = []
+    plain = clean(report.model_dump(warnings=False), notes)
+    plain["warnings"] += [{"source": "report", "text": note} for note in notes]
+    return Report.model_validate(plain)
+
+
+def _figure(facts: JobFacts, stage: str, name: str, kind: type | tuple[type, ...]) -> Any:
+    """A figure of a stage's result; None when it is missing or of another type."""
+    for entry in facts.stages:
+        if entry.name == stage and entry.result is not None:
+            value = entry.result.figures.get(name)
+            return value if isinstance(value, kind) and not isinstance(value, bool) else None
+    return None
+
+
+def _checkpoint(reference: CheckpointRef) -> Checkpoint:
+    named = reference.model_dump(exclude={"base_name", "base_revision"})
+    return Checkpoint(**named, identity=reference.identity)
+
+
+def _base(facts: JobFacts, folder: str | None) -> Base:
+    return Base(
+        name=facts.checkpoint.base_name,
+        revision=facts.checkpoint.base_revision,
+        folder=facts.base or folder,
+        digest=_figure(facts, "merge", "base_digest", str),
+        size_bytes=_figure(facts, "merge", "base_bytes", int),
+        parameters=_figure(facts, "merge", "parameters", int),
+        dtype=_figure(facts, "merge", "base_dtype", str),
+    )
+
+
+def _versions(facts: JobFacts) -> dict[str, str]:
+    """Versions that the stages loaded; a library of which two versions took part shows both."""
+    found: dict[str, list[str]] = {"ckptd": [__version__]}
+    for stage in facts.stages:
+        for name, version in (stage.result.versions if stage.result else {}).items():
+            if version not in found.setdefault(name, []):
+                found[name].append(version)
+    return {name: " and ".join(versions) for name, versions in sorted(found.items())}
+
+
+def _belongs(stage: StageFacts, context: StageContext) -> bool:
+    """The report's own stage belongs to the report only when earlier attempts of it have ended."""
+    return stage.name != context.stage or any(attempt.ended for attempt in stage.attempts)
+
+
+def _stage(stage: StageFacts, context: StageContext) -> Stage:
+    own = stage.name == context.stage
+    result = stage.result
+    estimates = [attempt.estimate for attempt in stage.attempts if attempt.estimate is not None]
+    return Stage(
+        name=stage.name,
+        state=stage.state,
+        seconds=result.seconds if result else None,
+        peak_rss_bytes=(result.peak_rss or None) if result else None,
+        estimated_bytes=estimates[-1] if estimates else None,
+        strategy=result.strategy if result else None,
+        attempts=tuple(_attempt(attempt) for attempt in stage.attempts if attempt.ended or not own),
+        fallbacks=result.fallbacks if result else (),
+        warnings=result.warnings if result else (),
+        fault=verdicts.fault_of(stage),
+        figures=result.figures if result else {},
+    )
+
+
+def _attempt(attempt: AttemptFacts) -> Attempt:
+    return Attempt(
+        number=attempt.number,
+        strategy=attempt.strategy,
+        outcome=attempt.outcome,
+        started=attempt.started,
+        ended=attempt.ended,
+        seconds=_between(attempt.started, attempt.ended),
+        log=attempt.log,
+        fault=attempt.fault,
+    )
+
+
+def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:
+    stage = next((stage for stage in facts.stages if stage.name == check.variant), None)
+    made = verdicts.was_made(stage)
+    published = made and check.verdict is not Verdict.FAILED
+    size = stage.result.size if made and stage and stage.result else None
+    limits = facts.work.validation.thresholds.get(check.variant)
+    return Artifact(
+        variant=check.variant,
+        verdict=check.verdict,
+        published=published,
+        reasons=check.reasons,
+        remedy=check.remedy,
+        folder=check.variant if published else None,
+        files=stage.result.files if made and stage and stage.result else (),
+        size_bytes=size,
+        size_ratio=round(size / base_bytes, 4) if size is not None and base_bytes else None,
+        limits=limits.model_dump() if limits else {},
+        figures=check.figures,
+    )
+
+
+def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[tuple[str, Fault]]) -> tuple[Failure, ...]:
+    """Stages that failed, in plan order, then artifacts that were made and found wrong, then those lost without a fault."""
+    logs = {stage.name: next((attempt.log for attempt in reversed(stage.attempts) if attempt.log), None) for stage in facts.stages}
+    stages = {stage.name: stage for stage in facts.stages}
+    made = {name for name, stage in stages.items() if verdicts.was_made(stage)}
+    entries = [
+        Failure(
+            source=name,
+            variant=None,
+            sentence=_what_failed(fault),
+            remedy=fault.remedy,
+            code=fault.code,
+            log=logs[name],
+            details=fault.details,
+        )
+        for name, fault in faults
+    ]
+    for check in checks:
+        if check.verdict is not Verdict.FAILED or (check.variant not in made and verdicts.culprit(check.variant, stages)):
+            continue
+        wrong = check.variant in made
+        said = "was made and is not published" if wrong else "is missing"
+        reasons = "; ".join(reason.rstrip(".") for reason in check.reasons) or "validation gave no reason"
+        source, code = ("validate", "artifact-rejected") if wrong else (check.variant, "artifact-missing")
+        entries.append(
+            Failure(
+                source=source,
+                variant=check.variant,
+                sentence=f"The artifact {check.variant} {said}: {reasons}.",
+                remedy=check.remedy or verdicts.GENERAL_REMEDY,
+                code=code,
+                log=logs.get(source),
+                details=None,
+            )
+        )
+    return tuple(entries)
+
+
+def _what_failed(fault: Fault) -> str:
+    """The fault's sentence without the remedy, which stands beside it."""
+    where = f" ({fault.path})" if fault.path else ""
+    return f"Could not {fault.operation}{where}: {fault.cause}."
+
+
+def _warnings(facts: JobFacts) -> tuple[Warned, ...]:
+    found = [Warned(source="job", text=text) for text in facts.warnings]
+    for stage in facts.stages:
+        found += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]
+    return tuple(found)
+
+
+def _between(start: str | None, end: str | None) -> float | None:
+    """Seconds between two ISO times; None when one is missing, unreadable, or the clock ran backwards."""
+    try:
+        if start is None or end is None:
+            return None
+        seconds = (_moment(end) - _moment(start)).total_seconds()
+    except ValueError:
+        return None
+    return round(seconds, 3) if seconds >= 0 else None
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

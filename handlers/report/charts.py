@@ -1,0 +1,238 @@
+"""Geometry of the report's charts: where each mark stands, as shares of the width in percent.
+
+Pure; called by `handlers.report.html`, drawn by charts.html. Positions are percentages and text sizes are pixels, so
+that a chart is as readable on a telephone as on a wide screen. A chart without figures is None or empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from handlers.report import units
+from handlers.report.model import Artifact, Attempt, Report
+
+ROOM = 96.0
+"""Percent of the width that the largest value takes."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A labelled bar; `beside` is a second, thinner one to compare it with."""
+
+    label: str
+    text: str
+    width: float
+    kind: str
+    beside: float | None = None
+    beside_text: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One measure of an artifact on the scale of distances from the limit."""
+
+    measure: str
+    shape: str
+    text: str
+    position: float
+    over: bool
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """One artifact on that scale."""
+
+    label: str
+    text: str
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One attempt in the timeline."""
+
+    start: float
+    width: float
+    outcome: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TimelineRow:
+    """One stage in the timeline."""
+
+    label: str
+    text: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All stages over the export's wall time; `ticks` are (percent, text)."""
+
+    rows: tuple[TimelineRow, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The training loss, `points` in an SVG of 100 × 100 with the origin at the top left."""
+
+    points: str
+    low: str
+    high: str
+    first: str
+    last: str
+    text: str
+
+
+def size_bars(report: Report) -> tuple[Bar, ...]:
+    """Bytes of the base's stored weights and of each artifact's files."""
+    rows: list[tuple[str, int, str, str]] = []
+    if report.base.size_bytes:
+        rows.append((f"base weights{f', {report.base.dtype}' if report.base.dtype else ''}", report.base.size_bytes, "reference", ""))
+    for artifact in report.artifacts:
+        if artifact.size_bytes is not None:
+            ratio = f" · {units.times(artifact.size_ratio)} base" if artifact.size_ratio is not None else ""
+            rows.append((artifact.variant, artifact.size_bytes, artifact.verdict.value, ratio))
+    largest = max((row[1] for row in rows), default=0)
+    return tuple(Bar(label, units.size(value) + more, _share(value, largest), kind) for label, value, kind, more in rows)
+
+
+def speed_bars(report: Report) -> tuple[Bar, ...]:
+    """Decoded tokens a second of each artifact, beside PyTorch's in the same turns."""
+    rows: list[tuple[Artifact, float, float | None]] = []
+    for artifact in report.artifacts:
+        own, peer = artifact.figures.get("tokens_per_second"), artifact.figures.get("pytorch_tokens_per_second")
+        if units.is_number(own):
+            rows.append((artifact, float(own), float(peer) if units.is_number(peer) else None))
+    largest = max((value for _, own, peer in rows for value in (own, peer or 0)), default=0)
+    return tuple(
+        Bar(
+            label=artifact.variant,
+            text=f"{units.number(own)} tokens/s{_over(artifact, own, peer)}",
+            width=_share(own, largest),
+            kind=artifact.verdict.value,
+            beside=None if peer is None else _share(peer, largest),
+            beside_text="" if peer is None else f"PyTorch {units.number(peer)} tokens/s",
+        )
+        for artifact, own, peer in rows
+    )
+
+
+DECADES = (-6, 2)
+"""Powers of ten of measured / limit that the scale of distances spans; what lies beyond stands at its ends."""
+
+
+def limit_rows(report: Report) -> tuple[LimitRow, ...]:
+    """For each artifact, how far its divergence, error and disagreement are from their limits, logarithmically."""
+    return tuple(row for artifact in report.artifacts if (row := _limit_row(artifact)).marks)
+
+
+def limit_position(ratio: float) -> float:
+    """Percent of the width at which measured / limit = `ratio` stands; zero stands at the left end."""
+    low, high = DECADES
+    decade = low if ratio <= 0 else min(max(math.log10(ratio), low), high)
+    return round(100 * (decade - low) / (high - low), 2)
+
+
+def timeline(report: Report) -> Timeline | None:
+    """Stages and attempts from the first start to the report; None when no attempt has started."""
+    end = _seconds(report.finished)
+    starts = [start for stage in report.stages for attempt in stage.attempts if (start := _seconds(attempt.started)) is not None]
+    if end is None or not starts:
+        return None
+    begin = min(starts)
+    total = max(end - begin, 0.001)
+    rows = []
+    for stage in report.stages:
+        spans = tuple(span for attempt in stage.attempts if (span := _span(attempt, begin, end, total)))
+        if spans:
+            attempts = f" in {len(spans)} attempts" if len(spans) > 1 else ""
+            spent = sum(attempt.seconds or 0 for attempt in stage.attempts)
+            rows.append(TimelineRow(stage.name, f"{units.duration(spent)}{attempts}", spans))
+    ticks = tuple((share * 100, units.duration(total * share) if share else "0") for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+    return Timeline(tuple(rows), ticks)
+
+
+def loss_curve(report: Report) -> Curve | None:
+    """The training loss by step; None with fewer than two points."""
+    history = report.checkpoint.metadata.get("loss_history")
+    points = sorted(_pairs(history if isinstance(history, list) else ()))
+    if len(points) < 2:
+        return None
+    steps, losses = [step for step, _ in points], [loss for _, loss in points]
+    low, high = min(losses), max(losses)
+    width, height = (steps[-1] - steps[0]) or 1.0, (high - low) or 1.0
+    placed = [(round(100 * (step - steps[0]) / width, 2), round(100 * (high - loss) / height, 2)) for step, loss in points]
+    return Curve(
+        points=" ".join(f"{x},{y}" for x, y in placed),
+        low=units.number(low),
+        high=units.number(high),
+        first=f"step {units.number(int(steps[0]))}",
+        last=f"step {units.number(int(steps[-1]))}",
+        text=f"Training loss from {units.number(losses[0])} to {units.number(losses[-1])} over {len(points)} logged points",
+    )
+
+
+def _share(value: float, largest: float) -> float:
+    return round(ROOM * value / largest, 2) if largest > 0 else 0.0
+
+
+def _over(artifact: Artifact, own: float, peer: float | None) -> str:
+    """Speed over PyTorch as validation gives it (the median over turns), so that the chart says what the table says."""
+    ratio = artifact.figures.get("speed_over_pytorch")
+    if not units.is_number(ratio):
+        ratio = own / peer if peer else None
+    return f" · {units.times(ratio)} PyTorch" if ratio is not None else ""
+
+
+def _limit_row(artifact: Artifact) -> LimitRow:
+    figures, limits = artifact.figures, artifact.limits
+    agreement, least = figures.get("agreement"), limits.get("agreement")
+    pairs = [
+        ("error", "circle", "largest error", figures.get("error_max"), limits.get("error")),
+        ("kl", "square", "KL divergence", figures.get("kl"), limits.get("kl")),
+        (
+            "agreement", "diamond", "disagreement",
+            1 - agreement if units.is_number(agreement) else None, 1 - least if units.is_number(least) else None,
+        ),
+    ]  # fmt: skip
+    marks = []
+    for measure, shape, name, value, limit in pairs:
+        if units.is_number(value) and units.is_number(limit):
+            ratio = value / limit if limit else (math.inf if value else 0.0)
+            text = f"{artifact.variant}: {name} {units.number(value)}, limit {units.number(limit)}"
+            marks.append(Mark(measure, shape, text, limit_position(ratio), ratio > 1))
+    over = sum(mark.over for mark in marks)
+    return LimitRow(artifact.variant, f"{over} over the limit" if over else "within the limits", tuple(marks))
+
+
+def _span(attempt: Attempt, begin: float, end: float, total: float) -> Span | None:
+    start = _seconds(attempt.started)
+    if start is None:
+        return None
+    stop = _seconds(attempt.ended)
+    stop = end if stop is None else stop
+    left = min(max(100 * (start - begin) / total, 0), 99.4)
+    width = min(max(100 * (stop - start) / total, 0.6), 100 - left)
+    outcome = attempt.outcome or "running"
+    text = f"attempt {attempt.number} ({attempt.strategy}): {outcome}, {units.duration(stop - start)}"
+    return Span(round(left, 2), round(width, 2), outcome, text)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        moment = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+    return None if moment is None else (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _pairs(history: Iterable[object]) -> Iterable[tuple[float, float]]:
+    for item in history:
+        if isinstance(item, list | tuple) and len(item) == 2 and all(units.is_number(part) for part in item):
+            yield float(item[0]), float(item[1])

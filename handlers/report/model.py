@@ -1,0 +1,252 @@
+"""The report as data: what `report.json` holds, version 1 of its schema.
+
+Built by `handlers.report.build`, shown by `handlers.report.html` and `handlers.report.readme`; programs that read
+`report.json` find the same words in docs/report.schema.json. Sizes are bytes, times are seconds, wall-clock times
+are ISO 8601 in UTC. Fields may be added within a version; none is renamed, removed or given another meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from daemon.contract import Fallback, FileEntry, Verdict
+from daemon.errors import Fault
+
+Status = Literal["succeeded", "partial", "failed"]
+"""How an export ended as a whole; `handlers.report.verdict.status_of` holds the rule."""
+
+
+class Part(BaseModel):
+    """Base of the report's parts: immutable, documented by its attributes' docstrings."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Checkpoint(Part):
+    """The checkpoint that was exported."""
+
+    root: str
+    """Watched directory below which it was found."""
+    run: str
+    """Training run, as a path relative to the root."""
+    step: int
+    """Optimizer step of the checkpoint."""
+    path: str
+    """Folder in which training wrote it; rotation may have removed it since."""
+    layout: str
+    """Rule by which it was recognized, for example `trainer-adapter`."""
+    digest: str
+    """SHA-256, in hex, over the names and contents of the files that the export read."""
+    identity: str
+    """SHA-256, in hex, of root, run, step and digest: what makes this checkpoint this one."""
+    method: str
+    """PEFT method as adapter_config.json names it, or `full` for a full fine-tune."""
+    metadata: dict[str, Any]
+    """What training knew (epoch, loss, best metric, rank…); `loss_history` is a list of [step, loss]."""
+
+
+class Base(Part):
+    """The base model that the adapter was fused with; every field is null when it is not known."""
+
+    name: str | None
+    """Name that the adapter's configuration gives."""
+    revision: str | None
+    """Revision that the adapter's configuration gives."""
+    folder: str | None
+    """Folder from which it was read; null for a full fine-tune."""
+    digest: str | None
+    """Digest of the base's weights, in hex."""
+    size_bytes: int | None
+    """Bytes of the base's stored weights: the size before, to which `size_ratio` refers."""
+    parameters: int | None
+    """Number of parameters."""
+    dtype: str | None
+    """Data type in which the weights are stored."""
+
+
+class Machine(Part):
+    """The machine on which the export ran; null where the system does not say."""
+
+    cpu: str | None
+    """Model name of the processor."""
+    logical_cores: int | None
+    """Hardware threads."""
+    physical_cores: int | None
+    """Cores."""
+    memory_bytes: int
+    """Memory of the whole machine."""
+    kernel: str
+    """Operating system's kernel and release."""
+    architecture: str
+    """Instruction set, for example `x86_64`."""
+    python: str
+    """Version of the Python interpreter."""
+
+
+class Attempt(Part):
+    """One child process that ran a stage."""
+
+    number: int
+    """Counted from 1 within the stage."""
+    strategy: str
+    """Way in which it was tried."""
+    outcome: str | None
+    """`succeeded`, `retryable`, `permanent` or `interrupted`; null when it had not ended."""
+    started: str
+    """When it was started."""
+    ended: str | None
+    """When it ended."""
+    seconds: float | None
+    """Wall time from start to end."""
+    log: str | None
+    """File that holds what it printed."""
+    fault: Fault | None
+    """What failed."""
+
+
+class Stage(Part):
+    """One stage of the export. The report's own stage is left out, since it has not ended when this is written."""
+
+    name: str
+    """Name in the plan."""
+    state: str
+    """State in the journal when the report was written."""
+    seconds: float | None
+    """Time that the last attempt took, as the child measured it."""
+    peak_rss_bytes: int | None
+    """Largest resident set of the last attempt, interpreter and libraries included."""
+    estimated_bytes: int | None
+    """Memory that was estimated before the last attempt was started."""
+    strategy: str | None
+    """Way that gave the result."""
+    attempts: tuple[Attempt, ...]
+    """All attempts, oldest first."""
+    fallbacks: tuple[Fallback, ...]
+    """Ways that were taken instead of the ones asked for."""
+    warnings: tuple[str, ...]
+    """What the stage warned of."""
+    fault: Fault | None
+    """Why it failed; null when it succeeded, even if earlier attempts failed."""
+    figures: dict[str, Any]
+    """What the stage counted and measured, the unit in each name."""
+
+
+class Artifact(Part):
+    """One variant that was asked for, whether it came into being or not."""
+
+    variant: str
+    """Model format, for example `onnx-int8`."""
+    verdict: Verdict
+    """`passed`, `failed` (also when it could not be made) or `unverified`."""
+    published: bool
+    """Whether the export's folder holds it: made, and not found wrong."""
+    reasons: tuple[str, ...]
+    """Why it failed or could not be verified; empty when it passed."""
+    remedy: str | None
+    """What to do about it."""
+    folder: str | None
+    """Folder relative to the export's; null when it is not published."""
+    files: tuple[FileEntry, ...]
+    """Files with their size in bytes and SHA-256; empty when nothing was made."""
+    size_bytes: int | None
+    """Bytes of all files: the size after; null when nothing was made."""
+    size_ratio: float | None
+    """`size_bytes` over the base's `size_bytes`."""
+    limits: dict[str, Any]
+    """What validation demanded: smallest `agreement`, largest `kl` (nats a token), largest `error` (standard deviations of the logits)."""
+    figures: dict[str, Any]
+    """What validation measured against the live model, the unit in each name; `error_max` is in standard deviations of the logits."""
+
+
+class Warned(Part):
+    """A warning, with where it comes from."""
+
+    source: str
+    """Name of the stage, or `job`, or `report`."""
+    text: str
+    """The warning."""
+
+
+class NotVerified(Part):
+    """Something that nobody checked: never to be taken for good."""
+
+    what: str
+    """What was not verified."""
+    why: str
+    """The reason."""
+
+
+class Failure(Part):
+    """Something that failed, in one sentence, with what to do about it."""
+
+    source: str
+    """Stage that failed, or `validate` for an artifact that was found wrong."""
+    variant: str | None
+    """Artifact that was found wrong; null when a stage failed."""
+    sentence: str
+    """What failed and why."""
+    remedy: str
+    """What to do about it."""
+    code: str
+    """Stable name for programs, for example `base-not-found`."""
+    log: str | None
+    """Log file of the last attempt."""
+    details: str | None
+    """Bounded traceback or end of a log."""
+
+
+class Report(Part):
+    """Report of one export of one checkpoint by ckptd."""
+
+    schema_version: Literal[1] = 1
+    """Version of this schema."""
+    export_id: str
+    """Identifier of the job, as `ckptd show` takes it."""
+    status: Status
+    """`succeeded`: every variant asked for passed; `failed`: none is published; `partial`: all between."""
+    verdict: str
+    """The status in one line for people."""
+    created: str
+    """When the checkpoint's export was queued."""
+    started: str | None
+    """When its first stage started."""
+    finished: str
+    """When this report was written."""
+    wall_seconds: float | None
+    """From `started` (or `created`) to `finished`."""
+    checkpoint: Checkpoint
+    """What was exported."""
+    base: Base
+    """What it was fused with."""
+    variants: tuple[str, ...]
+    """Variants asked for, once the quantization level is applied."""
+    configuration: dict[str, Any]
+    """Effective configuration: every setting that changes the output."""
+    versions: dict[str, str]
+    """Versions of ckptd, Python and the libraries that the stages loaded."""
+    machine: Machine
+    """Where it ran."""
+    reference: dict[str, Any]
+    """The live model that artifacts were compared with: `dtype`, `method`, `tokens_per_second`, `load_seconds`, `peak_rss_bytes`."""
+    stages: tuple[Stage, ...]
+    """Stages in the order of the plan."""
+    artifacts: tuple[Artifact, ...]
+    """One entry for each variant asked for."""
+    failures: tuple[Failure, ...]
+    """Everything that failed in the end."""
+    not_verified: tuple[NotVerified, ...]
+    """Everything that was not verified."""
+    warnings: tuple[Warned, ...] = Field(default=())
+    """All warnings."""
+
+    @property
+    def fallbacks(self) -> tuple[tuple[str, Fallback], ...]:
+        """Every fallback with the stage that took it."""
+        return tuple((stage.name, fallback) for stage in self.stages for fallback in stage.fallbacks)
+
+    @property
+    def published(self) -> tuple[Artifact, ...]:
+        """The artifacts that the export's folder holds."""
+        return tuple(artifact for artifact in self.artifacts if artifact.published)

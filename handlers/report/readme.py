@@ -1,0 +1,44 @@
+"""`README.md` of an export: what it is and how to run each artifact. Called by `handlers.report.stage`.
+
+The template is readme.md; its code blocks run as they stand from the export's folder, and the tests run them. What
+comes from outside is escaped for Markdown, or written as a Python literal inside a block.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from handlers.report import html
+from handlers.report.model import Report
+
+PROMPT = "def main():"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
+
+
+def render(report: Report) -> str:
+    """The README of a report, in GitHub's Markdown."""
+    made = html.environment()
+    made.filters.update(md=escape, literal=literal)
+    return made.get_template("readme.md").render(report=report, prompt=_prompt(report))
+
+
+def escape(value: Any) -> str:
+    """`value` as one line of Markdown text without markup, links or HTML."""
+    text = " ".join(html.shown(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", text).replace("://", ":&#47;&#47;")
+
+
+def literal(text: str) -> str:
+    """`text` as an ASCII Python literal that cannot end the code block around it."""
+    return ascii(text).replace("`", "\\x60")
+
+
+def _prompt(report: Report) -> str:
+    """The prompt of validation's own sample, so that the examples show what the report shows."""
+    for artifact in report.artifacts:
+        sample = artifact.figures.get("sample")
+        prompt = sample.get("prompt") if isinstance(sample, dict) else None
+        if isinstance(prompt, str) and prompt.strip():
+            return prompt
+    return PROMPT

@@ -1,0 +1,43 @@
+"""The report stage: `report.json`, `report.html` and `README.md` of an export, whether it went well or badly.
+
+Run by `python -m handlers` as the last stage of every job. It imports nothing heavy, reads nothing but the job file's
+facts and the machine's description, and writes three small files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from daemon.contract import StageContext
+from handlers.progress import Reporter, StageOutput
+from handlers.report import html, readme
+from handlers.report.build import build
+from handlers.report.model import Report
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Write the three files into the staging folder; give `status`, `verdict` and each artifact's verdict as figures.
+
+    Raises Permanent when the job file holds no facts, OSError when the folder cannot be written.
+    """
+    reporter.progress(0.1, "collecting what the stages said")
+    report = build(context)
+    staging = Path(context.staging)
+    (staging / "report.json").write_text(as_json(report), encoding="utf-8")
+    reporter.progress(0.5, "drawing the page")
+    (staging / "report.html").write_text(html.render(report), encoding="utf-8")
+    (staging / "README.md").write_text(readme.render(report), encoding="utf-8")
+    return StageOutput(
+        figures={
+            "status": report.status,
+            "verdict": report.verdict,
+            "artifacts": {artifact.variant: artifact.verdict.value for artifact in report.artifacts},
+        },
+        warnings=[warning.text for warning in report.warnings if warning.source == "report"],
+    )
+
+
+def as_json(report: Report) -> str:
+    """The report as strict JSON (no NaN, no Infinity) in UTF-8's characters."""
+    return json.dumps(report.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

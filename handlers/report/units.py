@@ -1,0 +1,83 @@
+"""Figures as people read them. Pure; called by the templates' filters and by `handlers.report.charts`.
+
+Every function takes None, or a value of another type than it expects, and gives "–" for it: figures may be missing.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, TypeGuard
+
+NOTHING = "–"
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether `value` can be drawn or counted with."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def size(value: Any) -> str:
+    """Bytes in decimal units, three digits: "1.20 MB"."""
+    if not is_number(value):
+        return NOTHING
+    amount, unit = float(value), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if abs(amount) < 999.5:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{int(amount)} B" if unit == "B" else f"{f'{amount:#.3g}'.rstrip('.')} {unit}"
+
+
+def duration(value: Any) -> str:
+    """Seconds as "12 ms", "3.4 s", "2 min 5 s" or "1 h 3 min"."""
+    if not is_number(value):
+        return NOTHING
+    if value < 0.9995:
+        return f"{value * 1000:.3g} ms" if value else "0 s"
+    if value < 99.5:
+        return f"{value:.3g} s"
+    minutes, seconds = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def number(value: Any) -> str:
+    """Three significant digits, thousands separated: "1.2e-5", "0.0312", "596,000,000"."""
+    if not is_number(value):
+        return NOTHING
+    if isinstance(value, int) or (abs(value) >= 1000 and float(value).is_integer()):
+        return f"{int(value):,}"
+    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def percent(value: Any) -> str:
+    """A share between 0 and 1 as "98.7 %"; only 1 itself is ever shown as "100 %"."""
+    if not is_number(value):
+        return NOTHING
+    text = f"{value * 100:.1f}".removesuffix(".0")
+    return f"{'99.9' if text == '100' and value < 1 else text} %"
+
+
+def times(value: Any) -> str:
+    """A ratio as "2.8 ×"."""
+    return f"{value:.2g} ×" if is_number(value) and value < 10 else f"{value:.0f} ×" if is_number(value) else NOTHING
+
+
+def moment(value: Any) -> str:
+    """An ISO 8601 time as "2026-11-20 10:24:12 UTC"; any other text as it is."""
+    if not isinstance(value, str):
+        return NOTHING
+    try:
+        read = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    return f"{(read if read.tzinfo else read.replace(tzinfo=UTC)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def count(amount: int, noun: str) -> str:
+    """ "1 artifact", "2 artifacts"."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"

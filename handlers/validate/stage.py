@@ -1,0 +1,230 @@
+"""The validate stage: every artifact run as a user would, and compared with the live base + adapter.
+
+Called by `handlers/__main__.py`. Each model runs in a worker process of its own, so that a crash costs one verdict
+and peak memory is that model's. The reference is fp32 (bf16 and fp16 weights are exact in it), and it is freed before
+the merged model is loaded: at most two models, merged and one artifact, are in memory at a time. This process itself
+imports numpy and nothing heavier. A reference that can't be run fails the stage; an artifact that can't, its own check.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from daemon.contract import ArtifactCheck, StageContext, Verdict
+from daemon.durable import remove_tree, write_atomic
+from daemon.errors import Permanent, Retryable
+from handlers.plan import effective_variants
+from handlers.progress import Reporter, StageOutput
+from handlers.validate import prompts, speed
+from handlers.validate.artifact import Examination, examine
+from handlers.validate.client import Worker, WorkerFailed
+from handlers.validate.engines import EXACT, VARIANT_KINDS, EngineSpec
+from handlers.validate.reference import Progress, measure
+from handlers.validate.verdict import judge, would_pass
+
+REPORT = "validation.json"
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Check every variant of the job that was made; write `validation.json` into the staging folder.
+
+    Raises Permanent or Retryable when the live model, or the prompts, can't be used.
+    """
+    export = context.work.export
+    variants = [name for name in effective_variants(export.variants, export.quantization) if name in context.inputs]
+    texts, warnings = prompts.load(context.work.validation)
+    folder = Path(context.temporary) / "validate"
+    remove_tree(folder)
+    folder.mkdir(parents=True)
+    with ExitStack() as stack:
+        validation = _Validation(context, reporter, variants, folder, stack)
+        validation.output.warnings += warnings
+        validation.measure_reference(texts)
+        validation.check_merged()
+        for variant in variants:
+            if variant != validation.merged_name:
+                validation.check(variant)
+        validation.write()
+    remove_tree(folder)
+    return validation.output
+
+
+class _Validation:
+    """One run of the stage: the workers that are alive, and what has been found out so far."""
+
+    def __init__(self, context: StageContext, reporter: Reporter, variants: list[str], folder: Path, stack: ExitStack) -> None:
+        self.context = context
+        self.output = StageOutput()
+        self.merged_name = "pytorch" if "pytorch" in context.inputs else "merge"
+        self._reporter = reporter
+        self._variants = variants
+        self._folder = folder
+        self._stack = stack
+        self._steps = 2 + len(variants)
+        self._done = 0
+        self._details: dict[str, Any] = {}
+        self._merged: Worker | None = None
+        # A full fine-tune is a transformers folder as it is, and needs no PEFT.
+        engine = "torch" if context.base is None else "live"
+        self._live = self._start("live", EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads))
+        if context.limits.threads > 1:
+            self._merged = self._start_merged()  # imports its libraries while the live model works; loads nothing yet
+
+    def measure_reference(self, texts: list[str]) -> None:
+        """Run the live model, then let it go."""
+        options, pin = self.context.work.validation, self.context.pin
+        try:
+            self.reference = measure(self._live, texts, options, self._folder, self._progress())
+            timing = speed.alone(self._live, self.reference)
+            stats = self._live.ask("stats")
+        except WorkerFailed as error:
+            kind = Retryable if error.transient else Permanent
+            raise kind(
+                error.code, "run the live model as the reference", error.cause, error.remedy, path=pin, details=error.details
+            ) from error
+        finally:
+            self._live.close()
+        method = self.context.checkpoint.method
+        self.reference.figures = {
+            "dtype": "float32",
+            "method": "full fine-tune" if self.context.base is None else f"{method} adapter applied at run time, not merged",
+            "tokens_per_second": timing["tokens_per_second"],
+            "prefill_seconds": timing["prefill_seconds"],
+            "peak_rss_bytes": stats["peak_rss_bytes"],
+            "load_seconds": stats["load_seconds"],
+            "adapter": self.reference.adapter,
+        }
+        self.output.figures["reference"] = self.reference.figures
+        self.output.figures["prompts"] = [sample.text for sample in self.reference.samples]
+        self.output.warnings += self.reference.warnings
+        self.output.fallbacks += self.reference.fallbacks
+        self._warn_of_weak_adapter()
+
+    def check_merged(self) -> None:
+        """Run the merged model in PyTorch: an artifact itself where it is published, and what ONNX is compared with."""
+        if self._merged is None:
+            self._merged = self._start_merged()
+        self._done += 1
+        published = self.merged_name in self._variants
+        try:
+            examination = self._examine(self._merged, None, tokenizer=published)
+            examination.figures |= speed.alone(self._merged, self.reference) | {"speed_over_pytorch": None}
+            examination.figures["pytorch_tokens_per_second"] = examination.figures["tokens_per_second"]
+            self._add_stats(self._merged, examination)
+        except WorkerFailed as error:
+            self._lose_merged(error)
+            if published:
+                self._add(_unrunnable(self.merged_name, error), None)
+            return
+        self.output.figures["merged"] = _finite(examination.figures)
+        if published:
+            limits = self.context.work.validation.thresholds.get(self.merged_name)
+            self._add(judge(self.merged_name, EXACT, examination, limits), examination)
+
+    def check(self, variant: str) -> None:
+        """Run one artifact in its own worker; whatever happens to it becomes its check."""
+        self._done += 1
+        kind = VARIANT_KINDS.get(variant)
+        if kind is None:
+            reason, remedy = f"no engine here can run {variant}", f"try {variant} on its own platform before it is used"
+            self._add(ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy), None)
+            return
+        spec = EngineSpec(engine=kind.engine, folder=self.context.inputs[variant], threads=self.context.limits.threads)
+        worker = self._start(variant, spec)
+        try:
+            examination = self._examine(worker, None if self._merged is None else self._folder / self.merged_name, tokenizer=True)
+            figures, lost = speed.race(worker, self._merged, self.reference)
+            examination.figures |= figures
+            self._add_stats(worker, examination)
+        except WorkerFailed as error:
+            self._add(_unrunnable(variant, error), None)
+            return
+        finally:
+            worker.close()
+        if lost is not None:
+            self._lose_merged(lost)
+        self._add(judge(variant, kind, examination, self.context.work.validation.thresholds.get(variant)), examination)
+
+    def write(self) -> None:
+        """Write validation.json: checks and figures as in the result, and a summary for each prompt."""
+        samples = self.reference.samples
+        value = {
+            "reference": self.reference.figures,
+            "logit_std": self.reference.logit_std,
+            "prompts": [{"text": s.text, "ids": s.ids, "tokens": s.tokens, "continuation": s.continuation} for s in samples],
+            "merged": self.output.figures.get("merged"),
+            "artifacts": [check.model_dump(mode="json") | self._details.get(check.variant, {}) for check in self.output.checks],
+            "warnings": self.output.warnings,
+            "fallbacks": [fallback.model_dump() for fallback in self.output.fallbacks],
+        }
+        text = json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
+        write_atomic(Path(self.context.staging, REPORT), text + "\n")
+
+    def _start(self, name: str, spec: EngineSpec) -> Worker:
+        return self._stack.enter_context(Worker(name, spec, self._folder, self.context.limits))
+
+    def _start_merged(self) -> Worker:
+        folder = self.context.inputs[self.merged_name]
+        return self._start(self.merged_name, EngineSpec(engine="torch", folder=folder, threads=self.context.limits.threads))
+
+    def _examine(self, worker: Worker, merged: Path | None, *, tokenizer: bool) -> Examination:
+        outputs = self._folder / worker.name
+        try:
+            return examine(worker, self.reference, outputs, merged, tokenizer=tokenizer, progress=self._progress())
+        finally:
+            if worker is not self._merged:
+                remove_tree(outputs)
+
+    def _add_stats(self, worker: Worker, examination: Examination) -> None:
+        stats = worker.ask("stats")
+        examination.figures |= {"load_seconds": stats["load_seconds"], "peak_rss_bytes": stats["peak_rss_bytes"]}
+
+    def _add(self, check: ArtifactCheck, examination: Examination | None) -> None:
+        self.output.checks.append(check.model_copy(update={"figures": _finite(check.figures)}))
+        if examination is not None:
+            self._details[check.variant] = {"prompts": examination.prompts}
+        if check.verdict is not Verdict.PASSED:
+            self._reporter.warn(f"{check.variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
+
+    def _lose_merged(self, error: WorkerFailed) -> None:
+        """Go on without the merged PyTorch model, and say so."""
+        assert self._merged is not None
+        self._merged.close()
+        self._merged = None
+        what = "Artifacts were compared with the live model alone and speed was not compared with PyTorch"
+        self.output.warnings.append(f"{what}, since the merged model could not be run: {error.cause}.")
+
+    def _warn_of_weak_adapter(self) -> None:
+        """Limits that the bare base meets as well can't tell a merged model from an unmerged one."""
+        adapter = self.reference.adapter
+        limits = self.context.work.validation.thresholds
+        blind = [name for name in self._variants if adapter is not None and name in limits and would_pass(adapter, limits[name])]
+        if adapter is not None and blind:
+            effect = f"divergence {adapter['kl']:.3g} nats, agreement {adapter['agreement']:.3g}"
+            self.output.warnings.append(
+                f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
+                f" {', '.join(blind)} too: for these, passing does not prove the merge."
+            )
+
+    def _progress(self) -> Progress:
+        done = self._done
+        return lambda fraction, message: self._reporter.progress((done + fraction) / self._steps, message)
+
+
+def _unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:
+    figures = {"log_end": error.details} if error.details else {}
+    reasons = (f"it could not be run: {error.cause}",)
+    return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures)
+
+
+def _finite(value: Any) -> Any:
+    """The JSON value with None for numbers that JSON doesn't have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

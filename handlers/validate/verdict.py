@@ -1,0 +1,89 @@
+"""From figures to a verdict: the limits, the reasons as sentences, and the remedy. Pure.
+
+Called by the validate stage. Self-consistency (cache, padding), the tokenizer and the export's fidelity are judged by
+limits of the variant's kind; closeness to the live model by the configured thresholds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daemon.contract import ArtifactCheck, Thresholds, Verdict
+from handlers.plan import INT8_OF
+from handlers.validate.artifact import Examination
+from handlers.validate.compare import in_deviations
+from handlers.validate.engines import Kind
+
+
+def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
+    """The check of one artifact that could be run."""
+    figures = examination.figures
+    reasons = [examination.tokenizer] if examination.tokenizer else []
+    remedies = ["give the checkpoint or the base the tokenizer that belongs to the model, then export again"] if reasons else []
+    if defects := _defects(figures, kind):
+        reasons += defects
+        remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
+    if thresholds is not None and (distances := _distances(figures, thresholds)):
+        reasons += [text for _, text in distances]
+        remedies.append(_remedy(variant, [key for key, _ in distances]))
+    if reasons:
+        return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=figures)
+    if thresholds is None:
+        reason = f"there are no thresholds for {variant}, so nothing says how far it may be from the live model"
+        remedy = f"set validate.thresholds.{variant} (agreement, kl, error)"
+        return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy, figures=figures)
+    return ArtifactCheck(variant=variant, verdict=Verdict.PASSED, figures=figures)
+
+
+def _defects(figures: dict[str, Any], kind: Kind) -> list[str]:
+    """What is wrong whatever the thresholds say."""
+    noise = kind.noise_share * figures["error_max"]
+    limits = (
+        ("cache_error_max_absolute", max(kind.cache_limit, noise), "cached decoding differs from its own single pass",
+         "the cache is broken"),
+        ("padding_error_max_absolute", max(kind.padding_limit, noise), "in a left-padded batch it differs from single runs",
+         "it does not honour the attention mask or the positions"),
+        ("merged_error_max_absolute", kind.merged_limit, "it differs from the merged PyTorch model", "the conversion changed the model"),
+    )  # fmt: skip
+    found = []
+    for name, limit, what, meaning in limits:
+        value = figures.get(name)
+        if value is None or limit is None:
+            continue
+        deviations = in_deviations(value, figures["logit_std"])
+        if not deviations <= limit:
+            found.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
+    return found
+
+
+def _distances(figures: dict[str, Any], thresholds: Thresholds) -> list[tuple[str, str]]:
+    """Threshold keys that are not met, with their sentences."""
+    found = []
+    if not figures["agreement"] >= thresholds.agreement:
+        found.append(("agreement", (
+            f"agreement {_show(figures['agreement'])} is below the limit {_show(thresholds.agreement)}: at that share of"
+            f" {figures['positions']} positions its most likely token is the live model's"
+        )))  # fmt: skip
+    if not figures["kl"] <= thresholds.kl:
+        found.append(("kl", f"the divergence of {_show(figures['kl'])} nats a token is above the limit {_show(thresholds.kl)}"))
+    if not figures["error_max"] <= thresholds.error:
+        text = f"the largest logit error, {_show(figures['error_max'])} standard deviations, is above the limit {_show(thresholds.error)}"
+        found.append(("error", text))
+    return found
+
+
+def _remedy(variant: str, keys: list[str]) -> str:
+    names = " and ".join(f"validate.thresholds.{variant}.{key}" for key in keys)
+    plain = next((name for name, quantized in INT8_OF.items() if quantized == variant), None)
+    if plain is not None:
+        return f"use the variant {plain} instead of {variant}, or loosen {names} knowingly"
+    return f"compare the merged figures in validation.json to see whether the merge or the export is off, or loosen {names} knowingly"
+
+
+def would_pass(figures: dict[str, Any], thresholds: Thresholds) -> bool:
+    """Whether figures meet the thresholds."""
+    return not _distances(figures, thresholds)
+
+
+def _show(value: float) -> str:
+    return f"{value:.3g}"

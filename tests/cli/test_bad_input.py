@@ -1,0 +1,178 @@
+"""Bad input ends in one clear sentence with the remedy, harms nothing, and has the documented exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests import models
+from tests.service import Service, listing
+
+
+def ckptd(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with a state of its own below `folder`."""
+    names = {key: value for key, value in os.environ.items() if not key.startswith(("CKPTD_", "EXPORT_"))}
+    names |= {"XDG_STATE_HOME": str(folder / "xdg"), "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "daemon", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=names,
+        timeout=240,
+        check=False,
+    )
+
+
+def export(folder: Path, checkpoint: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`ckptd export` of the pytorch variant alone, with little validation."""
+    quick = {"CKPTD_EXPORT__VARIANTS": "pytorch", "CKPTD_VALIDATE__SAMPLES": "2", "CKPTD_VALIDATE__NEW_TOKENS": "4",
+             "CKPTD_VALIDATE__SPEED_TOKENS": "0"}  # fmt: skip
+    return ckptd(folder, "export", checkpoint, "--output", folder / "out", *arguments, **{**quick, **environment})
+
+
+def one_sentence(answer: subprocess.CompletedProcess[str]) -> str:
+    """The error line on stderr; there is no traceback beside it."""
+    assert "Traceback" not in answer.stderr
+    lines = [line for line in answer.stderr.splitlines() if line.startswith("ckptd: ")]
+    assert len(lines) == 1, answer.stderr
+    assert "To mend it: " in answer.stderr
+    return lines[0]
+
+
+def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
+    answer = export(tmp_path, tmp_path / "nowhere" / "checkpoint-5")
+    assert answer.returncode == 2
+    assert "there is no such directory" in one_sentence(answer)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_directory_is_answered_with_its_newest_checkpoint(tmp_path: Path, pico_run: Path) -> None:  # R1.1
+    answer = export(tmp_path, pico_run)
+    assert answer.returncode == 2
+    assert str(pico_run / "checkpoint-4") in one_sentence(answer)
+
+
+def test_a_truncated_adapter_fails_with_figures_and_leaves_a_report(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
+    broken = tmp_path / "run" / "checkpoint-4"
+    shutil.copytree(pico_checkpoint, broken)
+    weights = broken / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    before = listing(broken)
+    answer = export(tmp_path, broken)
+    assert answer.returncode == 1
+    sentence = one_sentence(answer)
+    assert f"{weights.stat().st_size} bytes long, but its header promises {weights.stat().st_size + 100}" in sentence
+    failed = tmp_path / "out" / "run" / "step-4.failed"
+    report = json.loads((failed / "report.json").read_bytes())
+    assert report["status"] == "failed"
+    assert "truncated" in json.dumps(report["failures"])
+    assert "truncated" in (failed / "report.html").read_text()
+    assert listing(broken) == before
+    assert not (tmp_path / "out" / "run" / "latest").exists()
+
+
+def test_a_base_that_cannot_be_found_says_where_it_looked_and_which_key_maps_it(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
+    orphan = tmp_path / "run" / "checkpoint-4"
+    shutil.copytree(pico_checkpoint, orphan)
+    config = models.read_json(orphan / "adapter_config.json")
+    (orphan / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/absent-7b"}))
+    answer = export(tmp_path, orphan, CKPTD_BASE__SEARCH=str(tmp_path / "models"))
+    assert answer.returncode == 1
+    assert "acme/absent-7b" in answer.stderr
+    assert str(tmp_path / "models" / "acme" / "absent-7b") in answer.stderr
+    assert 'base.map."acme/absent-7b"' in answer.stderr
+    assert "Traceback" not in answer.stderr
+    report = json.loads((tmp_path / "out" / "run" / "step-4.failed" / "report.json").read_bytes())
+    assert any("acme/absent-7b" in failure["sentence"] for failure in report["failures"])
+
+
+def test_an_adapter_for_another_base_names_the_module_and_both_shapes(
+    tmp_path: Path, pico_checkpoint: Path, pico_base: Path
+) -> None:  # R1.5
+    foreign = tmp_path / "run" / "checkpoint-4"
+    shutil.copytree(pico_checkpoint, foreign)
+    weights = load_file(foreign / "adapter_model.safetensors")
+    wider = {name: (value.repeat(1, 2) if "lora_A" in name else value).contiguous() for name, value in weights.items()}
+    save_file(wider, foreign / "adapter_model.safetensors")
+    answer = export(tmp_path, foreign)
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    assert "q_proj" in answer.stderr or "o_proj" in answer.stderr or "down_proj" in answer.stderr or "v_proj" in answer.stderr
+    assert "64" in answer.stderr and "128" in answer.stderr
+
+
+def test_a_failed_export_never_takes_the_place_of_a_good_one(tmp_path: Path, pico_checkpoint: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    shutil.copytree(pico_checkpoint, checkpoint)
+    assert export(tmp_path, checkpoint).returncode == 0
+    good = listing(tmp_path / "out" / "run" / "step-4")
+    answer = export(tmp_path, checkpoint, "--force", CKPTD_VALIDATE__THRESHOLDS='{"pytorch": {"kl": 0.0, "error": 0.0, "agreement": 1.0}}')
+    assert answer.returncode == 1
+    assert listing(tmp_path / "out" / "run" / "step-4") == good
+    assert (tmp_path / "out" / "run" / "latest").resolve() == tmp_path / "out" / "run" / "step-4"
+    assert (tmp_path / "out" / "run" / "step-4.failed" / "report.json").is_file()
+
+
+def test_an_output_that_cannot_be_written_names_the_key(tmp_path: Path, pico_checkpoint: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    answer = ckptd(tmp_path, "export", pico_checkpoint, "--output", tmp_path / "file" / "below")
+    assert answer.returncode == 2
+    assert "output.directory" in one_sentence(answer)
+
+
+def test_output_inside_the_checkpoint_is_refused(tmp_path: Path, pico_checkpoint: Path) -> None:
+    before = listing(pico_checkpoint)
+    answer = ckptd(tmp_path, "export", pico_checkpoint, "--output", pico_checkpoint / "out")
+    assert answer.returncode == 2
+    assert "only the trainer may write" in one_sentence(answer)
+    assert listing(pico_checkpoint) == before
+
+
+def test_no_disk_space_is_temporary_and_says_how_much_is_missing(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.2
+    answer = export(tmp_path, pico_checkpoint, CKPTD_LIMITS__DISK_RESERVE="900TiB")
+    assert answer.returncode == 75
+    assert "limits.disk_reserve keeps 900.0 TiB" in one_sentence(answer)
+    assert not (tmp_path / "out" / "pico-run").exists()
+
+
+def test_too_little_memory_for_a_stage_fails_it_with_the_figures(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
+    answer = export(tmp_path, pico_checkpoint, CKPTD_LIMITS__MEMORY_FRACTION="0.001")
+    assert answer.returncode == 1
+    assert "512.0 MiB of memory" in answer.stderr and "limits.memory_fraction" in answer.stderr
+
+
+def test_a_second_daemon_on_the_same_journal_is_refused_and_the_first_goes_on(make_service: Callable[..., Service]) -> None:
+    service = make_service()
+    service.start()
+    service.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"])
+    second = ckptd(service.folder, "run", "--config", service.config)
+    assert second.returncode == 2
+    assert f"another ckptd (pid {service.process.pid})" in one_sentence(second)
+    assert service.process.poll() is None
+    assert service.stop() == 0
+
+
+def test_run_without_a_root_says_what_to_set(tmp_path: Path) -> None:  # R5.4
+    answer = ckptd(tmp_path, "run")
+    assert answer.returncode == 2
+    assert "watch.roots" in answer.stderr
+
+
+@pytest.mark.parametrize("verb", [["run"], ["check"], ["status"]])
+def test_a_wrong_configuration_is_told_in_full_before_anything_starts(tmp_path: Path, verb: list[str]) -> None:  # R5.4 R5.5
+    config = tmp_path / "config.toml"
+    config.write_text('[wach]\nx = 1\n[limits]\njobs = "many"\n[export]\nvariants = ["onx"]\n')
+    answer = ckptd(tmp_path, *verb, "--config", config)
+    assert answer.returncode == 2
+    for part in ("wach: is not a known key; did you mean 'watch'?", "limits.jobs", "did you mean 'onnx'?"):
+        assert part in answer.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml"]

@@ -1,0 +1,109 @@
+"""The verbs as a user types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from daemon import __version__
+from tests.cli.test_bad_input import ckptd, export
+from tests.service import Service
+
+HEAVY = {"torch", "transformers", "peft", "onnx", "onnxruntime", "numpy", "jinja2", "safetensors"}
+
+
+def test_help_and_the_daemon_load_nothing_heavy() -> None:
+    code = "import sys, daemon.cli, daemon.app, daemon.view; print(*sys.modules)"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert not loaded & HEAVY
+
+
+def test_help_names_every_verb(tmp_path: Path) -> None:
+    answer = ckptd(tmp_path, "--help")
+    assert answer.returncode == 0
+    for verb in ("run", "export", "status", "list", "show", "retry", "logs", "check", "formats", "demo"):
+        assert f" {verb} " in answer.stdout
+    assert ckptd(tmp_path, "--version").stdout.strip() == f"ckptd {__version__}"
+
+
+def test_export_shows_verdicts_and_does_not_repeat_a_finished_export(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.1 R6.5
+    first = export(tmp_path, pico_checkpoint)
+    assert first.returncode == 0, first.stderr
+    assert "passed" in first.stdout and "pytorch" in first.stdout
+    target = tmp_path / "out" / "pico-run" / "step-4"
+    assert str(target) in first.stdout
+    inode = target.stat().st_ino
+    again = export(tmp_path, pico_checkpoint)
+    assert again.returncode == 0
+    assert target.stat().st_ino == inode
+    assert "already" in again.stderr
+
+
+def test_export_takes_the_short_environment_names_and_answers_in_json(tmp_path: Path, pico_checkpoint: Path) -> None:  # R5.6
+    answer = ckptd(
+        tmp_path, "export", "--json", EXPORT_CHECKPOINT_PATH=str(pico_checkpoint), EXPORT_OUTPUT_DIR=str(tmp_path / "mine"),
+        EXPORT_ENABLE_ONNX="false", CKPTD_VALIDATE__SAMPLES="1", CKPTD_VALIDATE__NEW_TOKENS="4", CKPTD_VALIDATE__SPEED_TOKENS="0",
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    value = json.loads(answer.stdout)
+    assert value["artifacts"] == {"pytorch": "passed"}
+    assert value["target"] == str(tmp_path / "mine" / "pico-run" / "step-4")
+    assert value["report"]["status"] == "succeeded"
+
+
+def test_status_list_show_and_logs_tell_of_a_job(make_service: Callable[..., Service], pico_checkpoint: Path) -> None:  # R1.1 R6.1
+    service = make_service()
+    service.add(pico_checkpoint)
+    service.start()
+    (job,) = service.wait_ended()
+    config = ("--config", service.config)
+    status = json.loads(ckptd(service.folder, "status", "--json", *config).stdout)
+    assert status["daemon"]["running"] and status["daemon"]["healthy"]
+    assert status["roots"] == [{"path": str(service.root), "backend": "inotify", "exists": True}]
+    text = ckptd(service.folder, "status", *config).stdout
+    assert "running" in text and "pytorch:passed" in text and job["id"] in text
+    assert job["id"] in ckptd(service.folder, "list", *config).stdout
+    shown = ckptd(service.folder, "show", job["id"][:8], *config).stdout
+    assert "validate" in shown and job["target"] in shown
+    logs = ckptd(service.folder, "logs", *config).stdout
+    assert "checkpoint taken" in logs and "export finished" in logs
+    assert service.stop() == 0
+    records = [json.loads(line) for line in (service.state / "ckptd.log").read_text().splitlines()]
+    started = [record for record in records if record["event"] == "stage started"]
+    assert [record["stage"] for record in started] == ["merge", "pytorch", "validate", "report"]
+    assert all(
+        record["job"] == job["id"] and record["run"] == "run" and record["step"] == 4 and record["attempt"] == 1 for record in started
+    )
+    assert not json.loads(ckptd(service.folder, "status", "--json", *config).stdout)["daemon"]["running"]
+
+
+def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
+    make_service: Callable[..., Service], pico_checkpoint: Path, pico_base: Path
+) -> None:
+    service = make_service()
+    checkpoint = service.add(pico_checkpoint)
+    config = json.loads((checkpoint / "adapter_config.json").read_bytes())
+    (checkpoint / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/late"}))
+    service.start()
+    (job,) = service.wait_ended()
+    assert job["state"] == "failed" and "acme/late" in job["error"]
+    assert service.stop() == 0
+    with service.config.open("a") as stream:
+        stream.write(f'[base]\nmap = {{ "acme/late" = "{pico_base}" }}\n')
+    service.start()
+    answer = ckptd(service.folder, "retry", job["id"], "--config", service.config)
+    assert answer.returncode == 0, answer.stderr
+    service.wait_for(lambda v: v["jobs"][0]["state"] == "succeeded")
+    assert service.stop() == 0
+    assert not (service.exports / "run" / "step-4.failed").exists()
+
+
+def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  # R5.4
+    value = json.loads(ckptd(tmp_path, "formats", "--json").stdout)
+    assert all(value["variants"][name]["available"] for name in ("pytorch", "onnx", "onnx-int8"))
+    answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=str(tmp_path / "runs"))
+    assert answer.returncode == 0
+    assert "does not exist yet" in answer.stdout and "The configuration is sound" in answer.stdout

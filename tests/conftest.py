@@ -1,0 +1,50 @@
+"""Fixtures that several behaviours share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import models
+from tests.service import Service
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session")
+def pico_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a pico Qwen3 base in bf16, tokenizer and chat template included. Read only."""
+    return models.make_base(tmp_path_factory.mktemp("bases") / "pico")
+
+
+@pytest.fixture(scope="session")
+def pico_run(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a run with `checkpoint-2` and `checkpoint-4`, LoRA on four linear kinds, made by Trainer. Read only."""
+    return models.train_run(pico_base, tmp_path_factory.mktemp("runs") / "pico-run")
+
+
+@pytest.fixture(scope="session")
+def pico_checkpoint(pico_run: Path) -> Path:
+    """`checkpoint-4` of the pico run. Read only."""
+    return pico_run / "checkpoint-4"
+
+
+@pytest.fixture
+def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Makes daemons in child processes and ends whatever is left of them."""
+    made: list[Service] = []
+
+    def make(**options: Any) -> Service:
+        folder = tmp_path / f"service-{len(made)}"
+        folder.mkdir()
+        made.append(Service(folder, **options))
+        return made[-1]
+
+    yield make
+    for service in made:
+        if service.process is not None and service.process.poll() is None:
+            service.kill()

@@ -1,0 +1,229 @@
+"""What can't be merged is refused in one sentence with exact figures, and nothing is half done."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from daemon.errors import Permanent
+from handlers.merge import merge_adapter
+from tests import models
+from tests.merge import helpers
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture()
+def adapter(pico_base: Path, tmp_path: Path) -> Path:
+    return helpers.make_adapter(pico_base, tmp_path / "adapter")
+
+
+@pytest.fixture()
+def output(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def refusal(adapter: Path, base: Path, output: Path) -> tuple[str, str]:
+    """Code and sentence of the error; no thread of the merge may be left."""
+    with pytest.raises(Permanent) as caught:
+        merge_adapter(adapter, base, output)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("merge-")]
+    return caught.value.fault.code, caught.value.fault.sentence()
+
+
+def test_an_adapter_for_another_base_names_the_module_and_both_shapes(adapter: Path, tmp_path: Path, output: Path) -> None:  # R1.5
+    other = models.make_base(tmp_path / "other", hidden_size=96)
+    code, sentence = refusal(adapter, other, output)
+    assert code == "adapter-for-another-base"
+    assert "model.layers.0.mlp.down_proj is 96 × 128 in the base, but the adapter's delta is 64 × 128" in sentence
+    assert "trained on a base of another size" in sentence
+    assert list(output.iterdir()) == []
+
+
+def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter: Path, pico_base: Path, output: Path) -> None:  # R1.5
+    def rename(table: dict[str, Any]) -> None:
+        for side in "AB":
+            table[f"base_model.model.model.layers.7.self_attn.q_proj.lora_{side}.weight"] = table.pop(f"{Q_PROJ}.lora_{side}.weight")
+
+    helpers.rewrite(adapter / "adapter_model.safetensors", rename)
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "adapter-key-unmatched"
+    assert "model.layers.7.self_attn.q_proj; the nearest names there are " in sentence
+    assert "model.layers.1.self_attn.q_proj" in sentence
+    assert sentence.split("nearest names there are ")[1].split(". To mend")[0].count(", ") == 2
+
+
+def test_a_foreign_key_in_an_adapter_for_peft_is_not_dropped(pico_base: Path, tmp_path: Path, output: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "dora", use_dora=True)
+
+    def add(table: dict[str, Any]) -> None:
+        table["base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight"] = torch.zeros(4, 64)
+
+    helpers.rewrite(adapter / "adapter_model.safetensors", add)
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "adapter-key-unmatched"
+    assert "model.layers.0.self_attn.x_proj" in sentence
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["streaming", "peft"])
+def test_a_target_without_adapter_weights_is_an_error(pico_base: Path, tmp_path: Path, output: Path, dora: bool) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=dora)
+
+    def drop(table: dict[str, Any]) -> None:
+        for key in [key for key in table if key.startswith(Q_PROJ)]:
+            del table[key]
+
+    helpers.rewrite(adapter / "adapter_model.safetensors", drop)
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "base-weight-unchanged"
+    assert "layers.0.self_attn.q_proj" in sentence
+
+
+def test_layers_left_out_on_purpose_are_no_error(pico_base: Path, tmp_path: Path, output: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", layers_to_transform=[1])
+    assert merge_adapter(adapter, pico_base, output).changed_modules == 7
+
+
+def test_half_a_pair_is_refused(adapter: Path, pico_base: Path, output: Path) -> None:
+    helpers.rewrite(adapter / "adapter_model.safetensors", lambda table: table.pop(f"{Q_PROJ}.lora_B.weight"))
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "half-a-pair"
+    assert "model.layers.0.self_attn.q_proj has lora_A but not its counterpart" in sentence
+
+
+def test_weights_of_another_rank_than_the_configuration_are_refused(adapter: Path, pico_base: Path, output: Path) -> None:
+    helpers.edit_config(adapter, r=8)
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "rank-mismatch"
+    assert "has rank 4 (lora_A) and 4 (lora_B) in the weights, but 8 by adapter_config.json" in sentence
+
+
+@pytest.mark.parametrize("which", ["adapter", "base"])
+def test_truncated_safetensors_are_refused_with_both_sizes(
+    adapter: Path, pico_base: Path, tmp_path: Path, output: Path, which: str
+) -> None:  # R1.5
+    base = shutil.copytree(pico_base, tmp_path / "base")
+    path = adapter / "adapter_model.safetensors" if which == "adapter" else base / "model.safetensors"
+    size = path.stat().st_size
+    os.truncate(path, size - 100)
+    code, sentence = refusal(adapter, base, output)
+    assert code == "truncated-weights"
+    assert f"the file has {size - 100:,} bytes, its header describes {size:,}" in sentence
+    assert str(path) in sentence
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ({"alora_invocation_tokens": [1, 2]}, "aLoRA"),
+        ({"arrow_config": {"top_k": 3}}, "Arrow"),
+        ({"use_qalora": True}, "QALoRA"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "replication"),
+    ],
+)
+def test_adapters_that_merged_weights_cannot_express_are_refused(
+    adapter: Path, pico_base: Path, output: Path, setting: dict[str, Any], word: str
+) -> None:
+    helpers.edit_config(adapter, **setting)
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "adapter-not-mergeable"
+    assert word in sentence
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+def test_a_base_quantized_for_good_is_refused(adapter: Path, pico_base: Path, tmp_path: Path, output: Path, method: str) -> None:
+    base = shutil.copytree(pico_base, tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+    code, sentence = refusal(adapter, base, output)
+    assert code == "quantized-base"
+    assert f"quantized with {method}" in sentence
+
+
+def test_prompt_learning_has_nothing_to_merge(pico_base: Path, tmp_path: Path, output: Path) -> None:
+    from peft import PromptTuningConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(pico_base, dtype=torch.float32)
+    get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)).save_pretrained(tmp_path / "prompt")
+    code, sentence = refusal(tmp_path / "prompt", pico_base, output)
+    assert code == "adapter-not-mergeable"
+    assert "PROMPT_TUNING changes the inputs" in sentence
+
+
+def test_pickled_code_is_not_executed(adapter: Path, pico_base: Path, tmp_path: Path, output: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (os.mkdir, (str(tmp_path / "exploded"),))
+
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save({"x": Bomb()}, adapter / "adapter_model.bin")
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "unsafe-pickle"
+    assert "pickled code is never executed" in sentence
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(("which", "words"), [("adapter", "the adapter's own weights"), ("base", "the base's own weights")])
+def test_values_that_are_not_finite_name_their_module_and_their_source(
+    adapter: Path, pico_base: Path, tmp_path: Path, output: Path, which: str, words: str
+) -> None:
+    base = shutil.copytree(pico_base, tmp_path / "base")
+    if which == "adapter":
+        helpers.rewrite(adapter / "adapter_model.safetensors", lambda table: table[f"{Q_PROJ}.lora_B.weight"].fill_(float("nan")))
+    else:
+        helpers.rewrite(base / "model.safetensors", lambda table: table["model.layers.0.self_attn.q_proj.weight"][3].fill_(float("inf")))
+    code, sentence = refusal(adapter, base, output)
+    assert code == "non-finite-weights"
+    assert "merge model.layers.0.self_attn.q_proj" in sentence
+    assert words in sentence
+
+
+def test_a_sum_that_float16_cannot_hold_is_an_error(tmp_path: Path, output: Path) -> None:
+    base = models.make_base(tmp_path / "base", dtype="float16")
+    adapter = helpers.make_adapter(base, tmp_path / "adapter")
+    helpers.rewrite(adapter / "adapter_model.safetensors", lambda table: table[f"{Q_PROJ}.lora_B.weight"].mul_(1e7))
+    code, sentence = refusal(adapter, base, output)
+    assert code == "non-finite-weights"
+    assert "float16 ends at 6.55e+04" in sentence
+
+
+def test_a_writer_that_fails_ends_the_merge_with_its_own_error(
+    adapter: Path, pico_base: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        merge_adapter(adapter, pico_base, output)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("merge-")]
+
+
+def test_a_base_that_shrinks_while_it_is_read_ends_the_merge(
+    adapter: Path, pico_base: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    monkeypatch.setattr("handlers.merge.adapter.os.preadv", lambda *_: 0)
+    code, sentence = refusal(adapter, pico_base, output)
+    assert code == "truncated-weights"
+    assert "the file ends at byte" in sentence
+
+
+def test_an_architecture_that_transformers_does_not_know_is_named(pico_base: Path, tmp_path: Path, output: Path) -> None:  # R1.5
+    base = shutil.copytree(pico_base, tmp_path / "base")
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen99ForCausalLM"]}))
+    code, sentence = refusal(adapter, base, output)
+    assert code == "unknown-architecture"
+    assert "Qwen99ForCausalLM" in sentence

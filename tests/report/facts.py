@@ -1,0 +1,187 @@
+"""Journal facts of exports that went well or badly, made of the contract's own types."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from daemon.contract import (
+    ArtifactCheck,
+    AttemptFacts,
+    CheckpointRef,
+    ExportOptions,
+    Fallback,
+    FileEntry,
+    JobFacts,
+    Outcome,
+    StageContext,
+    StageFacts,
+    StageResult,
+    ValidateOptions,
+    Verdict,
+    Work,
+)
+from daemon.errors import Fault
+
+BEGIN = datetime.fromisoformat("2026-11-20T10:00:00+00:00")
+BASE_BYTES = 1_192_099_840
+OUT_OF_MEMORY = Fault(
+    code="out-of-memory", operation="quantize the graph", cause="the kernel ended the child at 6.1 GB",
+    remedy="raise limits.memory_fraction or leave onnx-int8 out",
+)  # fmt: skip
+BASE_MISSING = Fault(
+    code="base-not-found", operation="merge the adapter", path="/models/Qwen3-0.6B", cause="the folder holds no config.json",
+    remedy="point the configuration at a folder that holds the base model", details="Traceback (most recent call last):\n  …",
+)  # fmt: skip
+REJECTION_REASON = "agreement 0.71 is below 0.85"
+REJECTION_REMEDY = "use the variant onnx instead, or loosen validate.thresholds.onnx-int8.agreement knowingly"
+
+
+def at(seconds: float) -> str:
+    return (BEGIN + timedelta(seconds=seconds)).isoformat()
+
+
+def files(*sizes: int) -> tuple[FileEntry, ...]:
+    names = ("model.safetensors", "tokenizer.json", "config.json")
+    return tuple(FileEntry(path=name, size=size, sha256=f"{size:064x}") for name, size in zip(names, sizes, strict=False))
+
+
+def done(name: str, start: float, seconds: float, *, sizes: tuple[int, ...] = (), earlier: tuple[AttemptFacts, ...] = (), **result: Any):
+    attempt = AttemptFacts(
+        number=len(earlier) + 1, strategy="default", outcome="succeeded", started=at(start), ended=at(start + seconds),
+        log=f"/var/log/ckptd/{name}.log", estimate=2_100_000_000,
+    )  # fmt: skip
+    made = StageResult(
+        outcome=Outcome.SUCCEEDED, files=files(*sizes), seconds=seconds, peak_rss=1_600_000_000,
+        versions={"python": "3.11.2", "torch": "2.13.0"}, **result,
+    )  # fmt: skip
+    return StageFacts(name=name, state="succeeded", attempts=(*earlier, attempt), result=made)
+
+
+def lost(name: str, fault: Fault | None, *, state: str = "failed", start: float | None = 5.0, outcome: str = "permanent") -> StageFacts:
+    attempts = ()
+    if start is not None:
+        attempts = (
+            AttemptFacts(
+                number=1,
+                strategy="default",
+                outcome=outcome,
+                started=at(start),
+                ended=at(start + 2),
+                log=f"/var/log/ckptd/{name}.log",
+                fault=fault,
+            ),
+        )
+    return StageFacts(name=name, state=state, attempts=attempts, fault=fault)
+
+
+def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> ArtifactCheck:
+    ratio = {"pytorch": 1.0, "onnx": 2.6, "onnx-int8": 4.8}.get(variant, 1.0)
+    typical: dict[str, Any] = {
+        "agreement": 1.0, "kl": 2.4e-7, "error_max": 3.1e-4, "error_max_absolute": 4e-4, "logit_std": 1.3, "positions": 311,
+        "greedy_identical": 6, "greedy_prompts": 6, "tokens_per_second": 6.5 * ratio, "pytorch_tokens_per_second": 6.5,
+        "speed_over_pytorch": ratio, "peak_rss_bytes": 1_450_000_000, "load_seconds": 1.2, "prefill_seconds": 0.61,
+        "sample": {"prompt": "def add(a, b):", "reference": "\n    return a + b\n", "text": "\n    return a + b\n"},
+    }  # fmt: skip
+    if variant.startswith("onnx"):
+        typical |= {"cache_error_max_absolute": 2e-5, "padding_error_max_absolute": 1e-5, "merged_error_max_absolute": 1e-5}
+    rejected = verdict is Verdict.FAILED
+    return ArtifactCheck(
+        variant=variant, verdict=verdict, reasons=(REJECTION_REASON,) if rejected else (), remedy=REJECTION_REMEDY if rejected else None,
+        figures=typical | figures,
+    )  # fmt: skip
+
+
+REFERENCE: dict[str, Any] = {
+    "adapter": {"agreement": 0.579, "kl": 0.0837}, "dtype": "float32", "tokens_per_second": 6.5, "peak_rss_bytes": 2_900_000_000,
+    "load_seconds": 3.4,
+    "method": "base + adapter",
+}  # fmt: skip
+MERGE = {
+    "base_bytes": BASE_BYTES, "parameters": 596_049_920, "base_dtype": "bfloat16", "base_digest": "ab" * 32, "changed_modules": 196,
+    "changed_parameters": 440_401_920, "ranks": [16], "scale": 2.0, "method": "LORA", "merge_seconds": 4.9,
+}  # fmt: skip
+RETRIED = AttemptFacts(
+    number=1, strategy="default", outcome="retryable", started=at(7), ended=at(16), log="/var/log/ckptd/onnx-1.log", fault=OUT_OF_MEMORY
+)
+GRAPH = {"opset": 18, "nodes": 1432, "attention": "eager"}
+WARNING = "1 MatMul has no constant weight"
+FALLBACK = Fallback(wanted="opset 23", taken="opset 18", reason="the runtime has no kernel for Attention 23")
+
+
+def checkpoint(**changes: Any) -> CheckpointRef:
+    history = [[step, round(7.6 * 0.985**step + 0.2 * (step % 3), 3)] for step in range(1, 61)]
+    values: dict[str, Any] = {
+        "root": "/runs", "run": "code-lora", "step": 60, "path": "/runs/code-lora/checkpoint-60", "layout": "trainer-adapter",
+        "digest": "cd" * 32, "method": "LORA", "base_name": "Qwen/Qwen3-0.6B",
+        "metadata": {"epoch": 1.2, "rank": 16, "alpha": 32, "loss_history": history},
+    }  # fmt: skip
+    return CheckpointRef(**{**values, **changes})
+
+
+def job(*stages: StageFacts, **changes: Any) -> JobFacts:
+    values: dict[str, Any] = {
+        "export_id": "7f3a9c21", "created": at(0), "started": at(0), "checkpoint": checkpoint(), "base": "/models/Qwen3-0.6B",
+        "work": Work(export=ExportOptions(), validation=ValidateOptions()), "stages": stages, "target": "/exports/code-lora/step-60",
+    }  # fmt: skip
+    return JobFacts(**{**values, **changes})
+
+
+def made_all(*checks: ArtifactCheck, **changes: Any) -> JobFacts:
+    """Every artifact was made; validation gave `checks`."""
+    return job(
+        done("merge", 0, 5, figures=MERGE),
+        done("pytorch", 5, 1.5, sizes=(BASE_BYTES, 11_422_654, 726)),
+        done("onnx", 18, 30, sizes=(2_384_000_000, 11_422_654, 726), earlier=(RETRIED,), figures=GRAPH, fallbacks=(FALLBACK,)),
+        done("onnx-int8", 48, 21, sizes=(604_000_000, 11_422_654, 726), figures={"quantized_nodes": 197}, warnings=(WARNING,)),
+        done("validate", 69, 26, checks=checks, figures={"reference": REFERENCE}),
+        StageFacts(name="report", state="running", attempts=(AttemptFacts(number=1, strategy="default", outcome=None, started=at(95)),)),
+        **changes,
+    )  # fmt: skip
+
+
+def succeeded(**changes: Any) -> JobFacts:
+    return made_all(
+        check("pytorch", kl=0.0, error_max=0.0), check("onnx"), check("onnx-int8", agreement=0.962, kl=0.011, error_max=0.62), **changes
+    )
+
+
+def rejected_int8() -> JobFacts:
+    """The int8 artifact was made and disagrees with the live model."""
+    sample = {"prompt": "def add(a, b):", "reference": "\n    return a + b\n", "text": "\n    return b\n\n\n"}
+    wrong = check("onnx-int8", Verdict.FAILED, agreement=0.71, kl=0.42, error_max=3.9, sample=sample)
+    return made_all(check("pytorch", kl=0.0, error_max=0.0), check("onnx"), wrong)
+
+
+def failed_int8() -> JobFacts:
+    """The int8 stage itself failed."""
+    facts = made_all(check("pytorch"), check("onnx"))
+    return facts.model_copy(
+        update={"stages": tuple(lost("onnx-int8", OUT_OF_MEMORY) if s.name == "onnx-int8" else s for s in facts.stages)}
+    )
+
+
+def failed_merge() -> JobFacts:
+    """The merge failed, so nothing else could start."""
+    others = [lost(name, None, state="skipped", start=None) for name in ("pytorch", "onnx", "onnx-int8", "validate")]
+    return job(lost("merge", BASE_MISSING), *others)
+
+
+def unverified() -> JobFacts:
+    """Everything was made; validation itself failed."""
+    facts = made_all()
+    fault = Fault(code="reference-load", operation="load the live model", cause="no memory", remedy="free memory and retry")
+    return facts.model_copy(update={"stages": tuple(lost("validate", fault) if s.name == "validate" else s for s in facts.stages)})
+
+
+def context(facts: JobFacts | None, folder: Path) -> StageContext:
+    """The job file of the report stage, with its folders made below `folder`."""
+    for name in ("staging", "temporary", "cache", "pin"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    reference = facts.checkpoint if facts else checkpoint()
+    return StageContext(
+        job="7f3a9c21", stage="report", attempt=1, checkpoint=reference, pin=str(folder / "pin"), staging=str(folder / "staging"),
+        result=str(folder / "result.json"), temporary=str(folder / "temporary"), cache=str(folder / "cache"),
+        work=facts.work if facts else Work(export=ExportOptions(), validation=ValidateOptions()), facts=facts,
+    )  # fmt: skip

@@ -1,0 +1,201 @@
+"""report.html is one safe, self-contained page that says first what matters most."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.contract import JobFacts, Verdict
+from handlers.report import charts, html, units
+from handlers.report.build import build
+from tests.report import facts
+
+END = facts.BEGIN + timedelta(seconds=96)
+CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified]
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=http://evil.example/x onerror=alert(2)> {{ 7 * 7 }} \u202e"
+
+
+class Page(HTMLParser):
+    """The elements, attributes and text of a page; raises when tags do not close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page_of(job: JobFacts, folder: Path) -> str:
+    return html.render(build(facts.context(job, folder), END))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(case: Any, tmp_path: Path) -> None:
+    text = page_of(case(), tmp_path)
+    page = Page(text)
+    names = {name for name, _ in page.elements}
+    assert names.isdisjoint({"script", "link", "img", "iframe", "object", "embed", "base", "form", "audio", "video", "a"})
+    for _, attributes in page.elements:
+        assert not {"src", "href", "xlink:href", "action", "srcset", "background"} & attributes.keys()
+        assert not [name for name in attributes if name.startswith("on")]
+    assert not re.search(r"url\(|@import|javascript:|https?://", text)
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_people_with_a_screen_reader_or_a_keyboard_get_the_whole_page(case: Any, tmp_path: Path) -> None:
+    text = page_of(case(), tmp_path)
+    page = Page(text)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        assert set((attributes.get("aria-labelledby") or "").split()) <= set(ids)
+    assert all("scope" in attributes for name, attributes in page.elements if name == "th")
+    charts_found = [attributes for name, attributes in page.elements if name == "svg" and attributes.get("role") == "img"]
+    assert charts_found and all(attributes["aria-labelledby"] for attributes in charts_found)
+    scrolling = [attributes for _, attributes in page.elements if attributes.get("class") == "scroll"]
+    assert all(attributes.get("tabindex") == "0" and attributes.get("aria-label") for attributes in scrolling)
+    assert dict(page.elements)["html"]["lang"] == "en"
+
+
+# R4.5
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_verdict_comes_first_and_every_failure_has_its_remedy_before_the_figures(case: Any, tmp_path: Path) -> None:
+    report = build(facts.context(case(), tmp_path), END)
+    text = Page(html.render(report)).text
+    assert text.index(report.verdict) < text.index("Artifacts")
+    for failure in report.failures:
+        assert text.index(report.verdict) < text.index(failure.sentence) < text.index(failure.remedy) < text.index("Agreement")
+    assert ("What failed, and what to do" in text) == bool(report.failures)
+
+
+def test_fallbacks_gaps_and_warnings_are_on_the_page_and_not_folded_away(tmp_path: Path) -> None:
+    text = Page(page_of(facts.succeeded(), tmp_path / "one")).text
+    details = text.index("Details")
+    assert text.index("opset 18 instead of opset 23: the runtime has no kernel for Attention 23") < details
+    assert text.index("1 MatMul has no constant weight") < details
+    text = Page(page_of(facts.unverified(), tmp_path / "two")).text
+    assert text.index("validation failed: no memory") < text.index("Details")
+
+
+def test_hostile_texts_are_shown_as_text_and_nothing_more(tmp_path: Path) -> None:
+    quiet = Page(page_of(facts.rejected_int8(), tmp_path / "quiet"))
+    bad = facts.rejected_int8()
+    check = facts.check(
+        "onnx-int8", Verdict.FAILED, sample={"prompt": HOSTILE, "reference": HOSTILE, "text": HOSTILE[::-1]}, **{HOSTILE: HOSTILE}
+    )
+    check = check.model_copy(update={"reasons": (HOSTILE,), "remedy": HOSTILE})
+    metadata = {HOSTILE: HOSTILE, "loss_history": [[HOSTILE, 1], [1, 2]]}
+    job = facts.made_all(
+        facts.check("pytorch"), facts.check("onnx"), check, export_id=HOSTILE, warnings=(HOSTILE,),
+        checkpoint=facts.checkpoint(run=HOSTILE, path=HOSTILE, base_name=HOSTILE, metadata=metadata),
+    )  # fmt: skip
+    loud = Page(page_of(job, tmp_path / "loud"))
+    assert {name for name, _ in loud.elements} <= {name for name, _ in quiet.elements}
+    assert not [name for _, attributes in loud.elements for name in attributes if name.startswith("on") or name == "src"]
+    assert "<script>alert(1)</script>" in loud.text and "{{ 7 * 7 }}" in loud.text and "\\u202e" in loud.text
+    assert "\u202e" not in loud.text and bad.export_id in quiet.text
+
+
+def test_figures_of_an_unexpected_kind_do_not_break_the_page(tmp_path: Path) -> None:
+    odd = facts.check(
+        "onnx", agreement="high", kl=None, error_max=[1], tokens_per_second={}, speed_over_pytorch=True, sample="text", peak_rss_bytes="x"
+    )
+    job = facts.made_all(facts.check("pytorch", sample={"text": 1}), odd, checkpoint=facts.checkpoint(metadata={"loss_history": "none"}))
+    Page(page_of(job, tmp_path))
+
+
+def test_figures_beyond_their_limits_are_marked(tmp_path: Path) -> None:
+    assert len(re.findall('class="out"', page_of(facts.rejected_int8(), tmp_path / "one"))) == 3
+    assert 'class="out"' not in page_of(facts.succeeded(), tmp_path / "two")
+
+
+# R4.4
+def test_the_effect_of_the_adapter_itself_gives_the_figures_a_scale(tmp_path: Path) -> None:
+    scale = "the base without the adapter agrees at 57.9 % of the positions, KL 0.0837"
+    assert scale in Page(page_of(facts.succeeded(), tmp_path / "one")).text
+    assert "without the adapter" not in Page(page_of(facts.unverified(), tmp_path / "two")).text
+
+
+def test_table_and_chart_say_the_same_speed_over_pytorch(tmp_path: Path) -> None:
+    job = facts.made_all(facts.check("onnx", tokens_per_second=20.0, pytorch_tokens_per_second=5.0, speed_over_pytorch=3.9))
+    report = build(facts.context(job, tmp_path), END)
+    assert charts.speed_bars(report)[0].text == "20 tokens/s · 3.9 × PyTorch"
+    assert "4 × PyTorch" not in html.render(report)
+
+
+def test_texts_of_the_models_are_marked_from_their_first_difference(tmp_path: Path) -> None:
+    text = page_of(facts.rejected_int8(), tmp_path)
+    assert "    return <mark>b\n\n\n</mark>" in text
+    assert text.count("<mark>") == 1
+
+
+def test_the_charts_show_the_figures_to_scale(tmp_path: Path) -> None:
+    report = build(facts.context(facts.rejected_int8(), tmp_path), END)
+    base, pytorch, onnx, int8 = charts.size_bars(report)
+    assert (base.kind, onnx.width, int8.kind) == ("reference", charts.ROOM, "failed")
+    assert int8.width == pytest.approx(charts.ROOM * 615_423_380 / 2_395_423_380, abs=0.01) and pytorch.width > base.width
+    speeds = charts.speed_bars(report)
+    assert speeds[2].width == charts.ROOM and speeds[2].beside == pytest.approx(charts.ROOM / 4.8, abs=0.01)
+    rows = {row.label: row for row in charts.limit_rows(report)}
+    limit = charts.limit_position(1)
+    assert all(mark.over and mark.position > limit for mark in rows["onnx-int8"].marks)
+    assert all(not mark.over and mark.position < limit for row in ("pytorch", "onnx") for mark in rows[row].marks)
+    timeline = charts.timeline(report)
+    assert timeline is not None
+    spans = {row.label: row.spans for row in timeline.rows}
+    assert [span.outcome for span in spans["onnx"]] == ["retryable", "succeeded"]
+    assert spans["validate"][0].start == pytest.approx(100 * 69 / 96, abs=0.01)
+    assert all(span.start + span.width <= 100.01 for row in timeline.rows for span in row.spans)
+    curve = charts.loss_curve(report)
+    assert curve is not None and len(curve.points.split()) == 60
+
+
+def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
+    text = page_of(facts.failed_merge(), tmp_path)
+    assert "tokens decoded a second" not in text and "Distance from the limits" not in text
+    assert "Timeline" in text
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (units.size(999), "999 B"), (units.size(999_600), "1.00 MB"), (units.size(1_200_000), "1.20 MB"),
+        (units.size(615_423_380), "615 MB"), (units.size(None), "–"),
+        (units.duration(0.0123), "12.3 ms"), (units.duration(3.4), "3.4 s"), (units.duration(125), "2 min 5 s"),
+        (units.duration(3780), "1 h 3 min"),
+        (units.number(1.2e-5), "1.2e-5"), (units.number(0.0312), "0.0312"), (units.number(596_049_920), "596,049,920"),
+        (units.number(0.0), "0"), (units.percent(0.9999), "99.9 %"), (units.percent(1.0), "100 %"), (units.percent("x"), "–"),
+        (units.times(0.52), "0.52 ×"), (units.times(12.3), "12 ×"), (units.moment("2026-11-20T11:00:00+01:00"), "2026-11-20 10:00:00 UTC"),
+    ],
+)  # fmt: skip
+def test_figures_are_shown_in_units_that_people_read(shown: str, text: str) -> None:
+    assert shown == text

@@ -1,0 +1,199 @@
+"""README.md of an export says what it is, and its examples run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.contract import JobFacts, Verdict
+from handlers.progress import Reporter
+from handlers.report import readme
+from handlers.report.build import build
+from tests import models
+from tests.report import facts
+
+END = facts.BEGIN + timedelta(seconds=96)
+PROMPT = "def add(a, b):\n"
+CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified]
+
+
+def readme_of(job: JobFacts, folder: Path) -> str:
+    return readme.render(build(facts.context(job, folder), END))
+
+
+def examples(text: str) -> dict[str, str]:
+    """Heading of each artifact → its code block."""
+    return dict(re.findall(r"^## (\S+)/\n.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real export of a pico model: `pytorch`, `onnx` and `onnx-int8` made by their stages, and the README beside them."""
+    from handlers import pytorch
+    from handlers.onnx import int8
+    from handlers.onnx import stage as onnx
+
+    folder = tmp_path_factory.mktemp("export")
+    base = models.make_base(folder / "base", dtype="float32", num_hidden_layers=1)
+    inputs = {"merge": str(base)}
+    for name, module in (("pytorch", pytorch), ("onnx", onnx), ("onnx-int8", int8)):
+        context = facts.context(facts.succeeded(), folder / "work" / name)
+        staging = folder / name
+        staging.mkdir()
+        changes = {"stage": name, "staging": str(staging), "inputs": dict(inputs), "base": str(base), "pin": str(base)}
+        module.run(context.model_copy(update=changes), Reporter(StringIO()))
+        inputs[name] = str(staging)
+    sample = {"prompt": PROMPT, "reference": "", "text": ""}
+    job = facts.made_all(*(facts.check(name, sample=sample) for name in ("pytorch", "onnx", "onnx-int8")))
+    (folder / "README.md").write_text(readme_of(job, folder / "work"), encoding="utf-8")
+    return folder
+
+
+def run_example(export: Path, variant: str) -> str:
+    return run_code(examples((export / "README.md").read_text(encoding="utf-8"))[variant], export)
+
+
+def run_code(code: str, folder: Path) -> str:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def make_counting_graph(folder: Path) -> None:
+    """An ONNX graph with the inputs and outputs of a language model whose next token is the next position.
+
+    It is off by as much as the mask's length differs from past and new tokens together, so that wrong positions, a wrong mask
+    or a cache that is not handed on give another text.
+    """
+    import onnx
+
+    source = """
+        <ir_version: 9, opset_import: ["" : 18]>
+        count (int64[batch, sequence] input_ids, int64[batch, total] attention_mask, int64[batch, sequence] position_ids,
+               float[batch, 2, past, 4] past_key_values.0.key, float[batch, 2, past, 4] past_key_values.0.value)
+            => (float[batch, sequence, 320] logits, float[batch, 2, total, 4] present.0.key, float[batch, 2, total, 4] present.0.value)
+        {
+            batch = Shape <start = 0, end = 1> (input_ids)
+            sequence = Shape <start = 1, end = 2> (input_ids)
+            past = Shape <start = 2, end = 3> (past_key_values.0.key)
+            total = Shape <start = 1, end = 2> (attention_mask)
+            heads = Constant <value_ints = [2]> ()
+            width = Constant <value_ints = [4]> ()
+            shape = Concat <axis = 0> (batch, heads, sequence, width)
+            new = ConstantOfShape (shape)
+            present.0.key = Concat <axis = 2> (past_key_values.0.key, new)
+            present.0.value = Concat <axis = 2> (past_key_values.0.value, new)
+            one = Constant <value_int = 1> ()
+            vocabulary = Constant <value_int = 320> ()
+            seen = Add (past, sequence)
+            wrong = Sub (total, seen)
+            next = Add (position_ids, one)
+            shifted = Add (next, wrong)
+            token = Mod (shifted, vocabulary)
+            values = Constant <value_floats = [0.0, 1.0]> ()
+            logits = OneHot <axis = -1> (token, vocabulary, values)
+        }
+    """
+    for name in ("key", "value"):
+        source = source.replace(f"past_key_values.0.{name}", f"past_{name}").replace(f"present.0.{name}", f"present_{name}")
+    model = onnx.parser.parse_model(source)
+    named = {f"past_{name}": f"past_key_values.0.{name}" for name in ("key", "value")}
+    named |= {f"present_{name}": f"present.0.{name}" for name in ("key", "value")}
+    for node in model.graph.node:
+        node.input[:] = [named.get(name, name) for name in node.input]
+        node.output[:] = [named.get(name, name) for name in node.output]
+    for entry in (*model.graph.input, *model.graph.output):
+        entry.name = named.get(entry.name, entry.name)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, folder / "model.onnx")
+
+
+# R3.3
+def test_the_onnx_example_hands_on_cache_positions_and_mask_and_stops_at_the_end_token(tmp_path: Path) -> None:
+    for variant, end in (("onnx", None), ("onnx-int8", 20)):
+        folder = tmp_path / variant
+        folder.mkdir()
+        make_counting_graph(folder)
+        tokenizer = models.make_tokenizer().backend_tokenizer
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "config.json").write_text(json.dumps({"eos_token_id": end}))
+        begin = tokenizer.encode(readme.PROMPT).ids
+        code = examples(readme_of(plain_job(), tmp_path / "work"))[variant]
+        expected = tokenizer.decode(begin + list(range(len(begin), end or len(begin) + 32)))
+        assert run_code(code, tmp_path) == f"{expected}\n"
+
+
+def plain_job() -> JobFacts:
+    """Every artifact passed, and validation gave no sample."""
+    return facts.made_all(*(facts.check(name, sample=None) for name in ("pytorch", "onnx", "onnx-int8")))
+
+
+# R3.3
+@pytest.mark.slow
+def test_the_examples_of_a_real_export_run_and_agree(export: Path) -> None:
+    written = run_example(export, "pytorch")
+    assert written.startswith(PROMPT) and len(written) > len(PROMPT) + 8
+    assert run_example(export, "onnx") == written
+    assert run_example(export, "onnx-int8").startswith(PROMPT)
+
+
+def test_the_onnx_examples_need_nothing_but_onnxruntime_tokenizers_and_numpy() -> None:
+    for variant, code in examples(
+        (Path(readme.__file__).with_name("readme.md")).read_text().replace("{{ artifact.variant }}", "onnx")
+    ).items():
+        imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
+        assert imported <= ({"transformers"} if variant == "pytorch" else {"json", "pathlib", "numpy", "onnxruntime", "tokenizers"})
+
+
+def test_only_published_artifacts_have_an_example(tmp_path: Path) -> None:
+    assert list(examples(readme_of(facts.succeeded(), tmp_path / "1"))) == ["pytorch", "onnx", "onnx-int8"]
+    assert list(examples(readme_of(facts.rejected_int8(), tmp_path / "2"))) == ["pytorch", "onnx"]
+    nothing = readme_of(facts.failed_merge(), tmp_path / "3")
+    assert examples(nothing) == {} and "Nothing was published, so there is nothing to run." in nothing
+
+
+# R4.5
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_verdict_failures_remedies_and_gaps_are_told(case: Any, tmp_path: Path) -> None:
+    report = build(facts.context(case(), tmp_path), END)
+    text = readme.render(report)
+    assert readme.escape(report.verdict) in text
+    for failure in report.failures:
+        assert readme.escape(failure.sentence) in text and readme.escape(failure.remedy) in text
+    for gap in report.not_verified:
+        assert f"- {readme.escape(gap.what)}: {readme.escape(gap.why)}\n" in text
+    assert f"# code-lora, step 60\n\n{readme.escape(report.verdict)}\n\n| | |\n" in text
+    assert all(f"\n| {artifact.variant} | {artifact.verdict.value} |" in text for artifact in report.artifacts)
+    assert "\n\n\n" not in text
+
+
+def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:
+    hostile = "a\n\n# Heading\n```\n<script>alert(1)</script> | [x](http://evil.example) `code` **b** https://evil.example"
+    check = facts.check("onnx-int8", Verdict.FAILED, sample={"prompt": hostile, "reference": "", "text": ""})
+    check = check.model_copy(update={"reasons": (hostile,), "remedy": hostile})
+    job = facts.made_all(
+        facts.check("pytorch", sample=check.figures["sample"]), facts.check("onnx"), check, checkpoint=facts.checkpoint(run=hostile)
+    )
+    text = readme_of(job, tmp_path)
+    prose = re.sub(r"^```python\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "<" not in prose and "](" not in prose.replace("\\](", "") and "://" not in prose
+    assert "\n# Heading" not in text and text.count("```") == 4
+    for code in examples(text).values():
+        compile(code, "example", "exec")
+        assert ascii(hostile).replace("`", "\\x60") in code
+
+
+def test_a_prompt_survives_its_way_into_the_example() -> None:
+    for prompt in ("π 😀 \"'\\", "```", "a\nb", "{{ x }}"):
+        assert eval(readme.literal(prompt)) == prompt  # the literal that the examples hold
+        assert "`" not in readme.literal(prompt) and readme.literal(prompt).isascii()

@@ -1,0 +1,133 @@
+"""kill -9 at every commit and every publication step, then a restart: the same artifacts, no finished stage repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemon.durable import sha256_file
+from tests.service import Service, listing, stray_handlers
+
+QUICK_POINTS = ("after.claim", "after.settle-attempt", "publish.renamed")
+SLOW_POINTS = (
+    "before.add-job", "after.add-job", "before.start-job", "after.start-job", "before.claim", "before.spawned", "runner.spawned",
+    "before.settle-attempt", "publish.assembled", "publish.manifest", "before.finish-job", "after.finish-job",
+)  # fmt: skip
+POINTS = [*QUICK_POINTS, *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW_POINTS)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pico_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digest by file of an export that nothing disturbed, reports left out since they tell times."""
+    service = Service(tmp_path_factory.mktemp("undisturbed"))
+    service.add(pico_checkpoint)
+    service.start()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert job["state"] == "succeeded"
+    return _artifacts(Path(job["target"]))
+
+
+def _artifacts(target: Path) -> dict[str, str]:
+    return {row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and "/" in row}
+
+
+def _check_whole(service: Service, undisturbed: dict[str, str]) -> None:
+    """The invariants after any crash: one whole export, its manifest true, links right, nothing left over."""
+    (job,) = service.status()["jobs"]
+    target = Path(job["target"])
+    assert job["state"] == "succeeded", service.log()[-3000:]
+    assert _artifacts(target) == undisturbed
+    manifest = json.loads((target / "MANIFEST.json").read_bytes())
+    assert {entry["path"]: entry["sha256"] for entry in manifest["files"]} == {
+        row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and row != "MANIFEST.json"
+    }
+    assert (target.parent / "latest").resolve() == target
+    assert sorted(path.name for path in target.parent.iterdir()) == ["latest", target.name]
+    assert listing(service.state / "pins") == []
+    assert [row for row in listing(service.exports / ".staging") if "/" in row] == []
+    assert stray_handlers(service.folder) == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_daemon_killed_at_any_point_ends_with_the_same_artifacts(  # R6.5
+    point: str, make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
+) -> None:
+    service = make_service()
+    service.add(pico_checkpoint)
+    service.start(fault=point)
+    assert service.wait_dead() == -signal.SIGKILL, f"the point {point} was never reached"
+    service.start()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    _check_whole(service, undisturbed)
+    # A stage runs twice only if the crash fell inside its own attempt.
+    repeated = [stage["name"] for stage in job["stages"] if stage["attempts"] > 1]
+    assert len(repeated) <= 1 and all(stage["attempts"] <= 2 for stage in job["stages"]), job["stages"]
+    if point.startswith(("publish.", "before.finish", "after.finish", "before.start", "after.start", "before.add", "after.add")):
+        assert repeated == []
+
+
+@pytest.mark.parametrize("stage", ["merge", pytest.param("validate", marks=pytest.mark.slow)])
+def test_a_daemon_killed_while_a_stage_runs_takes_its_child_along_and_goes_on(
+    stage: str, make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
+) -> None:
+    service = make_service()
+    service.add(pico_checkpoint)
+    service.start()
+    service.wait_for(lambda v: any(s["name"] == stage and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
+    service.kill()
+    deadline = time.monotonic() + 5
+    while stray_handlers(service.folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert stray_handlers(service.folder) == []
+    service.start()
+    service.wait_ended()
+    assert service.stop() == 0
+    _check_whole(service, undisturbed)
+
+
+def test_a_child_killed_from_outside_is_tried_again_and_the_attempt_is_told(  # R6.4
+    make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
+) -> None:
+    service = make_service(extra="[limits]\nretry_seconds = 0.1\n")
+    service.add(pico_checkpoint)
+    service.start()
+    service.wait_for(lambda v: any(s["name"] == "merge" and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
+    children = service.children()
+    assert children
+    os.kill(children[0].pid, signal.SIGKILL)
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    _check_whole(service, undisturbed)
+    assert next(stage for stage in job["stages"] if stage["name"] == "merge")["attempts"] == 2
+    report = json.loads((Path(job["target"]) / "report.json").read_bytes())
+    merge = next(stage for stage in report["stages"] if stage["name"] == "merge")
+    assert [attempt["outcome"] for attempt in merge["attempts"]] == ["retryable", "succeeded"]
+    assert "killed (signal 9)" in service.log()
+
+
+def test_sigterm_ends_the_children_and_the_next_start_goes_on(
+    make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
+) -> None:
+    service = make_service()
+    service.add(pico_checkpoint)
+    service.start()
+    service.wait_for(lambda v: any(s["name"] == "validate" and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
+    began = time.monotonic()
+    assert service.stop() == 0
+    assert time.monotonic() - began < 10
+    assert stray_handlers(service.folder) == []
+    assert not service.status()["daemon"]["running"]
+    service.start()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    _check_whole(service, undisturbed)
+    attempts = {stage["name"]: stage["attempts"] for stage in job["stages"]}
+    assert attempts == {"merge": 1, "pytorch": 1, "validate": 2, "report": 1}

@@ -1,0 +1,50 @@
+"""The unit file, and the protocol that it relies on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.service import Service
+
+UNIT = Path(__file__).parents[2] / "systemd" / "ckptd.service"
+
+
+def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        assert not os.environ.get("CI"), "CI must have systemd-analyze"
+        pytest.skip("systemd-analyze is not installed here")
+    command = Path(sys.executable).with_name("ckptd")
+    text = UNIT.read_text().replace("/opt/ckptd/.venv/bin/ckptd", str(command)).replace("=ckptd\nGroup=ckptd", "=root\nGroup=root")
+    (tmp_path / "ckptd.service").write_text(text)
+    answer = subprocess.run([tool, "verify", str(tmp_path / "ckptd.service")], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0
+    assert "ckptd.service" not in answer.stderr, answer.stderr
+
+
+def test_the_daemon_tells_systemd_ready_alive_and_stopping(make_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make_service()
+    address = service.folder / "notify.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(address))
+        listening.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(address))
+        monkeypatch.setenv("WATCHDOG_USEC", "1500000")
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        service.start()
+        assert listening.recv(4096).decode().splitlines()[0] == "READY=1"
+        assert listening.recv(4096) == b"WATCHDOG=1"
+        assert listening.recv(4096) == b"WATCHDOG=1"
+        assert service.stop() == 0
+        said = b"WATCHDOG=1"
+        while said == b"WATCHDOG=1":
+            said = listening.recv(4096)
+        assert said == b"STOPPING=1"

@@ -1,0 +1,137 @@
+"""Real artifacts of the pico checkpoint, a measured reference, and one whole run of the stage, each made once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.contract import (
+    DEFAULT_THRESHOLDS,
+    ArtifactCheck,
+    CheckpointRef,
+    ChildLimits,
+    ExportOptions,
+    StageContext,
+    StageResult,
+    ValidateOptions,
+    Work,
+)
+from handlers.validate.artifact import examine
+from handlers.validate.client import Worker
+from handlers.validate.engines import VARIANT_KINDS, EngineSpec
+from handlers.validate.prompts import BUILT_IN
+from handlers.validate.reference import Reference, measure
+from handlers.validate.verdict import judge
+from tests.validate import artifacts
+
+LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
+
+
+@pytest.fixture(scope="session")
+def folders(pico_base: Path, pico_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Variant → sound artifact of the pico checkpoint. Read only."""
+    root = tmp_path_factory.mktemp("artifacts")
+    merged = artifacts.merge_with_peft(pico_base, pico_checkpoint, root / "pytorch")
+    plain = artifacts.export_onnx(merged, root / "onnx")
+    return {"pytorch": merged, "onnx": plain, "onnx-int8": artifacts.quantize(plain, root / "onnx-int8")}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the stage as the daemon starts it."""
+
+    context: StageContext
+    process: subprocess.Popen[bytes]
+
+    def result(self) -> StageResult:
+        """Wait for the end and read the result file."""
+        self.process.communicate(timeout=200)
+        return StageResult.model_validate_json(Path(self.context.result).read_bytes())
+
+
+StartStage = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def start_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStage]:
+    """Start the stage in a process of its own; whatever still runs at the end is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(pin: Path, base: Path | None, inputs: dict[str, Path], **options: Any) -> Run:
+        root = tmp_path_factory.mktemp("job")
+        reference = CheckpointRef(
+            root="/runs", run="pico", step=4, path=str(pin), layout="trainer-adapter", digest="0", method="LORA" if base else "full"
+        )
+        context = StageContext(
+            job="job", stage="validate", attempt=1, checkpoint=reference, pin=str(pin), base=str(base) if base else None,
+            inputs={name: str(path) for name, path in inputs.items()}, staging=str(root / "staging"), result=str(root / "result.json"),
+            temporary=str(root / "temporary"), cache=str(root / "cache"), limits=LIMITS,
+            work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),
+        )  # fmt: skip
+        (root / "job.json").write_text(context.model_dump_json())
+        command = [sys.executable, "-m", "handlers", str(root / "job.json")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append(process)
+        return Run(context, process)
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A finished run of the stage over sound artifacts."""
+
+    result: StageResult
+    report: dict[str, Any]
+    checks: dict[str, ArtifactCheck]
+
+
+@pytest.fixture(scope="session")
+def validated(start_stage: StartStage, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path]) -> Validated:
+    """The stage over the adapter checkpoint and its three sound artifacts."""
+    run = start_stage(pico_checkpoint, pico_base, {"merge": folders["pytorch"], **folders}, samples=4, new_tokens=12, speed_tokens=24)
+    result = run.result()
+    report = json.loads(Path(run.context.staging, "validation.json").read_text())
+    return Validated(result, report, {check.variant: check for check in result.checks})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A reference of the pico checkpoint, the merged model's logits, and how to check one folder against them."""
+
+    reference: Reference
+    merged: Path
+    scratch: Path
+
+    def check(self, variant: str, folder: Path) -> ArtifactCheck:
+        """Run one folder in a worker and judge it by the default thresholds."""
+        spec = EngineSpec(engine=VARIANT_KINDS[variant].engine, folder=str(folder))
+        with Worker(variant, spec, self.scratch, LIMITS) as worker:
+            examination = examine(
+                worker, self.reference, self.scratch / "outputs", self.merged, tokenizer=True, progress=lambda fraction, message: None
+            )
+        return judge(variant, VARIANT_KINDS[variant], examination, DEFAULT_THRESHOLDS[variant])
+
+
+@pytest.fixture(scope="session")
+def measured(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """The merged folder as the live model of a full fine-tune, so that graphs have to equal it."""
+    scratch = tmp_path_factory.mktemp("reference")
+    spec = EngineSpec(engine="torch", folder=str(folders["pytorch"]))
+    options = ValidateOptions(samples=4, new_tokens=12, speed_tokens=0)
+    with Worker("live", spec, scratch, LIMITS) as live:
+        reference = measure(live, list(BUILT_IN[:4]), options, scratch, lambda fraction, message: None)
+    (scratch / "merged").mkdir()
+    for number, sample in enumerate(reference.samples):
+        (scratch / "merged" / f"{number}.npy").symlink_to(sample.logits)
+    return Measured(reference, scratch / "merged", scratch)

@@ -1,0 +1,131 @@
+"""One artifact's crash is one artifact's verdict, and no worker outlives its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from daemon.contract import ChildLimits, Outcome, Verdict
+from handlers.validate.client import Worker, WorkerFailed
+from handlers.validate.engines import EngineSpec
+from tests.validate import artifacts
+from tests.validate.conftest import LIMITS, Run, StartStage
+
+
+def _wait_for_worker(run: Run, variant: str) -> psutil.Process:
+    """The worker of a variant, once it exists."""
+    stage = psutil.Process(run.process.pid)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        assert run.process.poll() is None, "the stage ended first"
+        for child in stage.children():
+            with contextlib.suppress(psutil.Error):  # it may end while it is looked at
+                if child.cmdline() and child.cmdline()[-1].endswith(f"worker-{variant}.json"):
+                    return child
+        time.sleep(0.005)
+    raise AssertionError(f"no worker of {variant} appeared")
+
+
+def test_a_corrupt_graph_and_a_crash_fail_their_own_artifacts_alone(
+    start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
+) -> None:  # R4.5
+    corrupt = artifacts.copy(folders["onnx"], tmp_path / "onnx")
+    graph = (corrupt / "model.onnx").read_bytes()
+    (corrupt / "model.onnx").write_bytes(graph[: len(graph) // 2])
+    inputs = {"merge": folders["pytorch"], "pytorch": folders["pytorch"], "onnx": corrupt, "onnx-int8": folders["onnx-int8"]}
+    run = start_stage(folders["pytorch"], None, inputs, samples=2, new_tokens=8, speed_tokens=8)
+    victim = _wait_for_worker(run, "onnx-int8")
+    victim.send_signal(signal.SIGSEGV)
+    result = run.result()
+
+    assert result.outcome is Outcome.SUCCEEDED
+    checks = {check.variant: check for check in result.checks}
+    assert checks["onnx"].verdict is Verdict.FAILED
+    assert "it could not be run" in checks["onnx"].reasons[0] and "Protobuf" in checks["onnx"].reasons[0]
+    assert checks["onnx-int8"].verdict is Verdict.FAILED
+    assert "SIGSEGV" in checks["onnx-int8"].reasons[0]
+    assert all(checks[name].remedy for name in ("onnx", "onnx-int8"))
+    assert checks["pytorch"].verdict is Verdict.PASSED
+    assert checks["pytorch"].figures["agreement"] == 1.0
+    assert result.figures["reference"]["method"] == "full fine-tune"
+    assert not victim.is_running()
+    assert not Path(run.context.temporary, "validate").exists()
+
+
+def test_killing_the_stage_leaves_no_worker_behind(start_stage: StartStage, folders: dict[str, Path]) -> None:
+    run = start_stage(folders["pytorch"], None, {"merge": folders["pytorch"]})
+    worker = _wait_for_worker(run, "live")
+    time.sleep(0.5)  # long enough for the worker to bind itself
+    run.process.kill()
+    run.process.wait()
+    psutil.wait_procs([worker], timeout=10)
+    assert not worker.is_running()
+
+
+def _onnx_worker(folder: Path, scratch: Path) -> Worker:
+    return Worker("onnx", EngineSpec(engine="onnx", folder=str(folder)), scratch, LIMITS)
+
+
+def test_a_killed_worker_says_which_signal_and_what_to_do(folders: dict[str, Path], tmp_path: Path) -> None:
+    with _onnx_worker(folders["onnx"], tmp_path) as worker:
+        worker.load()
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
+            worker.ask("stats")
+    assert caught.value.transient and "memory" in caught.value.remedy
+
+
+def test_a_worker_that_hangs_is_ended_when_its_time_is_up(folders: dict[str, Path], tmp_path: Path) -> None:
+    with _onnx_worker(folders["onnx"], tmp_path) as worker:
+        worker.load()
+        os.kill(worker.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(WorkerFailed, match="no answer to `stats` within 1 s"):
+            worker.ask("stats", limit=1.0)
+        worker.close()
+        assert time.monotonic() - started < 5
+        assert not psutil.pid_exists(worker.pid)
+
+
+def test_an_error_in_a_command_leaves_the_worker_usable(folders: dict[str, Path], tmp_path: Path) -> None:
+    with _onnx_worker(folders["onnx"], tmp_path) as worker:
+        worker.load()
+        with pytest.raises(WorkerFailed, match="indices element out of data bounds"):
+            worker.ask("timed", ids=[100_000], tokens=1)
+        assert worker.ask("timed", ids=[5, 6], tokens=1)["decode_seconds"] > 0
+
+
+def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, Path], tmp_path: Path) -> None:
+    script = (
+        "import sys, numpy; from pathlib import Path; from daemon.contract import ChildLimits; from handlers.validate.client import Worker;"
+        "from handlers.validate.engines import EngineSpec; ballast = numpy.ones(60_000_000);"
+        "worker = Worker('onnx', EngineSpec(engine='onnx', folder=sys.argv[1]), Path(sys.argv[2]), ChildLimits(idle=False, nice=0));"
+        "worker.load(); print(worker.ask('stats')['peak_rss_bytes']); worker.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folders["onnx"], tmp_path], capture_output=True, text=True, check=True)
+    assert 20e6 < int(done.stdout) < 300e6
+
+
+def test_the_onnx_worker_imports_neither_torch_nor_transformers(folders: dict[str, Path], tmp_path: Path) -> None:
+    with _onnx_worker(folders["onnx"], tmp_path) as worker:
+        worker.load()
+        worker.ask("encode", texts=["a"])
+        assert set(worker.ask("stats")["versions"]) == {"python", "numpy", "onnxruntime", "tokenizers"}
+
+
+def test_a_worker_with_another_parent_ends_itself(folders: dict[str, Path], tmp_path: Path) -> None:
+    with _onnx_worker(folders["onnx"], tmp_path) as worker:
+        worker.load()
+    spec = (tmp_path / "worker-onnx.json").read_text().replace(f'"parent_pid": {os.getpid()}', '"parent_pid": 1')
+    assert ChildLimits().parent_pid == 0 and '"parent_pid": 1' in spec
+    (tmp_path / "orphan.json").write_text(spec)
+    command = [sys.executable, "-m", "handlers.validate.worker", str(tmp_path / "orphan.json")]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 75

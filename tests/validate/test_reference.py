@@ -1,0 +1,84 @@
+"""What the reference does with models and prompts that are out of the ordinary."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from daemon.contract import Outcome, ValidateOptions, Verdict
+from handlers.validate.client import Worker
+from handlers.validate.engines import EngineSpec
+from handlers.validate.reference import measure
+from tests.validate import artifacts
+from tests.validate.conftest import LIMITS, StartStage
+
+
+@pytest.mark.slow
+def test_a_small_context_cuts_prompts_and_continuations_and_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    model = artifacts.copy(folders["pytorch"], tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
+    options = ValidateOptions(new_tokens=20, speed_tokens=64)
+    with Worker("live", EngineSpec(engine="torch", folder=str(model)), tmp_path, LIMITS) as live:
+        reference = measure(live, ["def add(a, b):\n    return a + b\n" * 3], options, tmp_path, lambda fraction, message: None)
+    sample = reference.samples[0]
+    assert len(sample.encoded) > len(sample.ids) == 12 and len(sample.tokens) <= 12
+    assert len(reference.speed_prompt) + reference.speed_tokens <= 24
+    assert len(reference.warnings) == 1 and "24 positions" in reference.warnings[0]
+
+
+@pytest.mark.slow
+def test_without_any_tokenizer_token_ids_are_made_up_and_the_fallback_is_recorded(
+    start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    bare = artifacts.copy(folders["pytorch"], tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (bare / name).unlink()
+    run = start_stage(bare, None, {"merge": bare, "onnx": folders["onnx"]}, samples=2, new_tokens=8, speed_tokens=0)
+    result = run.result()
+    assert [fallback.taken for fallback in result.fallbacks] == ["pseudo-random token ids"]
+    (check,) = result.checks
+    assert check.verdict is Verdict.PASSED and check.figures["agreement"] == 1.0
+    assert check.figures["sample"] is None and check.figures["tokens_per_second"] is None
+
+
+@pytest.mark.slow
+def test_an_adapter_without_effect_is_warned_about_since_passing_proves_nothing(
+    start_stage: StartStage, pico_base: Path, pico_checkpoint: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    pin = artifacts.copy(pico_checkpoint, tmp_path / "pin")
+    weights = load_file(pin / "adapter_model.safetensors")
+    save_file({name: tensor * 0 if "lora_B" in name else tensor for name, tensor in weights.items()}, pin / "adapter_model.safetensors")
+    inputs = {"merge": pico_base, "pytorch": pico_base}
+    result = start_stage(pin, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0).result()
+    assert result.checks[0].verdict is Verdict.PASSED
+    assert any("the bare base would meet the thresholds of pytorch too" in warning for warning in result.warnings)
+
+
+@pytest.mark.slow
+def test_a_base_that_was_not_merged_fails(start_stage: StartStage, pico_base: Path, pico_checkpoint: Path) -> None:  # R1.3
+    inputs = {"merge": pico_base, "pytorch": pico_base}
+    result = start_stage(pico_checkpoint, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0).result()
+    assert result.checks[0].verdict is Verdict.FAILED
+    assert any("agreement" in reason for reason in result.checks[0].reasons)
+    assert not any("bare base" in warning for warning in result.warnings)
+
+
+@pytest.mark.slow
+def test_a_live_model_that_does_not_load_fails_the_stage_with_one_sentence(
+    start_stage: StartStage, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(pico_base, base)
+    weights = (base / "model.safetensors").read_bytes()
+    (base / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    result = start_stage(pico_checkpoint, base, {"merge": folders["pytorch"], **folders}).result()
+    assert result.outcome is Outcome.PERMANENT and result.checks == ()
+    assert result.fault is not None
+    assert result.fault.sentence().startswith("Could not run the live model as the reference (")
+    assert "SafetensorError" in result.fault.cause and result.fault.details

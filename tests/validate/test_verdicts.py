@@ -1,0 +1,128 @@
+"""Limits, reasons, figures and prompts: the parts that need no model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.contract import Thresholds, ValidateOptions, Verdict
+from daemon.errors import Permanent
+from handlers.validate import prompts
+from handlers.validate.artifact import Examination
+from handlers.validate.compare import Comparison, Spread
+from handlers.validate.engines import VARIANT_KINDS
+from handlers.validate.reference import evenly
+from handlers.validate.verdict import judge
+
+LIMITS = Thresholds(agreement=0.85, kl=0.05, error=2.0)
+AT_THE_LIMITS: dict[str, Any] = {
+    "agreement": 0.85, "kl": 0.05, "error_max": 2.0, "logit_std": 1.5, "positions": 100,
+    "cache_error_max_absolute": 1e-4, "padding_error_max_absolute": 1e-4, "merged_error_max_absolute": 1e-4,
+}  # fmt: skip
+
+
+def _judge(variant: str = "onnx-int8", limits: Thresholds | None = LIMITS, **changes: Any) -> Any:
+    return judge(variant, VARIANT_KINDS[variant], Examination(figures=AT_THE_LIMITS | changes), limits)
+
+
+def test_figures_at_the_limits_pass() -> None:
+    assert _judge().verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "threshold"), [("agreement", 0.84, "agreement"), ("kl", 0.051, "kl"), ("error_max", 2.1, "error")]
+)
+def test_each_threshold_is_respected_and_named_in_the_remedy(key: str, value: float, threshold: str) -> None:
+    check = _judge(**{key: value})
+    assert check.verdict is Verdict.FAILED and len(check.reasons) == 1
+    assert f"{value:.3g}" in check.reasons[0] and f"limit {getattr(LIMITS, threshold):.3g}" in check.reasons[0]
+    assert check.remedy == f"use the variant onnx instead of onnx-int8, or loosen validate.thresholds.onnx-int8.{threshold} knowingly"
+
+
+@pytest.mark.parametrize("key", ["kl", "error_max", "agreement", "cache_error_max_absolute", "padding_error_max_absolute"])
+def test_a_figure_that_is_not_a_number_never_passes(key: str) -> None:
+    assert _judge(**{key: math.nan}).verdict is Verdict.FAILED
+
+
+def test_without_thresholds_an_artifact_is_unverified_with_the_reason() -> None:
+    check = _judge(limits=None, agreement=0.1)
+    assert check.verdict is Verdict.UNVERIFIED
+    assert (
+        "no thresholds for onnx-int8" in check.reasons[0] and check.remedy is not None and "validate.thresholds.onnx-int8" in check.remedy
+    )
+
+
+def test_a_defect_fails_even_without_thresholds() -> None:
+    assert _judge(limits=None, cache_error_max_absolute=9.0).verdict is Verdict.FAILED
+
+
+def test_self_consistency_is_strict_for_fp32_and_allows_quantization_noise_for_int8() -> None:
+    noise = {"cache_error_max_absolute": 0.5, "padding_error_max_absolute": 0.5, "error_max": 0.2}
+    assert _judge("onnx-int8", **noise).verdict is Verdict.PASSED
+    check = _judge("onnx", **noise)
+    assert check.verdict is Verdict.FAILED and len(check.reasons) == 2
+
+
+def test_the_divergence_and_the_agreement_are_those_of_the_formulas() -> None:
+    reference = np.log(np.array([[0.5, 0.25, 0.25], [0.7, 0.2, 0.1]], dtype=np.float32)) + 3.0
+    other = np.log(np.array([[0.25, 0.5, 0.25], [0.7, 0.2, 0.1]], dtype=np.float32)) - 1.0
+    comparison = Comparison()
+    summary = comparison.add(reference, other)
+    figures = comparison.figures(2.0)
+    assert figures["kl"] == pytest.approx(0.25 * math.log(2) / 2, rel=1e-5) == summary["kl"]
+    assert figures["agreement"] == 0.5 and figures["positions"] == 2
+    assert figures["error_max_absolute"] == pytest.approx(4 + math.log(2), rel=1e-5) == 2 * figures["error_max"]
+    assert summary["worst_position"] == 0
+
+
+@given(st.lists(st.lists(st.floats(-50, 50), min_size=3, max_size=3), min_size=1, max_size=40))
+def test_sums_over_pieces_equal_the_figures_of_the_whole(rows: list[list[float]]) -> None:
+    logits = np.array(rows, dtype=np.float32)
+    other = logits[:, ::-1] * 0.5
+    whole, pieces, spread = Comparison(), Comparison(), Spread()
+    whole.add(logits, other)
+    for start in range(0, len(logits), 7):
+        pieces.add(logits[start : start + 7], other[start : start + 7])
+        spread.add(logits[start : start + 7])
+    for name, value in whole.figures(1.0).items():
+        assert pieces.figures(1.0)[name] == pytest.approx(value, rel=1e-9, abs=1e-12)
+    assert spread.std == pytest.approx(float(logits.astype(np.float64).std()), rel=1e-6, abs=1e-5)
+
+
+@pytest.mark.parametrize("other", [np.zeros((2, 4), np.float32), np.full((2, 3), np.nan, np.float32)])
+def test_logits_of_another_shape_or_not_finite_are_refused(other: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"shape|finite"):
+        Comparison().add(np.zeros((2, 3), np.float32), other)
+
+
+@given(st.integers(1, 500), st.integers(1, 100))
+def test_thinned_positions_are_in_range_sorted_and_bounded(length: int, most: int) -> None:
+    kept = evenly(length, most)
+    assert kept == sorted(set(kept)) and 0 < len(kept) <= most and kept[0] == 0 and kept[-1] <= length - 1
+    assert most == 1 or kept[-1] == length - 1
+
+
+def test_prompts_come_from_the_file_and_too_few_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("eins\n\nzwei €\n", encoding="utf-8")
+    texts, warnings = prompts.load(ValidateOptions(prompts=str(path), samples=5))
+    assert texts == ["eins", "zwei €"] and len(warnings) == 1 and "5 samples" in warnings[0]
+    assert prompts.load(ValidateOptions(samples=6)) == (list(prompts.BUILT_IN[:6]), [])
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(None, "prompts-not-found"), (b"\xff\xfe\x00", "prompts-not-text"), (b"\n \n", "prompts-empty")]
+)
+def test_a_prompts_file_that_is_no_use_is_a_clear_error(content: bytes | None, code: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Permanent) as caught:
+        prompts.load(ValidateOptions(prompts=str(path)))
+    assert caught.value.fault.code == code and "validate.prompts" in caught.value.fault.remedy
