@@ -118,26 +118,35 @@ class _Weights:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+def _read_object(path: Path, name: str, missing: list[str]) -> dict[str, Any] | None:
+    value = _read_json(path, name, missing)
+    if isinstance(value, dict):
+        return value
+    if not any(problem.startswith(name) for problem in missing):
+        missing.append(f"{name} is not a JSON object")
+    return None
+
+
 def _read_json(path: Path, name: str, missing: list[str]) -> Any:
     try:
         return json.loads((path / name).read_bytes())
     except FileNotFoundError:
         missing.append(f"{name} is not there yet")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         missing.append(f"{name} is not valid JSON ({error})")
     return None
 
 
 def _inspect_adapter(path: Path, names: set[str]) -> _Weights:
     missing: list[str] = []
-    config = _read_json(path, ADAPTER_CONFIG, missing)
+    config = _read_object(path, ADAPTER_CONFIG, missing)
     weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in names), None)
     if weights is None:
         missing.append("adapter_model.safetensors is not there yet")
     else:
         missing += _weight_problems(path, weights)
     missing += _side_file_problems(path, names - {ADAPTER_CONFIG, TRAINER_STATE})
-    if not isinstance(config, dict):
+    if config is None:
         return _Weights("adapter", missing, "")
     known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": config.get("target_modules")}
     return _Weights(
@@ -152,10 +161,10 @@ def _inspect_adapter(path: Path, names: set[str]) -> _Weights:
 
 def _inspect_full(path: Path, names: set[str]) -> _Weights:
     missing: list[str] = []
-    _read_json(path, "config.json", missing)
+    _read_object(path, "config.json", missing)
     index = next((name for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if name in names), None)
     if index:
-        mapped = _read_json(path, index, missing)
+        mapped = _read_object(path, index, missing)
         wanted: dict[str, set[str]] = {}
         for tensor, name in ((mapped or {}).get("weight_map") or {}).items():
             wanted.setdefault(name, set()).add(tensor)
@@ -217,8 +226,8 @@ def _trainer_state(path: Path, names: set[str], missing: list[str]) -> tuple[dic
         if named is not None:
             missing.append(f"{TRAINER_STATE}, which the trainer writes last, is not there yet")
         return None, named or 0, False
-    state = _read_json(path, TRAINER_STATE, missing)
-    if not isinstance(state, dict):
+    state = _read_object(path, TRAINER_STATE, missing)
+    if state is None:
         return {}, named or 0, False
     step = state.get("global_step")
     if not isinstance(step, int):
@@ -232,7 +241,8 @@ def _trainer_state(path: Path, names: set[str], missing: list[str]) -> tuple[dic
 
 def _training_metadata(state: dict[str, Any]) -> dict[str, Any]:
     """What training knew, for people to see."""
-    history = [row for row in state.get("log_history") or [] if isinstance(row, dict)]
+    logged = state.get("log_history")
+    history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []
     losses = [[row["step"], row["loss"]] for row in history if "loss" in row and "step" in row]
     metadata: dict[str, Any] = {name: state.get(name) for name in ("epoch", "max_steps", "best_metric", "best_model_checkpoint")}
     metadata["loss_history"] = losses[-500:]

@@ -5,7 +5,6 @@ Relative paths are relative to the configuration file, or to the working directo
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import tomllib
@@ -61,18 +60,16 @@ def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
 
 def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:
     """Conflicts among the keys that are right in themselves, so that one run shows everything there is to mend."""
-    rest = copy.deepcopy(values)
+    merged = Settings.merged(values)
     for item in error.errors():
-        *parents, last = item["loc"]
-        inner: Any = rest
-        for part in parents:
-            inner = inner.get(part, {}) if isinstance(inner, dict) else {}
-        if isinstance(inner, dict):
-            inner.pop(last, None)
-    try:
-        return conflicts(Settings(**rest).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
-    except ValueError:  # what is wrong comes from the environment and can't be set aside
-        return []
+        section, *keys = (str(part) for part in item["loc"])
+        if keys and isinstance(merged.get(section), dict):
+            merged[section].pop(keys[0], None)
+    sections = {}
+    for name, field in Settings.model_fields.items():
+        value = merged.get(name)
+        sections[name] = type(field.default).model_validate(value) if isinstance(value, dict) else field.default
+    return conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
 
 
 def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
@@ -94,7 +91,8 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
         problems.append('watch.roots: is empty, so there is nothing to watch; for example ["/data/runs"]')
     for root in settings.watch.roots:
         for key, folder in (("output.directory", settings.output.directory), ("state.directory", settings.state_directory)):
-            if folder == root or root in folder.parents:
+            real = Path(os.path.realpath(folder))
+            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, Path(os.path.realpath(root))))):
                 beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
                 problems.append(
                     f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"

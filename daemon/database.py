@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from daemon import faults
-from daemon.errors import Permanent, UsageError
+from daemon.errors import Permanent, Retryable, UsageError
 
 SCHEMA_VERSION = 1
 BUSY_SECONDS = 20.0
@@ -47,6 +47,12 @@ class Database:
             if problems:
                 raise sqlite3.DatabaseError("; ".join(problems))
             _migrate(connection, self.path)
+        except sqlite3.OperationalError as error:
+            connection.close()
+            raise Retryable(
+                "journal-unavailable", "open the journal", str(error),
+                "end the other process that uses it, and see that this user may write it and that its disk has room", path=self.path,
+            ) from error  # fmt: skip
         except sqlite3.DatabaseError as error:
             connection.close()
             raise Permanent(
@@ -66,10 +72,11 @@ class Database:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 value = function(self._connection)
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # a full disk may have ended it already
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
             faults.point(f"after.{name}")
             return value
 
@@ -102,9 +109,11 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection for another process (`ckptd status`). Raises FileNotFoundError where there is no journal."""
     if not path.exists():
         raise FileNotFoundError(path)
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+    # Not mode=ro: such a connection can't undo a commit that a crash cut off, and so can't read the file at all.
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS)
     connection.row_factory = sqlite3.Row
     try:
+        connection.execute("PRAGMA query_only = ON")
         yield connection
     finally:
         connection.close()

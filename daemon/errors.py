@@ -72,9 +72,12 @@ class UsageError(CkptdError):
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def from_oserror(error: OSError, operation: str) -> CkptdError:
-    """An operating system error in our words: a full disk and exhausted handles are retryable, the rest is permanent."""
-    path = error.filename
+def from_oserror(error: OSError, operation: str, where: str | None = None) -> CkptdError:
+    """An operating system error in our words: a full disk and exhausted handles are retryable, the rest is permanent.
+
+    `where`: the path to name when the error itself names none, as a failed write does.
+    """
+    path = error.filename or where
     cause = error.strerror or str(error)
     if error.errno in FULL_DISK:
         return Retryable.after(

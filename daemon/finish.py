@@ -69,9 +69,9 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
 
 
 def _link(job: JobRow, target: Path, name: str) -> Path:
-    """The run's link beside its exports; with a flat naming pattern the run's name is part of it."""
-    leaf = job.checkpoint.run.replace("/", "-")
-    return target.with_name(f"{leaf}-{name}" if leaf in target.name else name)
+    """The run's link beside its exports; where several runs share the folder, the run's name is part of it."""
+    run = job.checkpoint.run
+    return target.with_name(name if target.parent.name == Path(run).name else f"{run.replace('/', '-')}-{name}")
 
 
 def _move_links(job: JobRow, target: Path) -> None:
@@ -115,14 +115,16 @@ def collect_orphans(journal: Journal, paths: Paths) -> list[str]:
     return gone
 
 
-def prune(run_folder: Path, keep_last: int) -> list[Path]:
-    """Remove the oldest exports of a run's folder beyond `keep_last`; never what a symlink there points to."""
-    exports = {}
+def prune(folder: Path, run: str, keep_last: int) -> list[Path]:
+    """Remove the oldest exports of `run` in `folder` beyond `keep_last`; never what a symlink there points to."""
+    exports: dict[Path, int] = {}
     linked = set()
-    for entry in run_folder.iterdir():
+    for entry in folder.iterdir():
         if entry.is_symlink():
             linked.add(entry.resolve())
-        elif isinstance(step := manifest_of(entry).get("step"), int):
+            continue
+        manifest = manifest_of(entry)
+        if manifest.get("run") == run and isinstance(step := manifest.get("step"), int):
             exports[entry] = step
     surplus = sorted(exports, key=lambda path: exports[path])[: max(0, len(exports) - keep_last)]
     removed = [path for path in surplus if path.resolve() not in linked]

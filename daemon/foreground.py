@@ -131,6 +131,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         existing = None
     if existing:
         intake.drop(candidate)
+        journal.end_waits(existing.id)
     else:
         intake.enter(candidate)
     return candidate.job, existing is not None and existing.state in ENDED_JOB
@@ -160,6 +161,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         thread.join()
         view.close()
     if stop.is_set():
+        view.say("interrupted; the same command goes on from here")
         raise KeyboardInterrupt
     if lacking:
         raise Retryable(**lacking.model_dump())

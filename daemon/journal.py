@@ -64,11 +64,14 @@ class Journal:
             c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(job, name, i) for i, name in enumerate(stages)])
             if fault:
                 _end_stage(c, job, "merge", "failed", fault=fault)
-            if supersede:
+            if supersede and not fault:
+                run = (checkpoint.run, checkpoint.root)
                 c.execute(
-                    "UPDATE job SET state = 'superseded', ended = ? WHERE run = ? AND step < ? AND state = 'pending'",
-                    (now(), checkpoint.run, checkpoint.step),
-                )
+                    "UPDATE job SET state = 'superseded', ended = ? WHERE run = ? AND checkpoint ->> 'root' = ? AND state = 'pending'"
+                    " AND step < (SELECT max(step) FROM job"
+                    " WHERE run = ? AND checkpoint ->> 'root' = ? AND state IN ('pending', 'running'))",
+                    (now(), *run, *run),
+                )  # fmt: skip
             _remember(c, checkpoint.path, fingerprint, "damaged" if fault else "taken", job)
             return True
 
@@ -115,7 +118,7 @@ class Journal:
         self._database.write("finish-job", finish)
 
     def retry_job(self, job: str) -> bool:
-        """Put a failed or partial job back in the queue: all but its succeeded merge and exports start afresh."""
+        """Put a failed or partial job back in the queue, all its stages afresh, since its staging is gone."""
 
         def retry(c: sqlite3.Connection) -> bool:
             if not c.execute(
@@ -191,6 +194,10 @@ class Journal:
     def end_stage(self, job: str, stage: str, state: str, fault: Fault | None) -> None:
         """A stage ends without an attempt: skipped, or failed before a child made sense."""
         self._database.write("end-stage", lambda c: _end_stage(c, job, stage, state, fault=fault))
+
+    def end_waits(self, job: str) -> None:
+        """Whatever of the job waits for a retry need wait no longer: a person asks for it now."""
+        self._database.write("end-waits", lambda c: c.execute("UPDATE stage SET retry_at = NULL WHERE job = ?", (job,)))
 
     def reopen_stage(self, job: str, stage: str) -> None:
         """succeeded → waiting: its output is gone or damaged and must be made again."""

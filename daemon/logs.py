@@ -6,14 +6,16 @@ out in the same form. `ckptd logs` reads the file back.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import structlog
 
@@ -44,6 +46,17 @@ def _formatter(renderer: Any) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])
 
 
+class _Rotating(logging.handlers.RotatingFileHandler):
+    """Begins the file afresh where no old one is kept; the library would let it grow for ever."""
+
+    def doRollover(self) -> None:  # noqa: N802
+        """Called when the file would grow over its size."""
+        if self.backupCount == 0 and self.stream is not None:
+            self.stream.truncate(0)
+        else:
+            super().doRollover()
+
+
 def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> None:
     """Send logs to `file` (JSON, rotated by size) and, unless told otherwise, to stderr."""
     handlers: list[logging.Handler] = []
@@ -54,7 +67,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
         handler.setFormatter(_formatter(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())) if console else as_json)
         handlers.append(handler)
     if file is not None:
-        rotating = logging.handlers.RotatingFileHandler(file, maxBytes=int(settings.max_size), backupCount=settings.keep, encoding="utf-8")
+        rotating = _Rotating(file, maxBytes=int(settings.max_size), backupCount=settings.keep, encoding="utf-8")
         rotating.setFormatter(as_json)
         handlers.append(rotating)
     root = logging.getLogger()
@@ -64,6 +77,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(settings.level.upper())
+    logging.captureWarnings(True)
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
@@ -78,34 +92,47 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
 
 
 def follow(file: Path, *, tail: int, forever: bool) -> Iterator[dict[str, Any]]:
-    """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation."""
-    position, inode = 0, None
-    first = True
-    while True:
-        try:
-            status = file.stat()
-        except FileNotFoundError:
-            status = None
-        if status is not None:
-            if status.st_ino != inode or status.st_size < position:
-                position, inode = 0, status.st_ino
-            with open(file, encoding="utf-8", errors="replace") as stream:
-                stream.seek(position)
-                lines = stream.readlines()
-                if lines and not lines[-1].endswith("\n"):
-                    lines.pop()  # half a line: read it whole next time
-                position += sum(len(line.encode("utf-8", errors="replace")) for line in lines)
-            for line in lines[-tail:] if first else lines:
-                yield _record(line)
-            first = False
-        if not forever:
-            return
-        time.sleep(0.3)
+    """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation.
+
+    The open file is read to its end before a new one by its name is opened, so that rotation loses nothing.
+    """
+    stream: IO[bytes] | None = None
+    first, half = True, b""
+    try:
+        while True:
+            if stream is None:
+                with contextlib.suppress(FileNotFoundError):
+                    stream = open(file, "rb")  # noqa: SIM115
+            if stream is not None:
+                rotated = not _is_still(file, stream)
+                *lines, half = (half + stream.read()).split(b"\n")
+                for line in lines[max(0, len(lines) - tail) :] if first else lines:
+                    yield _record(line.decode(errors="replace"))
+                first = False
+                if rotated:
+                    stream.close()
+                    stream, half = None, b""
+                    continue
+            if not forever:
+                return
+            time.sleep(0.3)
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def _is_still(file: Path, stream: IO[bytes]) -> bool:
+    """Whether `stream` is the file of that name and was not cut; while nothing has the name, it is."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return True
+    return os.path.samestat(status, os.fstat(stream.fileno())) and status.st_size >= stream.tell()
 
 
 def _record(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError:
-        return {"event": line.rstrip("\n")}
-    return value if isinstance(value, dict) else {"event": line.rstrip("\n")}
+        return {"event": line.rstrip("\r\n")}
+    return value if isinstance(value, dict) else {"event": line.rstrip("\r\n")}

@@ -86,11 +86,13 @@ class Notifier:
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
         apprise.logger.addHandler(handler)
+        apprise.logger.propagate = False  # it names whole URLs, which hold secrets
         try:
             services = apprise.Apprise()
             bad = [url for url in self._settings.urls if not services.add(url)]
             if bad:
-                return f"{len(bad)} of notify.urls is no service that Apprise knows: {bad[0].split(':')[0]}:…"
+                scheme, found, _ = bad[0].partition("://")
+                return f"{len(bad)} of notify.urls is no service that Apprise knows: {scheme if found else ''}{'://' if found else ''}…"
             kind = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE}.get(
                 message.kind, apprise.NotifyType.WARNING
             )
@@ -100,4 +102,5 @@ class Notifier:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
+            apprise.logger.propagate = True
             apprise.logger.removeHandler(handler)

@@ -32,7 +32,7 @@ class Part:
 
 def assemble(parts: list[Part], folder: Path, facts: Mapping[str, object]) -> None:
     """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last."""
-    remove_tree(folder)
+    _remove(folder)  # after a crash it may be what the exchange brought back, even a file or a link
     folder.mkdir(parents=True)
     entries = []
     for part in parts:
@@ -67,7 +67,7 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def link_to(link: Path, target: Path) -> None:

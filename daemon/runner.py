@@ -38,6 +38,10 @@ from handlers.plan import ModelSize, StageSpec
 log = structlog.get_logger("runner")
 
 
+IDLE_SECONDS = 3.0
+"""Pause between looks into the journal while nothing runs: `ckptd retry` puts work there from outside."""
+
+
 @dataclass
 class Running:
     """A child and the attempt it is."""
@@ -118,11 +122,12 @@ class Runner:
         if self.running:
             poll = select.poll()
             for running in self.running.values():
-                poll.register(running.worker.pipe, select.POLLIN)
+                if not running.worker.ended:
+                    poll.register(running.worker.pipe, select.POLLIN)
             poll.poll(250)
             time.sleep(0.02)  # a child that talks a lot must not make this loop spin
         else:
-            self._wake.wait(1.0 if self.waiting else 15.0)
+            self._wake.wait(1.0 if self.waiting else IDLE_SECONDS)
             self._wake.clear()
 
     def _end_children(self) -> None:
@@ -163,11 +168,11 @@ class Runner:
             if broken:
                 self.journal.end_stage(job.id, spec.name, "skipped", because_of(broken[0], stages[broken[0]], spec))
                 continue
-            if stages[spec.name].due(time.time()):
-                self._start_stage(job, spec, stages)
-            else:
+            if not stages[spec.name].due(time.time()):
                 self.waiting[job.id] = Waiting(stages[spec.name].fault or retrying(spec), time.monotonic() + 1)
-            return
+                return
+            if not self._start_stage(job, spec, stages):
+                return
 
     def _start_job(self, job: JobRow) -> JobRow:
         """pending → running. A base that can't be found fails the merge at once, and the report says so."""
@@ -199,7 +204,8 @@ class Runner:
                 return ModelSize(0, 0)  # only the report is left to run, and it needs no model
         return self._sizes[folder]
 
-    def _start_stage(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow]) -> None:
+    def _start_stage(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow]) -> bool:
+        """Start the stage's child, wait, or (True: the job can move on at once) fail the stage for good."""
         limits = self.settings.limits
         admission = admit(
             spec, self._size(job), output=self.paths.output, state=self.paths.state,
@@ -208,15 +214,16 @@ class Runner:
         if admission.fault and admission.never:
             log.error(admission.fault.sentence(), stage=spec.name, code=admission.fault.code)
             self.journal.end_stage(job.id, spec.name, "failed", admission.fault)
-            return
+            return True
         if admission.fault:
             if job.id not in self.waiting or self.waiting[job.id].fault.code != admission.fault.code:
                 log.warning(f"waiting: {admission.fault.sentence()}", stage=spec.name, code=admission.fault.code)
             self.waiting[job.id] = Waiting(admission.fault, time.monotonic() + WAIT_SECONDS)
             self.changed()
-            return
+            return False
         self.waiting.pop(job.id, None)
         self._spawn(job, spec, stages, admission.estimate)
+        return False
 
     def _spawn(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], estimate: int) -> None:
         number = stages[spec.name].attempts + 1
@@ -259,9 +266,9 @@ class Runner:
             running.warned = len(running.worker.warnings)
             if result is None:
                 continue
-            del self.running[job_id]
             with structlog.contextvars.bound_contextvars(**context):
                 self._settle(self._attempt(job_id, running.stage, running.number), result)
+            del self.running[job_id]  # last: if the journal could not take it, the next round tries again
         if self.running:
             self.changed()
 
@@ -303,7 +310,7 @@ class Runner:
                  artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip
         tidy_job(job, self.paths)
         if self.settings.retention.keep_last:
-            for path in prune(published.target.parent, self.settings.retention.keep_last):
+            for path in prune(published.target.parent, job.checkpoint.run, self.settings.retention.keep_last):
                 log.info("removed an old export", path=str(path))
         self.changed()
 

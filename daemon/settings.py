@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, fi
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.contract import ExportOptions, ValidateOptions, Work
-from daemon.sources import ListFriendlyEnv, short_names
+from daemon.sources import ListFriendlyEnv, over, short_names
 from handlers.plan import effective_variants
 
 PLACEHOLDERS = ("run", "step", "identity", "date")
@@ -172,6 +172,14 @@ with warnings.catch_warnings():
             """Environment over short names over the file (which comes in as keyword arguments)."""
             short = InitSettingsSource(settings_cls, short_names(dict(os.environ)))
             return ListFriendlyEnv(settings_cls), short, init_settings
+
+        @classmethod
+        def merged(cls, values: dict[str, Any]) -> dict[str, Any]:
+            """`values` of the file with the environment over them, not validated."""
+            found: dict[str, Any] = {}
+            for source in (values, short_names(dict(os.environ)), ListFriendlyEnv(cls)()):
+                found = over(found, source)
+            return found
 
         @property
         def state_directory(self) -> Path:

@@ -44,7 +44,8 @@ class Settler:
         """Something may have changed at `path`: look soon, however often this is said."""
         pending = self._pending.setdefault(path, _Pending())
         soon = max(now, pending.looked + PEEK_SECONDS)
-        pending.next_look = soon if pending.next_look is None else min(pending.next_look, soon)
+        if pending.next_look is None or soon + PEEK_SECONDS <= pending.next_look:
+            pending.next_look = soon  # a look that is due within a peek of it anyway sees the same
 
     def due(self, now: float) -> list[str]:
         """The directories to look at now, the longest waiting first."""
@@ -65,10 +66,10 @@ class Settler:
         pending.looked = now
         if first or fingerprint != pending.fingerprint:
             pending.fingerprint, pending.since = fingerprint, now
-        if now - pending.since >= self.settle_seconds:
+        if now >= pending.since + self.settle_seconds:
             pending.next_look = None
             return Quiet.QUIET
-        pending.next_look = pending.since + self.settle_seconds
+        pending.next_look = max(pending.since + self.settle_seconds, now + PEEK_SECONDS)
         return Quiet.MOVING
 
     def forget(self, path: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic_settings import EnvSettingsSource
 
 from daemon.contract import ExportOptions
+
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
 
 
 class ListFriendlyEnv(EnvSettingsSource):
@@ -20,16 +24,28 @@ class ListFriendlyEnv(EnvSettingsSource):
             return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two nested dictionaries as one; where both have a value, that of `above` counts."""
+    both = dict(below)
+    for key, value in above.items():
+        inner = both.get(key)
+        both[key] = over(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
+
+
 def short_names(environment: dict[str, str]) -> dict[str, Any]:
     """The nested settings that the short `EXPORT_*` variables stand for. Unset is not empty."""
     values: dict[str, Any] = {}
     if directory := environment.get("EXPORT_OUTPUT_DIR"):
-        values["output"] = {"directory": directory}
+        values["output"] = {"directory": str(Path(directory).absolute())}
     export: dict[str, Any] = {}
     if level := environment.get("EXPORT_QUANTIZATION_LEVEL"):
         export["quantization"] = level.lower()
     if enabled := environment.get("EXPORT_ENABLE_ONNX"):
-        wants = enabled.strip().lower() in ("1", "true", "yes", "on")
+        word = enabled.strip().lower()
+        if word not in (*_YES, *_NO):
+            raise ValueError(f"EXPORT_ENABLE_ONNX (environment): is neither yes nor no (it is {enabled!r}); for example 'true' or 'false'")
+        wants = word in _YES
         defaults = ExportOptions().variants
         export["variants"] = [name for name in defaults if wants or not name.startswith("onnx")]
     if export:

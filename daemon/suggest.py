@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -25,9 +25,12 @@ def _model_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] 
     current: Any = model
     for part in path:
         fields = getattr(current, "model_fields", {})
-        if part not in fields:
+        if part in fields:
+            current = fields[part].annotation
+        elif get_origin(current) is dict:
+            current = get_args(current)[1]
+        else:
             return None
-        current = fields[part].annotation
     return current if isinstance(current, type) and issubclass(current, BaseModel) else None
 
 
@@ -44,7 +47,8 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
             continue
         message = item["msg"].removeprefix("Value error, ")
         message = message[0].lower() + message[1:]
-        lines.append(f"{dotted}: {message} (it is {item['input']!r})")
+        given = "" if location[0] == "notify" else f" (it is {item['input']!r})"  # notify.urls hold secrets
+        lines.append(f"{dotted}: {message}{given}")
     return lines
 
 

@@ -94,7 +94,7 @@ class ExportView:
         if self._quiet:
             return
         if job["report"]:
-            Console(highlight=False).print(artifact_table([(job, job["report"])]))
+            Console(highlight=False).print(artifact_table(job["report"]))
         for stage in job["stages"]:
             if stage["error"] and stage["state"] == "failed":
                 self._console.print(f"[red]{escape(stage['error'])}[/red]")
@@ -112,24 +112,21 @@ def _figure(value: Any, pattern: str) -> str:
     return pattern.format(value) if isinstance(value, int | float) else "–"
 
 
-def artifact_table(rows: list[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Table:
-    """A row per artifact of (job, report.json) pairs: size, error, agreement and speed beside PyTorch's."""
+def artifact_table(report: Mapping[str, Any]) -> Table:
+    """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
     table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("run", overflow="fold")
     for title in ("artifact", "verdict"):
         table.add_column(title, no_wrap=True)
-    for title in ("step", "size", "of base", "error", "agree", "tok/s", "torch"):
+    for title in ("size", "of base", "error", "agree", "tok/s", "PyTorch"):
         table.add_column(title, justify="right", no_wrap=True)
-    for job, report in rows:
-        for one in report.get("artifacts", []):
-            figures = one.get("figures") or {}
-            table.add_row(
-                escape(str(job["run"])), one["variant"], styled(one["verdict"]), str(job["step"]),
-                human(one["size_bytes"]) if one.get("size_bytes") else "–",
-                _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.get("error_max"), "{:.3g} σ"),
-                _figure(figures.get("agreement"), "{:.1%}"), _figure(figures.get("tokens_per_second"), "{:.0f}"),
-                _figure(figures.get("pytorch_tokens_per_second"), "{:.0f}"),
-            )  # fmt: skip
+    for one in report.get("artifacts", []):
+        figures = one.get("figures") or {}
+        table.add_row(
+            one["variant"], styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
+            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.get("error_max"), "{:.2g} σ"),
+            _figure(figures.get("agreement"), "{:.1%}"), _figure(figures.get("tokens_per_second"), "{:.0f}"),
+            _figure(figures.get("pytorch_tokens_per_second"), "{:.0f}"),
+        )  # fmt: skip
     return table
 
 

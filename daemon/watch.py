@@ -6,6 +6,7 @@ names into a queue: an exception there would end watchdog's thread without a wor
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -166,10 +167,16 @@ class Watcher:
         for root in self._roots:
             checkpoint = checkpoint_of(root, hint)
             if checkpoint is not None:
-                self._settler.hint(str(checkpoint), now)
+                if self._would_be_scanned(root, checkpoint):
+                    self._settler.hint(str(checkpoint), now)
                 return
         if hint.endswith("/"):
             self._rescan_at = min(self._rescan_at, now + SOON)
+
+    def _would_be_scanned(self, root: Path, checkpoint: Path) -> bool:
+        """An event must find no more than a scan does: not below the depth, not through links."""
+        parts = checkpoint.relative_to(root).parts
+        return len(parts) <= self.settings.watch.depth and os.path.realpath(checkpoint) == os.path.join(os.path.realpath(root), *parts)
 
     def _rescan(self, now: float) -> None:
         """Check the observer, then hint at every checkpoint directory whose state the journal has not decided upon."""
@@ -190,6 +197,10 @@ class Watcher:
         self._rescan_at = self.last_scan + pause
 
     def _look(self, path: Path) -> None:
+        if not _is_text(str(path)):
+            self._say_once(f"name:{path!r}", f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
+            self._settler.forget(str(path))
+            return
         try:
             seen = fingerprint(path)
             known = self.intake.journal.seen(str(path))
@@ -251,6 +262,15 @@ class Watcher:
         if key not in self._said:
             self._said.add(key)
             log.warning(message)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a path can be written into a journal and a report: Python marks bytes that are no UTF-8 as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _device_and_inode(path: Path) -> tuple[int, int] | None:

@@ -52,6 +52,7 @@ class Worker:
         self._stop_reason: str | None = None
         self._kill_at: float | None = None
         self._buffer = b""
+        self._ended: StageResult | None = None
         job_file = folder / "job.json"
         write_atomic(job_file, context.model_dump_json(indent=1))
         with open(folder / "log.txt", "ab") as log:
@@ -65,6 +66,11 @@ class Worker:
         os.set_blocking(self.pipe, False)
 
     @property
+    def ended(self) -> bool:
+        """Whether `poll` has given the result."""
+        return self._ended is not None
+
+    @property
     def process_started(self) -> float:
         """Start time of the child as the kernel tells it: with the pid it names the process for good."""
         try:
@@ -73,7 +79,9 @@ class Worker:
             return 0.0
 
     def poll(self) -> StageResult | None:
-        """Read progress, enforce the time limit; the result once the child has ended."""
+        """Read progress, enforce the time limit; the result once the child has ended, the same at every further call."""
+        if self._ended is not None:
+            return self._ended
         self._read()
         now = time.monotonic()
         if self._stop_reason is None and now > self._deadline:
@@ -86,7 +94,8 @@ class Worker:
         self._signal(signal.SIGKILL)  # whatever the child left behind in its group ends with it
         if self.process.stdout:
             self.process.stdout.close()
-        return self._result(self.process.returncode)
+        self._ended = self._result(self.process.returncode)
+        return self._ended
 
     def stop(self, reason: str | None = None) -> None:
         """Ask the child and all its own to end; after a grace time they are killed. `reason`: why it failed by that."""

@@ -27,11 +27,11 @@ def _bounded_traceback() -> str:
     return traceback.format_exc()[-TRACEBACK_LIMIT:]
 
 
-def _failed(error: BaseException, stage: str) -> StageResult:
+def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
     """The outcome that an exception stands for. Unknown exceptions are retryable: the attempt limit bounds them."""
     operation = f"run the stage {stage}"
     if isinstance(error, OSError) and error.errno is not None:
-        error = from_oserror(error, operation)
+        error = from_oserror(error, operation, staging)
     if isinstance(error, CkptdError):
         fault = error.fault
         if fault.details is None:
@@ -75,7 +75,7 @@ def main(job_file: str) -> int:
         result = _work(context, reporter)
     except Exception as error:
         traceback.print_exc()
-        result = _failed(error, context.stage)
+        result = _failed(error, context.stage, context.staging)
     result = result.model_copy(update={"seconds": round(time.monotonic() - started, 3), "peak_rss": child.peak_rss()})
     write_atomic(Path(context.result), result.model_dump_json(indent=1))
     return 0

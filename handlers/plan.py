@@ -82,6 +82,7 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec(
         "report", "handlers.report.stage", 1, after=("merge", "pytorch", "onnx", "onnx-int8", "validate"),
         about="report.json, report.html and README.md",
+        memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
     ),
 )  # fmt: skip
 

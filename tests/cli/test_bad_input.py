@@ -148,6 +148,7 @@ def test_too_little_memory_for_a_stage_fails_it_with_the_figures(tmp_path: Path,
     answer = export(tmp_path, pico_checkpoint, CKPTD_LIMITS__MEMORY_FRACTION="0.001")
     assert answer.returncode == 1
     assert "512.0 MiB of memory" in answer.stderr and "limits.memory_fraction" in answer.stderr
+    assert "512.0 MiB of memory" in (tmp_path / "out" / "pico-run" / "step-4.failed" / "report.html").read_text()
 
 
 def test_a_second_daemon_on_the_same_journal_is_refused_and_the_first_goes_on(make_service: Callable[..., Service]) -> None:

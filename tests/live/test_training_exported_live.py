@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,28 @@ from tests.service import Service, listing, stray_handlers
 SCRIPT = Path(__file__).with_name("trainer_script.py")
 PROMPT = "def add(a, b):"
 NEW_TOKENS = 12
+
+
+@pytest.fixture
+def pager() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A local HTTP server in the part of a pager service: its Apprise URL, and what it was told."""
+    told: list[dict[str, Any]] = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"json://127.0.0.1:{server.server_port}/", told
+        server.shutdown()
+        thread.join()
 
 
 def start_training(base: Path, run: Path, *, steps: int, save_steps: int, pause: float) -> subprocess.Popen[bytes]:
@@ -80,9 +104,10 @@ def check_manifest(target: Path) -> None:
 
 
 def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.1 R1.2 R1.4 R3.1 R3.2 R4.1 R4.2 R6.5
-    make_service: Callable[..., Service], pico_base: Path
+    make_service: Callable[..., Service], pico_base: Path, pager: tuple[str, list[dict[str, Any]]]
 ) -> None:
-    service = make_service(variants=("pytorch", "onnx", "onnx-int8"))
+    url, told = pager
+    service = make_service(variants=("pytorch", "onnx", "onnx-int8"), extra=f'[notify]\nurls = ["{url}"]\n')
     service.start()
     service.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"])
     run = service.root / "mine"
@@ -99,6 +124,12 @@ def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.
         training.wait()
     assert [(job["step"], job["state"]) for job in jobs] == [(2, "succeeded"), (4, "succeeded")]
     assert all(stage["attempts"] == 1 for job in jobs for stage in job["stages"] if stage["name"] != "onnx")
+    service.wait_for(lambda v: v["outbox"] == {"delivered": 2}, 30)
+    assert [(message["title"], message["type"]) for message in told] == [
+        ("mine step 2: succeeded", "success"),
+        ("mine step 4: succeeded", "success"),
+    ]
+    assert str(service.exports / "mine" / "step-4") in told[1]["message"]
     assert service.stop() == 0
     assert stray_handlers(service.folder) == []
 

@@ -1,0 +1,40 @@
+"""Copies of a real checkpoint, changed as trainers, rotations and broken copies change it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+WRITTEN_LAST = "trainer_state.json"
+
+
+def copy_of(source: Path, target: Path, *, step: int | None = None, weights: float | None = None) -> Path:
+    """A whole copy at `target`. `step`: another global_step. `weights`: is added to the first bytes of the adapter's data."""
+    shutil.copytree(source, target)
+    if step is not None:
+        set_state(target, global_step=step)
+    if weights is not None:
+        change_weights(target, weights)
+    return target
+
+
+def set_state(checkpoint: Path, **values: Any) -> None:
+    """Rewrite keys of trainer_state.json in place."""
+    file = checkpoint / WRITTEN_LAST
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}, indent=2))
+
+
+def change_weights(checkpoint: Path, seed: float) -> None:
+    """Give the adapter other values of the same shapes."""
+    from safetensors.torch import load_file, save_file
+
+    file = checkpoint / "adapter_model.safetensors"
+    save_file({name: tensor + seed for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+
+
+def in_trainers_order(source: Path) -> list[Path]:
+    """The files of a checkpoint: the adapter first, the trainer's state last."""
+    order = {"README.md": 0, "adapter_model.safetensors": 1, "adapter_config.json": 2, WRITTEN_LAST: 9}
+    return sorted((path for path in source.iterdir() if path.is_file()), key=lambda path: (order.get(path.name, 5), path.name))

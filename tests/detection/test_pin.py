@@ -1,0 +1,129 @@
+"""The pin and the identity: a snapshot that rotation cannot reach, and a digest of content alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from daemon.checkpoint import export_files, fingerprint, identify, inspect
+from daemon.durable import sha256_file
+from daemon.pin import Moved, make_pin
+from tests.detection.conftest import OtherUser
+from tests.detection.helpers import change_weights, copy_of, set_state
+
+
+@pytest.fixture
+def checkpoint(pico_checkpoint: Path, tmp_path: Path) -> Path:
+    return copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+
+
+def test_a_pin_holds_exactly_what_an_export_reads_and_survives_rotation(checkpoint: Path, tmp_path: Path) -> None:  # R1.1
+    expected = {name: sha256_file(checkpoint / name) for name in export_files(checkpoint)}
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    shutil.rmtree(checkpoint.parent)
+    assert {path.name: sha256_file(path) for path in (tmp_path / "pin").iterdir()} == expected
+    assert "adapter_model.safetensors" in expected
+    assert "optimizer.pt" not in expected
+    assert inspect(tmp_path / "pin").complete
+
+
+def test_rewriting_the_checkpoint_in_place_does_not_reach_the_pin(checkpoint: Path, tmp_path: Path) -> None:
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    digest = identify(tmp_path / "pin")
+    with open(checkpoint / "adapter_model.safetensors", "r+b") as stream:
+        stream.write(bytes(1000))
+    assert identify(tmp_path / "pin") == digest
+
+
+def test_the_checkpoint_itself_is_left_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
+    def listing() -> list[tuple[str, int, int, int]]:
+        return [(path.name, *(getattr(path.stat(), key) for key in ("st_ino", "st_mtime_ns", "st_nlink"))) for path in checkpoint.iterdir()]
+
+    before, mtime = listing(), checkpoint.stat().st_mtime_ns
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    assert (listing(), checkpoint.stat().st_mtime_ns) == (before, mtime)
+
+
+def test_a_checkpoint_that_moved_since_it_was_seen_is_not_pinned(checkpoint: Path, tmp_path: Path) -> None:  # R1.5
+    stale = fingerprint(checkpoint)
+    change_weights(checkpoint, 0.5)
+    with pytest.raises(Moved):
+        make_pin(checkpoint, tmp_path / "pin", stale)
+    assert not (tmp_path / "pin").exists()
+
+
+def test_a_checkpoint_that_vanished_is_not_pinned(checkpoint: Path, tmp_path: Path) -> None:
+    seen = fingerprint(checkpoint)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(Moved):
+        make_pin(checkpoint, tmp_path / "pin", seen)
+    assert not (tmp_path / "pin").exists()
+
+
+def test_a_pin_is_whole_or_refused_when_a_trainer_begins_to_rewrite_meanwhile(checkpoint: Path, tmp_path: Path) -> None:  # R1.5
+    file = checkpoint / "adapter_model.safetensors"
+    size = file.stat().st_size
+
+    def write(version: int, delay: float) -> None:
+        time.sleep(delay)
+        with open(file, "r+b", buffering=0) as stream:
+            for _ in range(0, size, 512):
+                stream.write(bytes([version]) * min(512, size - stream.tell()))
+
+    outcomes = []
+    for number in range(1, 81):
+        content, seen, target = file.read_bytes(), fingerprint(checkpoint), tmp_path / f"pin-{number}"
+        writer = threading.Thread(target=write, args=(number, number % 20 / 10_000))
+        writer.start()
+        try:
+            make_pin(checkpoint, target, seen)
+        except Moved:
+            outcomes.append("moved")
+            assert not target.exists()
+        else:
+            outcomes.append("pinned")
+            assert (target / file.name).read_bytes() == content
+        writer.join()
+        time.sleep(0.01)  # longer than the clock of the file system's times needs for a step
+    assert "moved" in outcomes
+
+
+def test_a_checkpoint_that_may_not_be_read_leaves_no_pin_behind(checkpoint: Path, other_user: OtherUser) -> None:
+    source = copy_of(checkpoint, other_user.folder / "checkpoint-4")
+    (source / "adapter_model.safetensors").chmod(0o600)
+    said = other_user.run(
+        "from daemon.checkpoint import fingerprint; from daemon.pin import make_pin",
+        "try: make_pin(folder / 'checkpoint-4', folder / 'pin', fingerprint(folder / 'checkpoint-4'))\n"
+        "except PermissionError as error: print(error.filename, (folder / 'pin').exists())",
+    )
+    assert said == [f"{source}/adapter_model.safetensors False"]
+
+
+def test_the_same_content_at_another_time_has_the_same_digest(checkpoint: Path, tmp_path: Path) -> None:
+    digest = identify(checkpoint)
+    for path in checkpoint.iterdir():
+        os.utime(path, ns=(1, 1))
+    assert identify(checkpoint) == digest
+    assert identify(copy_of(checkpoint, tmp_path / "copy")) == digest
+
+
+def test_what_training_logged_is_no_part_of_the_digest_but_every_weight_is(checkpoint: Path) -> None:
+    digest = identify(checkpoint)
+    set_state(checkpoint, best_metric=0.1, log_history=[])
+    (checkpoint / "optimizer.pt").write_bytes(b"other")
+    assert identify(checkpoint) == digest
+    change_weights(checkpoint, 1e-3)
+    assert identify(checkpoint) != digest
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "chat_template.jinja", "tokenizer.json"])
+def test_every_file_that_an_export_reads_is_part_of_the_digest(checkpoint: Path, name: str) -> None:
+    digest = identify(checkpoint)
+    with open(checkpoint / name, "a") as stream:
+        stream.write(" ")
+    assert identify(checkpoint) != digest

@@ -1,0 +1,178 @@
+"""The file itself: refused where it is not ours, readable beside its writer, sound after every crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from daemon import database
+from daemon.database import SCHEMA_VERSION, reading
+from daemon.errors import Permanent, UsageError
+from daemon.journal import Journal
+from daemon.status import snapshot
+from tests.journal.conftest import enter
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from daemon.journal import Journal
+from tests.journal.conftest import enter
+journal = Journal(Path(sys.argv[1]))
+print("opened", flush=True)
+enter(journal)
+print("entered", flush=True)
+journal.close()
+"""
+
+
+def child(file: Path, fault: str) -> subprocess.CompletedProcess[str]:
+    """Enter a job in a process of its own that dies at the fault point."""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "CKPTD_FAULT": fault, "PYTHONPATH": str(root)}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(file)], env=environment, capture_output=True, text=True, check=False, cwd=root
+    )
+
+
+@pytest.mark.parametrize(("fault", "there"), [("before.add-job", False), ("after.add-job", True)])
+def test_a_daemon_that_is_killed_has_entered_a_job_entirely_or_not_at_all(file: Path, fault: str, there: bool) -> None:  # R6.5
+    done = child(file, fault)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "opened\n"), done.stderr
+    journal = Journal(file)
+    try:
+        assert [job.id for job in journal.open_jobs()] == (["job"] if there else [])
+        assert len(journal.stages("job")) == (4 if there else 0)
+        assert enter(journal) is not there, "the same checkpoint comes in exactly once"
+        assert len(journal.open_jobs()) == 1
+    finally:
+        journal.close()
+
+
+def kill_in_the_middle_of_a_commit(file: Path) -> None:
+    """Leave a half-written database with the hot journal that undoes it, as a crash during a commit does."""
+    script = (
+        "import os, signal, sqlite3, sys\n"
+        "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "c.execute('PRAGMA cache_size = 1'); c.execute('BEGIN IMMEDIATE')\n"
+        "c.executemany('INSERT INTO seen VALUES (?,?,?,?,?)', [(str(i), 'x' * 500, 'known', None, '') for i in range(2000)])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(file)], check=False)
+    assert file.with_name(file.name + "-journal").stat().st_size > 0
+
+
+def test_a_commit_that_was_cut_off_is_undone_at_the_next_start(file: Path) -> None:  # R6.5
+    journal = Journal(file)
+    enter(journal)
+    journal.close()
+    kill_in_the_middle_of_a_commit(file)
+    again = Journal(file)
+    assert [job.id for job in again.open_jobs()] == ["job"]
+    assert again.seen("0") is None
+    again.close()
+
+
+def test_the_state_can_be_read_before_the_daemon_is_started_again_after_such_a_crash(file: Path) -> None:  # R6.1
+    journal = Journal(file)
+    enter(journal)
+    journal.close()
+    kill_in_the_middle_of_a_commit(file)
+    assert [job["id"] for job in snapshot(file.parent)["jobs"]] == ["job"]
+
+
+def test_a_journal_of_a_newer_ckptd_is_refused_in_one_sentence_and_left_alone(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as raw:
+        raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = file.read_bytes()
+    with pytest.raises(UsageError) as caught:
+        Journal(file)
+    assert str(caught.value).startswith(f"Could not open the journal ({file}): a newer ckptd wrote it (schema {SCHEMA_VERSION + 1}")
+    assert "To mend it: install that version again" in str(caught.value)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["text", "page"])
+def test_a_damaged_journal_is_refused_in_one_sentence_and_left_alone(file: Path, damage: str) -> None:
+    journal = Journal(file)
+    enter(journal)
+    journal.close()
+    if damage == "text":
+        file.write_bytes(b"this is no database at all, whatever its name says. " * 100)
+    else:
+        with open(file, "r+b") as stream:
+            stream.seek(4096)
+            stream.write(b"\xff" * 4096 * 3)
+    before = file.read_bytes()
+    with pytest.raises(Permanent) as caught:
+        Journal(file)
+    assert caught.value.fault.code == "journal-damaged"
+    assert str(caught.value).startswith(f"Could not open the journal ({file}): it is not a sound database: ")
+    assert "To mend it: move it away" in str(caught.value)
+    assert file.read_bytes() == before
+
+
+def test_a_journal_that_is_only_locked_is_not_called_damaged(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows that advice loses a sound journal."""
+    Journal(file).close()
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Exception) as caught:
+            Journal(file)
+        other.execute("ROLLBACK")
+    assert "move it away" not in str(caught.value)
+
+
+def test_a_reader_sees_the_last_commit_while_a_writer_is_in_the_middle_of_one(journal: Journal, file: Path) -> None:  # R6.1
+    enter(journal)
+    seen = []
+
+    def look(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE job SET state = 'running'")
+        with reading(file) as reader:
+            seen.extend(reader.execute("SELECT state FROM job").fetchall())
+
+    journal._database.write("look", look)
+    assert [row[0] for row in seen] == ["pending"]
+    with reading(file) as reader:
+        assert reader.execute("SELECT state FROM job").fetchone()[0] == "running"
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.execute("UPDATE job SET state = 'failed'")
+
+
+def test_writing_goes_on_after_a_reader_that_held_the_file_for_too_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    journal = Journal(file)
+    try:
+        with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM job").fetchall()
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                journal.remember("/path", "f", "skipped")
+        journal.remember("/path", "g", "skipped")
+        assert journal.seen("/path") == "g"
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize("name", ["with space", "50%20off", "a#b", "a?b"])
+def test_a_folder_of_any_name_can_be_read(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name / "journal.sqlite3"
+    file.parent.mkdir()
+    journal = Journal(file)
+    enter(journal)
+    journal.close()
+    assert [job["id"] for job in snapshot(file.parent)["jobs"]] == ["job"]
+
+
+def test_a_folder_without_a_journal_has_no_jobs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), reading(tmp_path / "journal.sqlite3"):
+        pass
+    assert snapshot(tmp_path)["jobs"] == []

@@ -1,0 +1,124 @@
+"""The links `latest` and `best` of a run, and which exports may be removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from daemon.contract import ArtifactCheck, CheckpointRef, FileEntry, JobFacts, Outcome, StageFacts, StageResult, Verdict
+from daemon.durable import seal
+from daemon.finish import prune, publish_job
+from daemon.paths import Paths, prepare
+from daemon.publish import link_to
+from daemon.rows import JobRow, StageRow
+from tests.journal.conftest import WORK
+from tests.publish.parts import publish
+
+
+def test_a_link_is_relative_and_moves_in_one_step(tmp_path: Path) -> None:
+    for name in ("step-2", "step-4"):
+        (tmp_path / name).mkdir()
+        link_to(tmp_path / "latest", tmp_path / name)
+        assert os.readlink(tmp_path / "latest") == name
+    assert sorted(os.listdir(tmp_path)) == ["latest", "step-2", "step-4"]
+
+
+def test_a_real_file_in_the_place_of_a_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(FileExistsError, match="in the way"):
+        link_to(tmp_path / "latest", tmp_path / "step-4")
+    assert (tmp_path / "latest").is_dir()
+
+
+class Press:
+    """Publishes jobs the way the runner does, with one stage's output that validation found good or bad."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.paths: Paths = prepare(home / "state", home / "exports")
+
+    def stage(self, name: str, folder: Path, files: tuple[FileEntry, ...], checks: tuple[ArtifactCheck, ...] = ()) -> StageRow:
+        result = StageResult(outcome=Outcome.SUCCEEDED, files=files, checks=checks)
+        return StageRow(name, "succeeded", 1, 0, None, None, folder, result, None)
+
+    def publish(
+        self, step: int, *, run: str = "run", verdict: Verdict = Verdict.PASSED, best: int = 0, naming: str = "{run}/step-{step}"
+    ) -> Path:
+        made = self.home / "made" / run / str(step)
+        for name in ("pytorch", "onnx", "onnx-int8", "report"):
+            (made / name).mkdir(parents=True, exist_ok=True)
+            (made / name / "file").write_text(f"{name} of {run} {step}")
+        checks = tuple(ArtifactCheck(variant=name, verdict=verdict, reasons=()) for name in ("pytorch", "onnx", "onnx-int8"))
+        rows = {name: self.stage(name, made / name, seal(made / name)) for name in ("pytorch", "onnx", "onnx-int8", "report")}
+        rows["validate"] = self.stage("validate", made, (), checks)
+        path = f"/runs/{run}/checkpoint-{step}"
+        metadata = {"best_model_checkpoint": f"/elsewhere/{run}/checkpoint-{best}"}
+        reference = CheckpointRef(
+            root="/runs", run=run, step=step, path=path, layout="trainer-adapter", digest=f"{run}-{step}", method="LORA", metadata=metadata
+        )
+        target = self.paths.output / naming.format(run=run, step=step)
+        job = JobRow(f"{run}-{step}", "running", reference, WORK, made, target, None, "", None, None)
+        stages = tuple(StageFacts(name=name, state=row.state, result=row.result) for name, row in rows.items())
+        facts = JobFacts(export_id=job.id, created="", checkpoint=reference, work=WORK, stages=stages)
+        return publish_job(job, facts, rows, self.paths, keep_rejected=False).target
+
+
+@pytest.fixture
+def press(tmp_path: Path) -> Press:
+    return Press(tmp_path)
+
+
+def test_latest_never_goes_back_to_an_earlier_step(press: Press) -> None:
+    steps = {step: press.publish(step) for step in (2, 10, 4, 9)}
+    latest = press.paths.output / "run" / "latest"
+    assert latest.resolve() == steps[10]
+    assert press.publish(11) == latest.resolve()
+
+
+def test_latest_does_not_go_to_an_export_in_which_nothing_passed(press: Press) -> None:
+    good = press.publish(2)
+    unverified = press.publish(3, verdict=Verdict.UNVERIFIED)
+    failed = press.publish(4, verdict=Verdict.FAILED)
+    assert (press.paths.output / "run" / "latest").resolve() == good
+    assert unverified.name == "step-3"
+    assert failed.name == "step-4.failed"
+
+
+def test_best_goes_where_the_trainers_own_best_is(press: Press) -> None:
+    for step in (2, 4, 6):
+        press.publish(step, best=4)
+    assert (press.paths.output / "run" / "best").resolve().name == "step-4"
+    assert (press.paths.output / "run" / "latest").resolve().name == "step-6"
+
+
+def test_a_failed_export_stands_beside_a_good_one_and_goes_when_the_next_try_succeeds(press: Press) -> None:
+    press.publish(4, verdict=Verdict.FAILED)
+    assert os.listdir(press.paths.output / "run") == ["step-4.failed"]
+    press.publish(4)
+    assert sorted(os.listdir(press.paths.output / "run")) == ["latest", "step-4"]
+    press.publish(4, verdict=Verdict.FAILED)
+    assert sorted(os.listdir(press.paths.output / "run")) == ["latest", "step-4", "step-4.failed"]
+
+
+def test_pruning_keeps_the_newest_and_whatever_a_link_points_to(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8, 10):
+        publish(tmp_path, step, tmp_path / "run" / f"step-{step}", run="run", step=step)
+    (tmp_path / "run" / "notes").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("of a person")
+    link_to(tmp_path / "run" / "best", tmp_path / "run" / "step-4")
+    removed = prune(tmp_path / "run", "run", 2)
+    assert sorted(path.name for path in removed) == ["step-2", "step-6"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["best", "notes", "notes.txt", "step-10", "step-4", "step-8"]
+
+
+def test_pruning_counts_the_exports_of_each_run_by_itself_where_runs_share_a_folder(press: Press) -> None:
+    for run in ("a", "b"):
+        for step in (2, 4):
+            press.publish(step, run=run, naming="{run}-step-{step}")
+    prune(press.paths.output, "a", 1)
+    left = ["a-latest", "a-step-4", "b-latest", "b-step-2", "b-step-4"]
+    assert sorted(name for name in os.listdir(press.paths.output) if name != ".staging") == left
+    prune(press.paths.output, "b", 1)
+    assert sorted(name for name in os.listdir(press.paths.output) if name != ".staging") == [name for name in left if name != "b-step-2"]
