@@ -159,7 +159,7 @@ class Daemon:
             ],
             "incomplete": [
                 {"path": str(path), "missing": list(entry.missing), "seconds": round(time.monotonic() - entry.since)}
-                for path, entry in dict(watcher.incomplete).items()
+                for path, entry in dict(watcher.tracker.incomplete).items()
             ],
             "progress": progress,
             "waiting": {job: waiting.fault.sentence() for job, waiting in dict(runner.waiting).items()},
@@ -175,7 +175,7 @@ class Daemon:
             return
         gauges = {
             "ckptd_children": float(len(self._parts.runner.running)),
-            "ckptd_incomplete_checkpoints": float(len(self._watcher.incomplete)),
+            "ckptd_incomplete_checkpoints": float(len(self._watcher.tracker.incomplete)),
             "ckptd_outbox_pending": float(self._parts.journal.pending_messages()),
             "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
             "ckptd_resident_bytes": float(psutil.Process().memory_info().rss),
