@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from daemon.errors import Permanent
+from daemon.contract import CheckpointRef
+from daemon.errors import CkptdError, Fault, Permanent
 from daemon.safetensors_header import model_size, read_header
 from handlers.plan import ModelSize
 
@@ -80,3 +81,32 @@ def measure(folder: Path) -> ModelSize:
                 "base-damaged", "read the base model", f"{file.name} {error}", "download or copy that model again", path=file
             ) from None
     return ModelSize(*model_size(headers))
+
+
+class Bases:
+    """Finds bases and remembers their sizes: ten checkpoints of a run have one base."""
+
+    def __init__(self, search: Sequence[Path], mapped: Mapping[str, Path]) -> None:
+        self._search = search
+        self._mapped = mapped
+        self._sizes: dict[Path, ModelSize] = {}
+
+    def find(self, checkpoint: CheckpointRef) -> tuple[Path | None, Fault | None]:
+        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used."""
+        if checkpoint.method == "full":
+            return None, None
+        try:
+            folder = find_base(checkpoint.base_name or "", checkpoint.base_revision, self._search, self._mapped)
+            self._sizes[folder] = measure(folder)
+        except CkptdError as error:
+            return None, error.fault
+        return folder, None
+
+    def size(self, folder: Path) -> ModelSize:
+        """Size of the model in `folder`; nothing for one that can't be read, which only the report is left to run for."""
+        if folder not in self._sizes:
+            try:
+                self._sizes[folder] = measure(folder)
+            except CkptdError:
+                return ModelSize(0, 0)
+        return self._sizes[folder]

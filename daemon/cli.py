@@ -101,6 +101,24 @@ def export(
 
 
 @app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="Checkpoint directory, or a run's.")], config: ConfigOption = None, json_: JsonOption = False
+) -> None:
+    """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
+    from daemon.explain import explain as look
+
+    value = look(load_settings(config), path)
+    if json_:
+        _print_json(value)
+    else:
+        from daemon.explain_view import print_explanation
+
+        print_explanation(value)
+    if not value["complete"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
 def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
     from daemon.status import snapshot

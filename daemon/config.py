@@ -89,8 +89,11 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
         problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
     if need_roots and not settings.watch.roots:
         problems.append('watch.roots: is empty, so there is nothing to watch; for example ["/data/runs"]')
+    written = {"output.directory": settings.output.directory, "state.directory": settings.state_directory}
+    if settings.pin.directory is not None:
+        written["pin.directory"] = settings.pin.directory
     for root in settings.watch.roots:
-        for key, folder in (("output.directory", settings.output.directory), ("state.directory", settings.state_directory)):
+        for key, folder in written.items():
             real = Path(os.path.realpath(folder))
             if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, Path(os.path.realpath(root))))):
                 beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"

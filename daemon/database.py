@@ -17,7 +17,7 @@ from typing import TypeVar
 from daemon import faults
 from daemon.errors import Permanent, Retryable, UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_SECONDS = 20.0
 
 T = TypeVar("T")

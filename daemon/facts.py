@@ -26,5 +26,5 @@ def facts_of(journal: Journal, job: JobRow) -> JobFacts:
     )  # fmt: skip
     return JobFacts(
         export_id=job.id, created=job.created, started=job.started, checkpoint=job.checkpoint, base=str(job.base) if job.base else None,
-        work=job.work, stages=stages, target=str(job.target),
+        work=job.work, stages=stages, target=str(job.target), warnings=job.warnings,
     )  # fmt: skip

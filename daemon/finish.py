@@ -10,9 +10,11 @@ from pathlib import Path
 from daemon.contract import ArtifactCheck, JobFacts, Verdict
 from daemon.durable import remove_tree
 from daemon.journal import Journal
+from daemon.naming import step_of
 from daemon.paths import Paths
-from daemon.publish import Part, assemble, link_to, manifest_of, swap_in
+from daemon.publish import Part, assemble, link_to, manifest_of, same_files, swap_in
 from daemon.rows import JobRow, StageRow
+from daemon.select import best_step
 from daemon.verdicts import asked_variants, judge, status_of
 
 FAILED_SUFFIX = ".failed"
@@ -80,8 +82,7 @@ def _move_links(job: JobRow, target: Path) -> None:
     current = manifest_of(latest).get("step")
     if not isinstance(current, int) or current <= job.checkpoint.step:
         link_to(latest, target)
-    best = str(job.checkpoint.metadata.get("best_model_checkpoint") or "").rstrip("/").rsplit("/", 1)[-1]
-    if best == Path(job.checkpoint.path).name:
+    if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
         link_to(_link(job, target, "best"), target)
 
 
@@ -96,23 +97,34 @@ def message_of(job: JobRow, stages: Mapping[str, StageRow], published: Published
 def tidy_job(job: JobRow, paths: Paths) -> None:
     """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay."""
     remove_tree(paths.staging / job.id)
-    remove_tree(paths.pins / job.id)
+    remove_tree(job.pin)
     folder = paths.jobs / job.id
     if folder.is_dir():
         for attempt in folder.iterdir():
             remove_tree(attempt / "tmp")
 
 
-def collect_orphans(journal: Journal, paths: Paths) -> list[str]:
-    """Remove staging and pins that belong to no open job; names what went."""
+def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
+    """Remove staging and pins that belong to no open job; names what went. `pins`: the configured folder, which may be new."""
     keep = {job.id for job in journal.open_jobs()}
     gone = []
-    for parent in (paths.staging, paths.pins):
-        for entry in os.scandir(parent):
+    for parent in {paths.staging: None, paths.pins: None, pins: None}:
+        for entry in os.scandir(parent) if parent.is_dir() else ():
             if entry.name not in keep:
                 remove_tree(Path(entry.path))
                 gone.append(entry.path)
     return gone
+
+
+def reopen_damaged(journal: Journal) -> list[tuple[str, str]]:
+    """Put finished stages of open jobs whose output is no longer whole back to waiting; gives (job, stage)."""
+    found = []
+    for job in journal.open_jobs():
+        for stage in journal.stages(job.id).values():
+            if stage.state == "succeeded" and not (stage.folder and stage.result and same_files(stage.folder, stage.result.files)):
+                journal.reopen_stage(job.id, stage.name)
+                found.append((job.id, stage.name))
+    return found
 
 
 def prune(folder: Path, run: str, keep_last: int) -> list[Path]:

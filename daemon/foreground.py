@@ -15,12 +15,13 @@ from typing import Any
 from daemon import logs
 from daemon.app import Engine, engine
 from daemon.base import is_model
-from daemon.checkpoint import Inspection, fingerprint, identify, inspect, step_of
+from daemon.checkpoint import Inspection, fingerprint, identify, inspect
 from daemon.contract import digest_of
 from daemon.durable import remove_tree
 from daemon.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.intake import damaged
 from daemon.journal import Journal
+from daemon.naming import run_of, step_of
 from daemon.paths import prepare
 from daemon.pin import Moved, make_pin
 from daemon.publish import MANIFEST
@@ -91,7 +92,7 @@ def _adjusted(settings: Settings, checkpoint: Path, output: Path | None, base: P
 
 
 def _inspected(checkpoint: Path) -> Inspection:
-    """Raises UsageError for a path that can't be a checkpoint at all."""
+    """Raises UsageError for a path that can't be a checkpoint at all, Permanent for a layout that is not exported."""
     operation = "export"
     if not checkpoint.exists():
         raise UsageError("no-such-path", operation, "there is no such directory", "check the path", path=checkpoint)
@@ -105,6 +106,8 @@ def _inspected(checkpoint: Path) -> Inspection:
             f"name one of its checkpoints, for example {checkpoint / inside[-1]}" if inside else "give the directory that a trainer wrote"
         )
         raise UsageError("not-a-checkpoint", operation, "it holds neither an adapter nor model weights", remedy, path=checkpoint)
+    if found.refusal is not None:
+        raise Permanent(**found.refusal.model_dump())
     return found
 
 
@@ -113,9 +116,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
 
     An interrupted job goes on, a good one is left unless forced, every other is made afresh.
     """
-    named = step_of(found.path) is not None
-    root = found.path.parent.parent if named else found.path.parent
-    run = found.path.parent.name if named else found.path.name
+    root, run = run_of(found.path).parent, run_of(found.path).name
     intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
     try:
         candidate = intake.pin(root, run, found, seen) if found.complete else intake.damaged(root, run, found, seen)

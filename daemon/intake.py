@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from daemon.checkpoint import Fingerprint, Inspection, identify
+from daemon.checkpoint import Fingerprint, Inspection, fingerprint, identify
 from daemon.contract import CheckpointRef, digest_of
 from daemon.durable import remove_tree
 from daemon.errors import Fault
-from daemon.finish import collect_orphans
 from daemon.journal import Journal
+from daemon.naming import run_of, step_of
+from daemon.overrides import Effective, effective
 from daemon.paths import Paths
-from daemon.pin import make_pin
-from daemon.settings import SelectSettings, Settings
+from daemon.pin import Moved, PinRules, make_pin, pins_of, rewritten
+from daemon.runs import later_state
+from daemon.select import best_step, choose
+from daemon.settings import Settings
 from handlers.plan import plan
 
 log = structlog.get_logger("intake")
@@ -31,19 +35,9 @@ def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
     return digest_of([list(row) for row in fingerprint])
 
 
-def selected(inspection: Inspection, select: SelectSettings) -> bool:
-    """Whether `[select]` wants this checkpoint."""
-    if select.policy == "every":
-        return inspection.step % select.every == 0
-    if select.policy == "best":
-        best = str(inspection.metadata.get("best_model_checkpoint") or "")
-        return Path(best).name == inspection.path.name
-    return True
-
-
 def run_name(root: Path, checkpoint: Path) -> str:
     """The run's directory relative to the root; the root's own name where the root itself is the run."""
-    relative = os.path.relpath(checkpoint.parent, root)
+    relative = os.path.relpath(run_of(checkpoint), root)
     return root.name if relative == "." else relative
 
 
@@ -55,6 +49,7 @@ class Candidate:
     reference: CheckpointRef
     pin: Path
     known: str
+    effective: Effective
     fault: Fault | None = None
 
 
@@ -65,29 +60,58 @@ class Intake:
     settings: Settings
     journal: Journal
     paths: Paths
+    _said: set[str] = field(default_factory=set)
+
+    @property
+    def pins(self) -> Path:
+        """The folder of all pins."""
+        return pins_of(self.settings.pin, self.paths)
 
     def take(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         """Pin a complete checkpoint that `[select]` wants and enter its job; gives the job's id, None without a new job.
 
-        Raises pin.Moved when the checkpoint changed meanwhile, OSError when it can't be pinned.
+        Raises pin.Moved when the checkpoint changed meanwhile, Retryable or OSError when it can't be pinned now.
         """
-        if not selected(inspection, self.settings.select):
+        mine = self._effective(run_of(inspection.path))
+        later = later_state(inspection.path, inspection.step) if mine.settings.select.policy == "best" else {}
+        choice = choose(
+            inspection.step, inspection.metadata, mine.settings.select, later=later, ending=step_of(inspection.path) is None
+        )  # fmt: skip
+        if not choice.wanted:
             self.journal.remember(str(inspection.path), digest_of_fingerprint(fingerprint), "skipped")
-            log.info("checkpoint skipped", path=str(inspection.path), policy=self.settings.select.policy)
+            log.info("checkpoint skipped", path=str(inspection.path), policy=mine.settings.select.policy, reason=choice.reason)
             return None
-        candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint)
-        if self.journal.job(candidate.job) is not None:
-            self.drop(candidate)
-            self.journal.remember(str(inspection.path), candidate.known, "known")
-            return None
-        return self.enter(candidate)
+        if best_step(later) == inspection.step:
+            news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
+            inspection = replace(inspection, metadata={**inspection.metadata, **news})
+        candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
+        return None if self._is_known(candidate) else self.enter(candidate)
 
-    def pin(self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint) -> Candidate:
-        """Snapshot a complete checkpoint and identify it by its content."""
-        incoming = self.paths.pins / INCOMING
-        make_pin(inspection.path, incoming, fingerprint)
-        reference = _reference(root, run, inspection, identify(incoming))
-        return Candidate(self.job_id(reference), reference, incoming, digest_of_fingerprint(fingerprint))
+    def reconsider(self, inspection: Inspection) -> Path | None:
+        """The sibling that a complete checkpoint names as the best and that was skipped: it is to be looked at again."""
+        if self._effective(run_of(inspection.path)).settings.select.policy != "best":
+            return None
+        step = best_step(inspection.metadata)
+        sibling = inspection.path.with_name(f"checkpoint-{step}")
+        if step is None or sibling == inspection.path or not self.journal.reconsider(str(sibling)):
+            return None
+        log.info("a checkpoint that was skipped is the best now", path=str(sibling), named_by=str(inspection.path))
+        return sibling
+
+    def pin(
+        self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint, mine: Effective | None = None
+    ) -> Candidate:  # fmt: skip
+        """Snapshot a complete checkpoint and identify it by its content. `mine`: the settings of its run, else the main ones."""
+        mine = mine or Effective(self.settings)
+        incoming = self.pins / INCOMING
+        rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
+        make_pin(inspection.path, incoming, fingerprint, rules)
+        digest = identify(incoming)
+        if rewritten(incoming):
+            remove_tree(incoming)
+            raise Moved
+        reference = _reference(root, run, inspection, digest)
+        return Candidate(job_id(reference, mine.settings), reference, incoming, digest_of_fingerprint(fingerprint), mine)
 
     def drop(self, candidate: Candidate) -> None:
         """The candidate is not entered: its pin goes."""
@@ -95,40 +119,71 @@ class Intake:
 
     def take_damaged(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         """Enter a job that only reports: the trainer said it was done, and what is there can't be used."""
-        candidate = self.damaged(root, run_name(root, inspection.path), inspection, fingerprint)
+        mine = self._effective(run_of(inspection.path))
+        candidate = self.damaged(root, run_name(root, inspection.path), inspection, fingerprint, mine)
         assert candidate.fault is not None
+        if self._is_known(candidate):
+            return None
         log.error(candidate.fault.sentence(), path=str(inspection.path), code=candidate.fault.code)
         return self.enter(candidate)
 
-    def damaged(self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint) -> Candidate:
+    def damaged(
+        self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint, mine: Effective | None = None
+    ) -> Candidate:  # fmt: skip
         """The candidate of a checkpoint that can't be used: nothing is pinned, and its state stands for its content."""
+        mine = mine or Effective(self.settings)
         known = digest_of_fingerprint(fingerprint)
         reference = _reference(root, run, inspection, known)
-        return Candidate(self.job_id(reference), reference, self.paths.pins / INCOMING, known, damaged(inspection))
+        return Candidate(job_id(reference, mine.settings), reference, self.pins / INCOMING, known, mine, damaged(inspection))
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job; gives its id, None where the journal had it already."""
-        reference, pin = candidate.reference, self.paths.pins / candidate.job
+        reference, settings, warning = candidate.reference, candidate.effective.settings, candidate.effective.warning
+        pin = self.pins / candidate.job
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-        supersede = self.settings.select.policy == "latest"
         new = self.journal.add_job(
-            candidate.job, reference, self.settings.work, [spec.name for spec in plan(self.settings.variants)], pin=pin,
-            target=self.target(reference), fingerprint=candidate.known, supersede=supersede, fault=candidate.fault,
+            candidate.job, reference, settings.work, [spec.name for spec in plan(settings.variants)], pin=pin,
+            target=self.target(reference), fingerprint=candidate.known, supersede=settings.select.policy == "latest",
+            fault=candidate.fault, warnings=[warning] if warning else [],
         )  # fmt: skip
         if not new:
             return None
         log.info("checkpoint taken", job=candidate.job, run=reference.run, step=reference.step, path=reference.path,
                  layout=reference.layout, digest=reference.digest[:16])  # fmt: skip
-        if supersede:
-            collect_orphans(self.journal, self.paths)
         return candidate.job
 
-    def job_id(self, reference: CheckpointRef) -> str:
-        """Readable and the same for the same checkpoint with the same configuration."""
-        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", reference.run).strip("-.") or "run"
-        return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{self.settings.work.digest[:4]}"
+    def _is_known(self, candidate: Candidate) -> bool:
+        """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
+        path = candidate.reference.path
+        job = self.journal.job(candidate.job)
+        if job is not None and job.state == "superseded" and not self.journal.places(job.id):
+            # Its content was overwritten during the export, and now it is back.
+            if job.untidy:
+                self.drop(candidate)
+                raise Moved
+            self.journal.forget_job(job.id)
+        elif job is not None:
+            self.drop(candidate)
+            self.journal.remember(path, candidate.known, "known", job.id)
+            return True
+        for name in self.journal.same_content(candidate.reference.step, candidate.reference.digest):
+            places = self.journal.places(name)
+            if places and path not in places and not any(_holds(Path(place), known) for place, known in places.items()):
+                self.drop(candidate)
+                self.journal.moved(name, path, candidate.known)
+                log.info("moved", job=name, path=path, before=sorted(places))
+                return True
+        return False
+
+    def _effective(self, run: Path) -> Effective:
+        """The settings that count for a run; what is wrong with its own file is said once."""
+        mine = effective(self.settings, run)
+        if mine.warning and mine.warning not in self._said:
+            self._said.add(mine.warning)
+            log.warning(mine.warning, code="run-config-invalid")
+        return mine
 
     def target(self, reference: CheckpointRef) -> Path:
         """The export's folder by `output.naming`."""
@@ -136,6 +191,20 @@ class Intake:
             run=reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
         )
         return self.paths.output / name
+
+
+def job_id(reference: CheckpointRef, settings: Settings) -> str:
+    """Readable and the same for the same checkpoint with the same configuration."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", reference.run).strip("-.") or "run"
+    return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{settings.work.digest[:4]}"
+
+
+def _holds(checkpoint: Path, known: str) -> bool:
+    """Whether a directory is still in the state that the journal knows."""
+    try:
+        return digest_of_fingerprint(fingerprint(checkpoint)) == known
+    except OSError:
+        return False
 
 
 def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> CheckpointRef:

@@ -6,6 +6,7 @@ The schema itself refuses illegal transitions. Called by the watcher (new jobs),
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -34,18 +35,57 @@ class Journal:
         rows = self._database.read("SELECT fingerprint FROM seen WHERE path = ?", path)
         return str(rows[0][0]) if rows else None
 
-    def remember(self, path: str, fingerprint: str, verdict: str) -> None:
-        """Record that a directory in this state has been decided upon without a new job."""
-        self._database.write("remember", lambda c: _remember(c, path, fingerprint, verdict, None))
+    def seen_below(self, root: str) -> dict[str, str]:
+        """The same for everything below a root, in one query."""
+        prefix = root.rstrip("/") + "/"
+        rows = self._database.read("SELECT path, fingerprint FROM seen WHERE path >= ? AND path < ?", prefix, prefix[:-1] + "0")
+        return {str(row[0]): str(row[1]) for row in rows}
+
+    def remember(self, path: str, fingerprint: str, verdict: str, job: str | None = None) -> None:
+        """Record that a directory in this state has been decided upon without a new job. `job`: the one that has it already."""
+        self._database.write("remember", lambda c: _remember(c, path, fingerprint, verdict, job))
+
+    def reconsider(self, path: str) -> bool:
+        """Forget that a directory was skipped, so that the next look decides again; says whether it was."""
+        return bool(self._database.write(
+            "reconsider", lambda c: c.execute("DELETE FROM seen WHERE path = ? AND verdict = 'skipped'", (path,)).rowcount
+        ))  # fmt: skip
+
+    def same_content(self, step: int, digest: str) -> list[str]:
+        """Ids of the jobs of checkpoints with this step and content, wherever they lay, newest first."""
+        rows = self._database.read(
+            "SELECT id FROM job WHERE step = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id", step, digest
+        )
+        return [str(row[0]) for row in rows]
+
+    def moved(self, job: str, path: str, fingerprint: str) -> None:
+        """The content of a job lies at `path` now, and nowhere else."""
+
+        def move(c: sqlite3.Connection) -> None:
+            c.execute("DELETE FROM seen WHERE job = ?", (job,))
+            _remember(c, path, fingerprint, "known", job)
+
+        self._database.write("moved", move)
+
+    def places(self, job: str) -> dict[str, str]:
+        """The directories whose content is this job's, each with the fingerprint that it was seen with."""
+        return {str(row[0]): str(row[1]) for row in self._database.read("SELECT path, fingerprint FROM seen WHERE job = ?", job)}
+
+    def add_lost(self, path: str, first_seen: str, last_seen: str, lived: float) -> None:
+        """Record that a checkpoint was deleted before it could be pinned. `lived`: seconds."""
+        self._database.write("add-lost", lambda c: c.execute(
+            "INSERT INTO lost (path, first_seen, last_seen, lived, at) VALUES (?,?,?,?,?)", (path, first_seen, last_seen, lived, now()),
+        ))  # fmt: skip
 
     def add_job(
         self, job: str, checkpoint: CheckpointRef, work: Work, stages: Sequence[str], *, pin: Path, target: Path, fingerprint: str,
-        supersede: bool = False, fault: Fault | None = None,
+        supersede: bool = False, fault: Fault | None = None, warnings: Sequence[str] = (),
     ) -> bool:  # fmt: skip
         """Enter a job unless this identity with this configuration has one; says whether it is new.
 
-        `supersede`: older pending jobs of the run give way. `fault`: the checkpoint can't be merged at all, so the
-        job goes straight to its report.
+        Open jobs of the same directory give way: what they export has been overwritten. `supersede`: older pending
+        jobs of the run do so too. `fault`: the checkpoint can't be merged at all, so the job goes straight to its
+        report, and takes nobody's place.
         """
 
         def add(c: sqlite3.Connection) -> bool:
@@ -56,22 +96,19 @@ class Journal:
                 _remember(c, checkpoint.path, fingerprint, "known", known[0])
                 return False
             c.execute(
-                "INSERT INTO job (id, identity, work_digest, run, step, checkpoint, work, pin, target, created)"
-                " VALUES (?,?,?,?,?,?,?,?,?,?)",
+                "INSERT INTO job (id, identity, work_digest, run, step, checkpoint, work, pin, target, created, warnings)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?,?)",
                 (job, checkpoint.identity, work.digest, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
-                 work.model_dump_json(), str(pin), str(target), now()),
+                 work.model_dump_json(), str(pin), str(target), now(), json.dumps(list(warnings))),
             )  # fmt: skip
             c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(job, name, i) for i, name in enumerate(stages)])
             if fault:
                 _end_stage(c, job, "merge", "failed", fault=fault)
+            if not fault:
+                overwritten = "id IN (SELECT job FROM seen WHERE path = ?) AND id <> ?"
+                _supersede(c, f"superseded by {job}", overwritten, (checkpoint.path, job))
             if supersede and not fault:
-                run = (checkpoint.run, checkpoint.root)
-                c.execute(
-                    "UPDATE job SET state = 'superseded', ended = ? WHERE run = ? AND checkpoint ->> 'root' = ? AND state = 'pending'"
-                    " AND step < (SELECT max(step) FROM job"
-                    " WHERE run = ? AND checkpoint ->> 'root' = ? AND state IN ('pending', 'running'))",
-                    (now(), *run, *run),
-                )  # fmt: skip
+                _supersede_older(c, checkpoint)
             _remember(c, checkpoint.path, fingerprint, "damaged" if fault else "taken", job)
             return True
 
@@ -98,24 +135,46 @@ class Journal:
         """Remove an ended job, so that the same checkpoint can be entered again."""
         self._database.write("forget-job", lambda c: c.execute("DELETE FROM job WHERE id = ?", (job,)))
 
-    def start_job(self, job: str, base: Path | None) -> None:
-        """pending → running, with the base that was found for it."""
-        self._database.write("start-job", lambda c: c.execute(
-            "UPDATE job SET state = 'running', base = ?, started = COALESCE(started, ?) WHERE id = ?",
+    def start_job(self, job: str, base: Path | None) -> bool:
+        """pending → running, with the base that was found for it; False where it has been superseded meanwhile."""
+        return bool(self._database.write("start-job", lambda c: c.execute(
+            "UPDATE job SET state = 'running', base = ?, started = COALESCE(started, ?) WHERE id = ? AND state <> 'superseded'",
             (str(base) if base else None, now(), job),
-        ))  # fmt: skip
+        ).rowcount))  # fmt: skip
 
-    def finish_job(self, job: str, state: str, message: tuple[str, str] | None) -> None:
-        """running → ended, and its notification (title, body) into the outbox, in one commit."""
+    def finish_job(self, job: str, state: str, message: tuple[str, str] | None) -> bool:
+        """running → ended, and its notification (title, body) into the outbox, in one commit.
 
-        def finish(c: sqlite3.Connection) -> None:
-            c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (state, now(), job))
+        False, and nothing is recorded, where the job has been superseded meanwhile.
+        """
+
+        def finish(c: sqlite3.Connection) -> bool:
+            if not c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ? AND state <> 'superseded'", (state, now(), job)).rowcount:
+                return False
             if message:
                 c.execute(
                     "INSERT INTO outbox (job, kind, title, body, created) VALUES (?,?,?,?,?)", (job, state, *message, now())
                 )  # fmt: skip
+            return True
 
-        self._database.write("finish-job", finish)
+        return self._database.write("finish-job", finish)
+
+    def supersede_job(self, job: str, reason: str) -> None:
+        """An open job ends without a report, since its checkpoint is no longer what it was; the directory is looked at again."""
+
+        def supersede(c: sqlite3.Connection) -> None:
+            _supersede(c, reason, "id = ?", (job,))
+            c.execute("DELETE FROM seen WHERE job = ?", (job,))
+
+        self._database.write("supersede-job", supersede)
+
+    def untidy_jobs(self) -> list[JobRow]:
+        """Superseded jobs whose child, staging and pin are not cleared away yet."""
+        return [job_of(row) for row in self._database.read("SELECT * FROM job WHERE untidy = 1 ORDER BY id")]
+
+    def tidied(self, job: str) -> None:
+        """Nothing is left of a superseded job but its record."""
+        self._database.write("tidied", lambda c: c.execute("UPDATE job SET untidy = 0 WHERE id = ?", (job,)))
 
     def retry_job(self, job: str) -> bool:
         """Put a failed or partial job back in the queue, all its stages afresh, since its staging is gone."""
@@ -237,6 +296,24 @@ def _remember(c: sqlite3.Connection, path: str, fingerprint: str, verdict: str, 
         " fingerprint = excluded.fingerprint, verdict = excluded.verdict, job = excluded.job, at = excluded.at",
         (path, fingerprint, verdict, job, now()),
     )
+
+
+def _supersede(c: sqlite3.Connection, reason: str, where: str, values: tuple[object, ...]) -> None:
+    c.execute(
+        "UPDATE job SET state = 'superseded', ended = ?, reason = ?, untidy = 1"
+        f" WHERE state IN ('pending', 'running') AND {where}", (now(), reason, *values),
+    )  # fmt: skip
+
+
+def _supersede_older(c: sqlite3.Connection, checkpoint: CheckpointRef) -> None:
+    """Pending jobs of the run give way to its newest open one, whichever order they came in."""
+    run = (checkpoint.run, checkpoint.root)
+    newest = c.execute(
+        "SELECT id, step FROM job WHERE run = ? AND json_extract(checkpoint, '$.root') = ? AND state IN ('pending', 'running')"
+        " ORDER BY step DESC LIMIT 1", run,
+    ).fetchone()  # fmt: skip
+    older = "state = 'pending' AND run = ? AND json_extract(checkpoint, '$.root') = ? AND step < ?"
+    _supersede(c, f"superseded by {newest[0]}", older, (*run, newest[1]))
 
 
 def _end_stage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,12 @@ class JobRow:
     created: str
     started: str | None
     ended: str | None
+    warnings: tuple[str, ...] = ()
+    """What the report says beside the stages' own warnings."""
+    reason: str | None = None
+    """Why it was superseded."""
+    untidy: bool = False
+    """Superseded, and not cleared away yet."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ def job_of(row: sqlite3.Row) -> JobRow:
     return JobRow(
         row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.model_validate_json(row["work"]),
         Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
+        tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]),
     )  # fmt: skip
 
 

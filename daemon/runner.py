@@ -17,23 +17,24 @@ from pathlib import Path
 
 import structlog
 
-from daemon import base, faults
+from daemon import faults
+from daemon.base import Bases
 from daemon.contract import Outcome, StageResult
 from daemon.durable import remove_tree
-from daemon.errors import CkptdError, Fault, from_oserror
+from daemon.errors import Fault, from_oserror
 from daemon.facts import facts_of
-from daemon.finish import collect_orphans, message_of, prune, publish_job, tidy_job
+from daemon.finish import collect_orphans, message_of, prune, publish_job, reopen_damaged, tidy_job
 from daemon.journal import Journal
 from daemon.launch import make_context
 from daemon.paths import Paths
-from daemon.publish import same_files
+from daemon.pin import pins_of, rewritten
 from daemon.resources import WAIT_SECONDS, admit
 from daemon.retry import decide
 from daemon.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.settings import Settings
 from daemon.steps import because_of, next_stage, retrying
 from daemon.worker import Worker, kill_stray, read_result
-from handlers.plan import ModelSize, StageSpec
+from handlers.plan import StageSpec
 
 log = structlog.get_logger("runner")
 
@@ -75,7 +76,7 @@ class Runner:
     waiting: dict[str, Waiting] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._sizes: dict[str, ModelSize] = {}
+        self._bases = Bases(self.settings.base.search, self.settings.base.map)
         self._jitter = random.Random()
         self._wake = threading.Event()
         self._stopping = False
@@ -90,12 +91,9 @@ class Runner:
             result = read_result(attempt.folder / "result.json") or StageResult(outcome=Outcome.INTERRUPTED)
             self._settle(attempt, result)
             log.info("resumed", job=attempt.job, stage=attempt.stage, attempt=attempt.number, outcome=str(result.outcome))
-        for job in self.journal.open_jobs():
-            for stage in self.journal.stages(job.id).values():
-                if stage.state == "succeeded" and not (stage.folder and stage.result and same_files(stage.folder, stage.result.files)):
-                    log.warning("the output of a finished stage is gone; it is made again", job=job.id, stage=stage.name)
-                    self.journal.reopen_stage(job.id, stage.name)
-        for path in collect_orphans(self.journal, self.paths):
+        for job, stage in reopen_damaged(self.journal):
+            log.warning("the output of a finished stage is gone; it is made again", job=job, stage=stage)
+        for path in collect_orphans(self.journal, self.paths, pins_of(self.settings.pin, self.paths)):
             log.info("removed what no job needs", path=path)
 
     def run(self) -> None:
@@ -142,6 +140,7 @@ class Runner:
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
         self._reap()
+        self._clear_superseded()
         for job in self.journal.open_jobs():
             if len(self.running) >= self.settings.limits.jobs or self._stopping:
                 return
@@ -149,14 +148,38 @@ class Runner:
                 with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
                     self._advance(job)
 
+    def _clear_superseded(self) -> None:
+        """End the children of superseded jobs in order, then remove what is left of those jobs."""
+        for job in self.journal.untidy_jobs():
+            if job.id in self.running:
+                self.running[job.id].worker.stop()
+                continue
+            tidy_job(job, self.paths)
+            self.waiting.pop(job.id, None)
+            self.journal.tidied(job.id)
+            log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, reason=job.reason)
+            self.changed()
+
+    def _is_rewritten(self, job: JobRow) -> bool:
+        """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
+        name = rewritten(job.pin)
+        if name is None:
+            return False
+        self.journal.supersede_job(
+            job.id, f"the trainer rewrote {name} in place while it was exported; what is there now is a checkpoint of its own"
+        )
+        return True
+
     def _ready(self, job: str) -> bool:
         waiting = self.waiting.get(job)
         return waiting is None or time.monotonic() >= waiting.until
 
     def _advance(self, job: JobRow) -> None:
         """Move a job by as much as needs no child, then start the next stage that is ready."""
-        if job.state == "pending":
-            job = self._start_job(job)
+        started = self._start_job(job) if job.state == "pending" else job
+        if started is None or self._is_rewritten(started):
+            return
+        job = started
         while True:
             stages = self.journal.stages(job.id)
             spec = next_stage(stages)
@@ -174,41 +197,26 @@ class Runner:
             if not self._start_stage(job, spec, stages):
                 return
 
-    def _start_job(self, job: JobRow) -> JobRow:
-        """pending → running. A base that can't be found fails the merge at once, and the report says so."""
-        folder, fault = None, None
-        if job.checkpoint.method != "full":
-            try:
-                folder = base.find_base(
-                    job.checkpoint.base_name or "", job.checkpoint.base_revision, self.settings.base.search, self.settings.base.map
-                )
-                base.measure(folder)
-            except CkptdError as error:
-                fault = error.fault
-        self.journal.start_job(job.id, folder)
+    def _start_job(self, job: JobRow) -> JobRow | None:
+        """pending → running; None where it was superseded meanwhile.
+
+        A base that can't be found fails the merge at once, and the report says so.
+        """
+        folder, fault = self._bases.find(job.checkpoint)
+        if not self.journal.start_job(job.id, folder):
+            return None
         log.info("export started", base=str(folder) if folder else None)
         if fault and self.journal.stages(job.id)["merge"].state == "waiting":
             log.error(fault.sentence(), code=fault.code)
             self.journal.end_stage(job.id, "merge", "failed", fault)
         self.changed()
-        started = self.journal.job(job.id)
-        assert started is not None
-        return started
-
-    def _size(self, job: JobRow) -> ModelSize:
-        folder = str(job.base or job.pin)
-        if folder not in self._sizes:
-            try:
-                self._sizes[folder] = base.measure(Path(folder))
-            except CkptdError:
-                return ModelSize(0, 0)  # only the report is left to run, and it needs no model
-        return self._sizes[folder]
+        return self.journal.job(job.id)
 
     def _start_stage(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow]) -> bool:
         """Start the stage's child, wait, or (True: the job can move on at once) fail the stage for good."""
         limits = self.settings.limits
         admission = admit(
-            spec, self._size(job), output=self.paths.output, state=self.paths.state,
+            spec, self._bases.size(job.base or job.pin), output=self.paths.output, state=self.paths.state,
             memory_fraction=limits.memory_fraction, disk_reserve=int(limits.disk_reserve),
         )  # fmt: skip
         if admission.fault and admission.never:
@@ -267,6 +275,8 @@ class Runner:
             if result is None:
                 continue
             with structlog.contextvars.bound_contextvars(**context):
+                if self._is_rewritten(running.job):
+                    result = StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
                 self._settle(self._attempt(job_id, running.stage, running.number), result)
             del self.running[job_id]  # last: if the journal could not take it, the next round tries again
         if self.running:
@@ -296,6 +306,9 @@ class Runner:
     # The end of a job
 
     def _finish(self, job: JobRow, stages: dict[str, StageRow]) -> None:
+        current = self.journal.job(job.id)
+        if current is None or current.state != "running":
+            return  # superseded since this round began
         try:
             published = publish_job(
                 job, facts_of(self.journal, job), stages, self.paths, keep_rejected=self.settings.output.keep_rejected
@@ -304,7 +317,8 @@ class Runner:
             self._hold(job, from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}").fault)
             return
         wanted = published.state in self.settings.notify.on and self.settings.notify.urls
-        self.journal.finish_job(job.id, published.state, message_of(job, stages, published) if wanted else None)
+        if not self.journal.finish_job(job.id, published.state, message_of(job, stages, published) if wanted else None):
+            return  # superseded while it was published: the newer export replaces this one
         self.waiting.pop(job.id, None)
         log.info("export finished", state=published.state, target=str(published.target),
                  artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from daemon.checkpoint import CHECKPOINT_NAME
+from daemon.naming import holds_checkpoint, is_checkpoint_name, is_loose_name, may_make_checkpoint
 
 NETWORK_TYPES = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "beegfs", "gpfs", "9p", "afs", "virtiofs"}
@@ -23,35 +23,59 @@ def is_ignored(name: str) -> bool:
 
 
 def find_checkpoints(root: Path, depth: int, on_error: Callable[[OSError], None]) -> Iterator[Path]:
-    """Directories below `root`, at most `depth` levels deep, that are named like a checkpoint. Links are not followed."""
-    levels = [(str(root), 1)]
+    """Directories below `root`, at most `depth` levels deep, that are checkpoints by name or by what they hold.
+
+    Links are not followed. Below a `checkpoint-N` nothing is looked for.
+    """
+    levels = [(str(root), "", 1)]
     while levels:
-        folder, level = levels.pop()
+        folder, name, level = levels.pop()
         try:
-            with os.scandir(folder) as entries:
-                children = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+            with os.scandir(folder) as listing:
+                entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
         except OSError as error:
             on_error(error)
             continue
-        for entry in children:
-            if CHECKPOINT_NAME.fullmatch(entry.name):
-                yield Path(entry.path)
-            elif level < depth and not is_ignored(entry.name):
-                levels.append((entry.path, level + 1))
+        if name and holds_checkpoint(name, entries):
+            yield Path(folder)
+        for entry, is_folder in entries.items():
+            if not is_folder:
+                continue
+            if level <= depth and is_checkpoint_name(entry):
+                yield Path(os.path.join(folder, entry))
+            elif not is_ignored(entry) and (level < depth or (level == depth and is_loose_name(entry))):
+                levels.append((os.path.join(folder, entry), entry, level + 1))
 
 
 def checkpoint_of(root: Path, changed: str) -> Path | None:
-    """The checkpoint directory below `root` in which `changed` lies, if any."""
+    """The checkpoint directory below `root` in which `changed` lies, if any.
+
+    Looks at a directory's listing only where the changed name may have made a checkpoint of it.
+    """
     try:
         parts = Path(changed).relative_to(root).parts
     except ValueError:
         return None
     for index, part in enumerate(parts):
-        if CHECKPOINT_NAME.fullmatch(part):
+        if is_checkpoint_name(part):
             return root.joinpath(*parts[: index + 1])
-        if is_ignored(part):
+        if is_ignored(part) and index + 1 < len(parts):
             return None
+    if not parts or (is_ignored(parts[-1]) and changed.endswith("/")):
+        return None
+    for length in (len(parts), len(parts) - 1):
+        if length > 0 and (is_loose_name(parts[length - 1]) or (length < len(parts) and may_make_checkpoint(parts[-1]))):
+            folder = root.joinpath(*parts[:length])
+            if holds_checkpoint(folder.name, _names_in(folder)):
+                return folder
     return None
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # gone, no directory, or not readable: the next scan says which
 
 
 def file_system_type(path: Path) -> str:

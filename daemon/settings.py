@@ -48,6 +48,7 @@ class SelectSettings(Section):
 
     policy: Literal["all", "latest", "best", "every"] = "all"
     every: int = Field(default=0, ge=0)
+    final: bool = True
 
 
 class BaseModelSettings(Section):
@@ -85,6 +86,13 @@ class StateSettings(Section):
     """`[state]`: journal, pins, attempt logs."""
 
     directory: OptionalPath = None
+
+
+class PinSettings(Section):
+    """`[pin]`: the snapshot that rotation cannot take away."""
+
+    directory: OptionalPath = None
+    copy_limit: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
 
 
 class LimitSettings(Section):
@@ -152,6 +160,7 @@ with warnings.catch_warnings():
         base: BaseModelSettings = BaseModelSettings()
         output: OutputSettings = OutputSettings()
         state: StateSettings = StateSettings()
+        pin: PinSettings = PinSettings()
         export: ExportOptions = ExportOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()

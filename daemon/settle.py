@@ -72,6 +72,14 @@ class Settler:
         pending.next_look = max(pending.since + self.settle_seconds, now + PEEK_SECONDS)
         return Quiet.MOVING
 
+    def rested(self, path: str, extra: float, now: float) -> bool:
+        """Whether a quiet directory has been so for `extra` seconds more than the settle time; else it is looked at again then."""
+        since = self._pending[path].since
+        if now >= since + self.settle_seconds + extra:
+            return True
+        self._pending[path].next_look = since + self.settle_seconds + extra
+        return False
+
     def forget(self, path: str) -> None:
         """The directory is gone, or taken: start afresh with the next hint."""
         self._pending.pop(path, None)

@@ -104,14 +104,20 @@ def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
         "daemon": {"running": running, **{key: live.get(key) for key in ("pid", "started", "healthy")}},
         "roots": live.get("roots", []),
         "incomplete": live.get("incomplete", []),
+        "lost": [],
         "jobs": [],
         "counts": {},
         "outbox": {},
     }
     try:
         with reading(state / "journal.sqlite3") as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
                 return value
+            if version >= 2:
+                value["lost"] = [dict(row) for row in connection.execute(
+                    "SELECT path, first_seen, last_seen, lived, at FROM lost ORDER BY id DESC LIMIT ?", (limit,)
+                )]  # fmt: skip
             value["counts"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM job GROUP BY state")}
             value["outbox"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM outbox GROUP BY state")}
             rows = connection.execute(
@@ -132,7 +138,8 @@ def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
     listed = [_stage(stage, progress) for stage in stages]
     artifacts = {variant: verdict for stage in listed for variant, verdict in stage.pop("checks").items()}
     errors = [stage["error"] for stage in listed if stage["state"] == "failed" and stage["error"]]
-    checkpoint = json.loads(row["checkpoint"])
+    checkpoint, old = json.loads(row["checkpoint"]), "reason" not in row.keys()  # noqa: SIM118  (a row has no `in`)
+    reason = None if old else row["reason"]
     return {
         "id": row["id"],
         "run": row["run"],
@@ -147,7 +154,8 @@ def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
         "loss": checkpoint["metadata"].get("loss"),
         "target": row["target"] + (".failed" if row["state"] == "failed" else ""),
         "waiting_for": (live.get("waiting") or {}).get(row["id"]),
-        "error": errors[0] if errors else None,
+        "error": reason or (errors[0] if errors else None),
+        "warnings": [] if old else json.loads(row["warnings"]),
         "artifacts": artifacts,
         "stages": listed,
     }

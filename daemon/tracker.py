@@ -13,10 +13,13 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoint import Fingerprint, Inspection, fingerprint, inspect
-from daemon.errors import from_oserror
+from daemon.checkpoint import Fingerprint, Inspection, fingerprint, inspect, weights_follow_state
+from daemon.errors import Retryable, from_oserror
 from daemon.intake import Intake, digest_of_fingerprint
+from daemon.layouts import PATIENCE_SECONDS
+from daemon.naming import run_of
 from daemon.pin import Moved
+from daemon.rows import now as wall_clock
 from daemon.scan import checkpoint_of, find_checkpoints
 from daemon.settings import WatchSettings
 from daemon.settle import Quiet, Settler
@@ -33,6 +36,15 @@ class Incomplete:
     reported: bool = False
 
 
+@dataclass
+class Sighting:
+    """A checkpoint that has content and is not decided upon: when it was looked at, by the wall clock for people."""
+
+    first: str
+    last: str
+    since: float
+
+
 class Tracker:
     """Decides when a directory is looked at and what becomes of it."""
 
@@ -42,6 +54,7 @@ class Tracker:
         self._taken = taken
         self._settler = Settler(settings.settle_seconds)
         self._said: set[str] = set()
+        self._sighted: dict[Path, Sighting] = {}
         self.incomplete: dict[Path, Incomplete] = {}
 
     def next_due(self) -> float | None:
@@ -59,9 +72,16 @@ class Tracker:
         return False
 
     def scan(self, root: Path, now: float) -> None:
-        """Hint at every checkpoint directory below `root`."""
+        """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
+        found = set()
+        known = self._intake.journal.seen_below(str(root))
         for checkpoint in find_checkpoints(root, self._settings.depth, self._unreadable):
-            self._settler.hint(str(checkpoint), now)
+            found.add(checkpoint)
+            if not _is_as_known(checkpoint, known.get(str(checkpoint))):
+                self._settler.hint(str(checkpoint), now)
+        for path in {*self._sighted, *self.incomplete} - found:
+            if root in path.parents:
+                self._settler.hint(str(path), now)  # it may have gone without an event
 
     def look_at_due(self, now: float) -> None:
         """Look at every directory whose time has come."""
@@ -71,7 +91,8 @@ class Tracker:
     def _would_be_scanned(self, root: Path, checkpoint: Path) -> bool:
         """An event must find no more than a scan does: not below the depth, not through links."""
         parts = checkpoint.relative_to(root).parts
-        return len(parts) <= self._settings.depth and os.path.realpath(checkpoint) == os.path.join(os.path.realpath(root), *parts)
+        levels = len(parts) + (run_of(checkpoint) == checkpoint)  # a scan lists a run's own directory only above its last level
+        return levels <= self._settings.depth and os.path.realpath(checkpoint) == os.path.join(os.path.realpath(root), *parts)
 
     def _look(self, path: Path, now: float) -> None:
         if not _is_text(str(path)):
@@ -81,11 +102,14 @@ class Tracker:
         try:
             seen = fingerprint(path)
             known = self._intake.journal.seen(str(path))
+            if known is None and seen:
+                self._note_sighting(path, now)
             if known is not None and known == digest_of_fingerprint(seen):
                 self._forget(path)
             elif self._settler.looked(str(path), seen, now) is Quiet.QUIET:
                 self._decide(path, seen, now)
         except (FileNotFoundError, NotADirectoryError):
+            self._note_gone(path, now)
             self._forget(path)
         except OSError as error:
             self._unreadable(error)
@@ -98,14 +122,27 @@ class Tracker:
         if not found.complete:
             self._note_incomplete(root, found, seen, now)
             return
+        if found.refusal is not None:
+            log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
+            self._intake.journal.remember(str(path), digest_of_fingerprint(seen), "skipped")
+            self._forget(path)
+            return
+        patience = found.patience_seconds
+        if weights_follow_state(seen) and self._intake.journal.seen(str(path)) is not None:
+            patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
+        if not self._settler.rested(str(path), patience, now):
+            return
         try:
+            skipped = self._intake.reconsider(found)
+            if skipped is not None:
+                self._settler.hint(str(skipped), now)
             job = self._intake.take(root, found, seen)
         except Moved:
             self._settler.hint(str(path), now)
             return
-        except OSError as error:
-            problem = from_oserror(error, "pin the checkpoint")
-            self.say_once(f"pin:{path}:{error.errno}", problem.fault.sentence())
+        except (OSError, Retryable) as error:
+            fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint")).fault
+            self.say_once(f"pin:{path}:{fault.code}", fault.sentence())
             return  # the next rescan tries again
         self._forget(path)
         if job:
@@ -128,8 +165,26 @@ class Tracker:
             log.warning("a checkpoint has been incomplete for long", path=str(path), missing=list(found.missing),
                         since_seconds=round(now - entry.since))  # fmt: skip
 
+    def _note_sighting(self, path: Path, now: float) -> None:
+        told = wall_clock()
+        self._sighted.setdefault(path, Sighting(told, told, now)).last = told
+
+    def _note_gone(self, path: Path, now: float) -> None:
+        """A directory is gone: say so where it was never decided upon. A root that went as a whole is no loss of one."""
+        entry = self._sighted.get(path)
+        if entry is None or not any(root in path.parents and root.is_dir() for root in self._settings.roots):
+            return
+        lived = round(now - entry.since, 3)
+        log.warning(
+            f"The checkpoint {path} was deleted before it could be pinned: first seen {entry.first}, last seen {entry.last}, "
+            f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds",
+            path=str(path), code="checkpoint-lost",
+        )  # fmt: skip
+        self._intake.journal.add_lost(str(path), entry.first, entry.last, lived)
+
     def _forget(self, path: Path) -> None:
         self._settler.forget(str(path))
+        self._sighted.pop(path, None)
         self.incomplete.pop(path, None)
 
     def _unreadable(self, error: OSError) -> None:
@@ -144,6 +199,14 @@ class Tracker:
     def unsay(self, key: str) -> None:
         """The cause of a warning is gone: say it again when it comes back."""
         self._said.discard(key)
+
+
+def _is_as_known(path: Path, known: str | None) -> bool:
+    """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say."""
+    try:
+        return known is not None and digest_of_fingerprint(fingerprint(path)) == known
+    except OSError:
+        return False
 
 
 def _is_text(name: str) -> bool:

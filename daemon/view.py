@@ -145,6 +145,10 @@ def print_status(value: Mapping[str, Any]) -> None:
         )
     for one in value["incomplete"]:
         console.print(f"[yellow]incomplete[/yellow] {escape(one['path'])} for {one['seconds']} s: {escape('; '.join(one['missing']))}")
+    for one in value["lost"][:5]:
+        console.print(
+            f"[red]lost[/red]   {escape(one['path'])} at {one['last_seen']}: deleted {one['lived']:.1f} s after it was first seen"
+        )
     waiting = value["outbox"].get("pending", 0)
     if waiting:
         console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
@@ -168,7 +172,7 @@ def print_jobs(jobs: list[dict[str, Any]]) -> None:
         table.add_row(escape(job["id"]), escape(job["run"]), str(job["step"]), loss, styled(job["state"]), what, verdicts)
     console.print(table)
     for job in jobs:
-        for text, style in ((job["waiting_for"], "yellow"), (job["error"], "red")):
+        for text, style in ((job["waiting_for"], "yellow"), (job["error"], "red"), *((text, "yellow") for text in job["warnings"])):
             if text:
                 console.print(f"[{style}]{escape(job['id'])}: {escape(text)}[/{style}]")
 

@@ -51,8 +51,10 @@ class Service:
             )
 
     def stop(self) -> int:
-        """End it as systemd would; gives the exit code."""
-        assert self.process is not None
+        """End it as systemd would, once it serves; gives the exit code."""
+        process = self.process
+        assert process is not None
+        self.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"] == process.pid, 20)
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(30)
 

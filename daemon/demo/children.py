@@ -75,7 +75,9 @@ def start(name: str, arguments: list[str], logs: Path) -> Child:
     demo be killed, the kernel ends the child. Settings in the environment are meant for the user's own daemon and left out.
     """
     lines, log = logs / f"{name}.jsonl", logs / f"{name}.log"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)}
+    temporary = logs.parent / "tmp"  # what libraries leave in the temporary folder goes with the demo's
+    temporary.mkdir(exist_ok=True)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(_STRIPPED)} | {"TMPDIR": str(temporary)}
     with open(lines, "wb") as out, open(log, "wb") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment,

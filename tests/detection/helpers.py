@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+from daemon.scan import find_checkpoints
+
 WRITTEN_LAST = "trainer_state.json"
+TRAINERS_FILES = shutil.ignore_patterns("trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state*.pth")
 
 
 def copy_of(source: Path, target: Path, *, step: int | None = None, weights: float | None = None) -> Path:
@@ -26,15 +30,30 @@ def set_state(checkpoint: Path, **values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}, indent=2))
 
 
-def change_weights(checkpoint: Path, seed: float) -> None:
-    """Give the adapter other values of the same shapes."""
+def change_weights(checkpoint: Path, seed: float, *, state: bool = True) -> None:
+    """Give the adapter other values of the same shapes; as with a trainer its state comes last, unless told otherwise."""
     from safetensors.torch import load_file, save_file
 
     file = checkpoint / "adapter_model.safetensors"
     save_file({name: tensor + seed for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    if state:
+        os.utime(checkpoint / WRITTEN_LAST)
 
 
 def in_trainers_order(source: Path) -> list[Path]:
     """The files of a checkpoint: the adapter first, the trainer's state last."""
     order = {"README.md": 0, "adapter_model.safetensors": 1, "adapter_config.json": 2, WRITTEN_LAST: 9}
     return sorted((path for path in source.iterdir() if path.is_file()), key=lambda path: (order.get(path.name, 5), path.name))
+
+
+def plain_adapter(source: Path, target: Path) -> Path:
+    """What `save_pretrained` of an adapter and a tokenizer writes: Trainer's checkpoint without all that is Trainer's own."""
+    shutil.copytree(source, target, ignore=TRAINERS_FILES)
+    return target
+
+
+def below(root: Path, depth: int = 4) -> list[str]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    return sorted(str(path.relative_to(root)) for path in find_checkpoints(root, depth, fail))

@@ -7,14 +7,9 @@ import shutil
 import time
 from pathlib import Path
 
-import pytest
-
 from daemon.checkpoint import export_files, identify, inspect
 from tests.detection.conftest import Stations
 from tests.detection.helpers import WRITTEN_LAST, change_weights, copy_of, in_trainers_order, set_state
-
-# watchdog says so about itself when a directory is registered by its event and by the walk over its parent at once.
-pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
 
 
 def test_a_checkpoint_that_is_written_slowly_is_taken_once_and_never_before_its_last_file(
@@ -107,8 +102,8 @@ def test_the_same_directory_with_other_content_is_another_job(station: Stations,
     target = copy_of(pico_checkpoint, here.root / "run" / "checkpoint-4")
     (first,) = here.wait_for_jobs(1)
     change_weights(target, 0.25)
-    here.wait_for_jobs(2)
-    second = next(job for job in here.jobs() if job.id != first.id)
+    here.wait(lambda: here.jobs() and here.jobs()[0].id != first.id, "the job of the new content, alone")
+    (second,) = here.jobs()
     assert second.checkpoint.path == first.checkpoint.path
     assert second.checkpoint.identity != first.checkpoint.identity
     assert identify(second.pin) == second.checkpoint.digest
@@ -122,6 +117,7 @@ def test_the_same_content_written_again_is_no_other_job(station: Stations, pico_
     shutil.rmtree(target)
     copy_of(pico_checkpoint, here.home / "again")
     os.utime(here.home / "again" / "adapter_model.safetensors")
+    os.utime(here.home / "again" / WRITTEN_LAST)
     os.rename(here.home / "again", target)
     here.wait(lambda: here.journal.seen(str(target)) != before, "the new files were decided upon")
     assert len(here.jobs()) == 1
@@ -179,8 +175,7 @@ def test_the_policy_latest_lets_a_newer_one_replace_those_that_wait(station: Sta
     here.wait_for_jobs(2)
     copy_of(pico_checkpoint, here.root / "run" / "checkpoint-10", step=10, weights=10)
     here.wait(lambda: here.steps() == [2, 10], "the newer one replaces the older one of its run alone")
-    pins, ids = here.home / "state" / "pins", sorted(job.id for job in here.jobs())
-    here.wait(lambda: sorted(path.name for path in pins.iterdir()) == ids, "the pin of the replaced one goes")
+    assert [job.checkpoint.step for job in here.journal.untidy_jobs()] == [8], "the runner is to clear the replaced one away"
 
 
 def test_the_policy_latest_takes_only_the_newest_of_those_that_a_start_finds(
@@ -208,8 +203,9 @@ def test_a_damaged_checkpoint_that_claims_to_be_done_becomes_a_job_that_says_why
     assert said.startswith(f"Could not read the checkpoint ({target}): adapter_model.safetensors is 5000 bytes long")
     assert "To mend it: save it again" in said
     shutil.copy(pico_checkpoint / "adapter_model.safetensors", target)
-    here.wait_for_jobs(2)
-    whole = next(one for one in here.jobs() if one.id != job.id)
+    os.utime(target / WRITTEN_LAST)
+    here.wait(lambda: here.jobs() and here.jobs()[0].id != job.id, "the job of the whole checkpoint, alone")
+    (whole,) = here.jobs()
     assert here.journal.stages(whole.id)["merge"].state == "waiting"
 
 

@@ -18,7 +18,7 @@ from tests.journal.conftest import STAGES, enter, reference
 JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded")
 JOB_LEGAL = {
     ("pending", "running"), ("pending", "superseded"), ("running", "succeeded"), ("running", "partial"), ("running", "failed"),
-    ("partial", "pending"), ("failed", "pending"),
+    ("running", "superseded"), ("partial", "pending"), ("failed", "pending"),
 }  # fmt: skip
 STAGE_STATES = ("waiting", "running", "succeeded", "failed", "skipped")
 STAGE_LEGAL = {
@@ -66,7 +66,7 @@ def test_a_refused_transition_leaves_the_journal_as_it_was_and_usable(journal: J
 def test_one_identity_with_one_configuration_is_one_job(journal: Journal) -> None:
     assert enter(journal, "a")
     assert not enter(journal, "b")
-    assert enter(journal, "c", reference(digest="other"))
+    assert enter(journal, "c", reference(digest="other", run="another run"))
     assert [job.id for job in journal.open_jobs()] == ["a", "c"]
     assert list(journal.stages("a")) == list(STAGES)
     assert journal.seen(reference().path) == "f"

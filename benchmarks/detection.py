@@ -1,0 +1,200 @@
+"""How fast, how surely and how cheaply checkpoints are found, beside what people write instead.
+
+Latency: from the last byte written to the job in the journal, beyond the settle time, with 1 and with 200 concurrent writers.
+Sureness: the same trainers with every bad habit, watched by ckptd, two plain watchdog handlers and watchfiles at once.
+Cost: scans of 10,000 and 100,000 runs, the looks of a rescan, a hint.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import structlog
+
+from benchmarks import _common, _watchers
+from benchmarks._writers import JUDGED, LIFE
+from daemon.checkpoint import fingerprint
+from daemon.durable import fsync_directory, fsync_file
+from daemon.intake import digest_of_fingerprint
+from daemon.scan import find_checkpoints
+from daemon.tracker import Tracker
+
+SETTLE = 1.0
+RAM = Path("/dev/shm")
+"""Trees for the scans lie in memory: making 200,000 directories on a disk would take longer than all the rest."""
+Line = dict[str, Any]
+
+
+def write_checkpoints(way: str, folder: Path, count: int, seconds: float) -> list[Line]:
+    """Run the scripted trainers below `folder`/runs to their end; gives what they held to be complete."""
+    log = folder / "truth.jsonl"
+    script = Path(__file__).with_name("_writers.py")
+    subprocess.run([sys.executable, str(script), way, str(folder / "runs"), str(log), str(count), str(seconds)], check=True)
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def latency(folder: Path, writers: int, seconds: float) -> dict[str, list[float]]:
+    """For each of the writers' checkpoints, in ms beyond the settle time: until it was quiet and complete, and until its job stood."""
+    (folder / "runs").mkdir(parents=True)
+    ckptd = _watchers.Ckptd(folder / "home", folder / "runs", SETTLE)
+    try:
+        time.sleep(1)
+        truth = write_checkpoints("steady", folder, writers, seconds)
+        end = time.monotonic() + SETTLE + 60
+        while len(ckptd.intake.times) < len(truth) and time.monotonic() < end:
+            time.sleep(0.05)
+        times = dict(ckptd.intake.times)
+    finally:
+        ckptd.stop()
+    found = [(times[line["path"]], line["since"] + SETTLE) for line in truth if line["path"] in times]
+    return {
+        "quiet": [1000 * (asked - due) for (asked, _), due in found],
+        "entered": [1000 * (entered - due) for (_, entered), due in found],
+        "intake": [1000 * (entered - asked) for (asked, entered), _ in found],
+        "lost": [1.0] * (len(truth) - len(found)),
+    }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000 * len(ordered)) // 1000) - 1))]
+
+
+def floor_ms(source: Path, folder: Path) -> float:
+    """Copying and fsyncing the files of one checkpoint, and nothing else: no pin can be faster here."""
+    samples = []
+    for number in range(10):
+        target = folder / f"floor-{number}"
+        began = time.perf_counter()
+        target.mkdir()
+        for name in JUDGED:
+            (target / name).write_bytes((source / name).read_bytes())
+            fsync_file(target / name)
+        fsync_directory(target)
+        samples.append(1000 * (time.perf_counter() - began))
+    return statistics.median(samples)
+
+
+def latencies(folder: Path) -> dict[str, Any]:
+    """The figures with one writer (12 times), with 200 that save within 20 seconds, and with 200 that save at once."""
+    single: dict[str, list[float]] = {}
+    for number in range(12):
+        for name, values in latency(folder / f"single-{number}", 1, 0.0).items():
+            single.setdefault(name, []).extend(values)
+    many, burst = latency(folder / "many", 200, 20.0), latency(folder / "burst", 200, 0.0)
+    figures: dict[str, Any] = {}
+    for label, taken in (("1_writer", single), ("200_writers", many), ("200_at_once", burst)):
+        figures |= {
+            f"{label}_p50_ms": round(percentile(taken["entered"], 0.5), 1), f"{label}_p99_ms": round(percentile(taken["entered"], 0.99), 1),
+            f"{label}_quiet_p99_ms": round(percentile(taken["quiet"], 0.99), 1),
+            f"{label}_intake_p50_ms": round(percentile(taken["intake"], 0.5), 1), f"{label}_missed": len(taken["lost"]),
+        }  # fmt: skip
+    figures["pin_floor_ms"] = round(floor_ms(folder / "many" / "runs" / "run-000" / "checkpoint-10", folder), 1)
+    return {"latency_p50_ms": figures["200_writers_p50_ms"], "latency_p99_ms": figures["200_writers_p99_ms"], **figures}
+
+
+def sureness(folder: Path, writers: int) -> dict[str, Any]:
+    """What each watcher took too early and missed of the same saves."""
+    root = folder / "runs"
+    root.mkdir(parents=True)
+    watch = _watchers.find_watchfiles(folder / "site")
+    watchers: dict[str, Any] = {"ckptd": _watchers.Ckptd(folder / "home", root, SETTLE, rescan=2.0)}
+    watchers["watchdog_last_file"] = _watchers.OnLastFile(root)
+    watchers["watchdog_debounce"] = _watchers.OnDebounce(root)
+    if watch is not None:
+        watchers["watchfiles"] = _watchers.OnWatchfiles(root, watch)
+    try:
+        time.sleep(1)
+        truth = write_checkpoints("faults", folder, writers, 0.0)
+        time.sleep(LIFE)
+    finally:
+        for watcher in watchers.values():
+            watcher.stop()
+    meant = {(line["path"], line["digest"]) for line in truth}
+    due = {(line["path"], line["digest"]) for line in truth if line["until"] is None or line["until"] - line["since"] >= LIFE - 0.5}
+    figures: dict[str, Any] = {"saves": len(due)}
+    for name, watcher in watchers.items():
+        taken = set(watcher.takes)
+        prefix = "" if name == "ckptd" else f"{name}_"
+        figures |= {f"{prefix}missed": len(due - taken), f"{prefix}too_early": len(taken - meant)}
+        figures[f"{prefix}takes"] = len(watcher.takes)
+    return figures
+
+
+def make_runs(root: Path, runs: int) -> None:
+    """Run directories with one small checkpoint each, not complete."""
+    for number in range(runs):
+        folder = root / f"run-{number:06}" / "checkpoint-10"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").touch()
+
+
+def scans(folder: Path, runs: int) -> dict[str, Any]:
+    """The walk over `runs` runs; the first scan with its looks; a rescan of what the journal knows; a hint."""
+    root = folder / "runs"
+    make_runs(root, runs)
+    label = f"{runs // 1000}k"
+    walks = [_seconds(lambda: sum(1 for _ in find_checkpoints(root, 4, print))) for _ in range(3)]
+    home = _watchers.Ckptd(folder / "home", folder / "nothing", SETTLE)
+    home.watcher.stop()
+    tracker = Tracker(home.watcher.tracker._settings.model_copy(update={"roots": (root,)}), home.intake, lambda: None)
+    first = _seconds(lambda: (tracker.scan(root, 0.0), tracker.look_at_due(0.0)))
+    figures: dict[str, Any] = {f"scan_{label}_s": round(statistics.median(walks), 3), f"first_look_{label}_s": round(first, 3)}
+    if runs <= 10_000:
+        known = [(str(path), digest_of_fingerprint(fingerprint(path)), "skipped", "") for path in find_checkpoints(root, 4, print)]
+        statement = "INSERT INTO seen (path, fingerprint, verdict, at) VALUES (?,?,?,?)"
+        home.journal._database.write("bench", lambda c: c.executemany(statement, known))
+        tracker = Tracker(tracker._settings, home.intake, lambda: None)
+        figures[f"rescan_{label}_known_s"] = round(_seconds(lambda: (tracker.scan(root, 0.0), tracker.look_at_due(0.0))), 3)
+        paths = [f"{path}/adapter_config.json" for path, *_ in known]
+        figures["hint_us"] = round(1e6 * _seconds(lambda: [tracker.hint(path, 1.0) for path in paths]) / len(paths), 1)
+        began = time.perf_counter()
+        ckptd = _watchers.Ckptd(folder / "again", root, SETTLE)
+        while not ckptd.watcher.last_scan:
+            time.sleep(0.005)
+        figures[f"watch_and_scan_{label}_s"] = round(time.perf_counter() - began, 3)
+        ckptd.stop()
+    home.journal.close()
+    return figures
+
+
+def _seconds(function: Any) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON file."""
+    parser = _common.parser("How fast, how surely and how cheaply checkpoints are found.")
+    parser.add_argument("--only", choices=("latency", "sureness", "scans"), help="a part of it")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    warnings.filterwarnings("ignore", "Callback with id")  # watchdog says so when it registers a new directory twice
+    machine, figures = _common.machine(), dict[str, Any]()
+    with _common.scratch("detection") as folder:
+        if options.only in (None, "latency"):
+            figures |= latencies(folder / "latency")
+        if options.only in (None, "sureness"):
+            figures |= sureness(folder / "sureness", 32)
+        if options.only in (None, "scans"):
+            for runs in (10_000, 100_000):
+                with tempfile.TemporaryDirectory(prefix="ckptd-bench-", dir=RAM if RAM.is_dir() else None) as tree:
+                    figures |= scans(Path(tree), runs)
+            figures["scan_100k_over_10k"] = round(figures["scan_100k_s"] / figures["scan_10k_s"], 1)
+    _common.write("detection", figures, options.json, libraries=("watchdog", "watchfiles", "pydantic", "psutil"), taken_on=machine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""`ckptd explain PATH`: the reason why a checkpoint is (not) taken can be asked, of the disk, the daemon and the journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_bad_input import ckptd, export, one_sentence
+from tests.detection.helpers import copy_of
+from tests.service import Service
+
+LAST = "trainer_state.json"
+
+
+def explained(folder: Path, path: Path, *arguments: str | Path) -> dict[str, Any]:
+    """The answer in JSON; its exit code says whether everything there is complete."""
+    answer = ckptd(folder, "explain", path, "--json", *arguments)
+    assert answer.returncode in (0, 1), answer.stderr
+    value: dict[str, Any] = json.loads(answer.stdout)
+    assert answer.returncode == (0 if value["complete"] else 1)
+    return value
+
+
+def test_a_complete_checkpoint_is_described_and_nothing_is_written(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
+    checkpoint = copy_of(pico_checkpoint, tmp_path / "runs" / "run" / "checkpoint-4")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    answer = ckptd(tmp_path, "explain", checkpoint)
+    assert answer.returncode == 0, answer.stderr
+    for part in (f"{checkpoint}: complete", "trainer-adapter", "step 4", "LORA on", "knows nothing of it", 'wanted: select.policy = "all"'):
+        assert part in answer.stdout
+    assert "no: it is not found below any of watch.roots" in answer.stdout
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    value = explained(tmp_path, checkpoint)
+    assert (value["layout"], value["step"], value["missing"], value["journal"]) == ("trainer-adapter", 4, [], None)
+    read = {row["name"] for row in value["files"] if row["read"]}
+    assert "adapter_model.safetensors" in read and "optimizer.pt" not in read
+
+
+@pytest.mark.parametrize(("name", "why"), [(LAST, "is not there yet"), ("adapter_model.safetensors", "is not there yet")])
+def test_what_is_missing_is_named_and_the_exit_code_is_one(tmp_path: Path, pico_checkpoint: Path, name: str, why: str) -> None:  # R1.5
+    checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+    (checkpoint / name).unlink()
+    answer = ckptd(tmp_path, "explain", checkpoint)
+    assert answer.returncode == 1
+    assert "incomplete" in answer.stdout
+    assert any(line.startswith("missing") and name in line and why in line for line in answer.stdout.splitlines())
+    assert "wanted" not in answer.stdout
+
+
+def test_a_runs_directory_gets_a_line_for_each_checkpoint(tmp_path: Path, pico_run: Path) -> None:  # R1.5
+    run = tmp_path / "runs" / "run"
+    shutil.copytree(pico_run, run)
+    (run / "checkpoint-4" / LAST).unlink()
+    copy_of(pico_run / "checkpoint-4", run / "checkpoint-10", step=10)
+    answer = ckptd(tmp_path, "explain", run)
+    assert answer.returncode == 1
+    lines = answer.stdout.splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == ["checkpoint-2", "checkpoint-4", "checkpoint-10"]
+    assert "incomplete" in lines[1] and LAST in lines[1]
+    assert not any("incomplete" in line for line in (lines[0], lines[2]))
+    shutil.copy(pico_run / "checkpoint-4" / LAST, run / "checkpoint-4")
+    value = explained(tmp_path, tmp_path / "runs")
+    assert (value["kind"], [row["step"] for row in value["checkpoints"]]) == ("run", [2, 4, 10])
+
+
+def test_a_refused_layout_comes_with_its_commands_in_explain_and_in_export(tmp_path: Path) -> None:  # R1.5
+    checkpoint = tmp_path / "run" / "step-000100"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "lit_model.pth.lora").write_bytes(b"PK")
+    answer = ckptd(tmp_path, "explain", checkpoint)
+    assert answer.returncode == 0
+    assert "not exported as it is" in answer.stdout and f"`litgpt merge_lora {checkpoint}`" in answer.stdout
+    refused = export(tmp_path, checkpoint)
+    assert refused.returncode == 1
+    assert f"`litgpt merge_lora {checkpoint}`" in one_sentence(refused)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_that_is_not_there_is_a_usage_error_and_a_file_stands_for_its_directory(tmp_path: Path, pico_checkpoint: Path) -> None:
+    answer = ckptd(tmp_path, "explain", tmp_path / "nowhere")
+    assert answer.returncode == 2
+    assert "there is no such file or directory" in one_sentence(answer)
+    assert explained(tmp_path, pico_checkpoint / "adapter_config.json")["path"] == str(pico_checkpoint)
+
+
+def test_an_empty_directory_is_no_checkpoint_yet(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
+    answer = ckptd(tmp_path, "explain", tmp_path / "run" / "checkpoint-4")
+    assert answer.returncode == 1
+    assert "none is recognized yet" in answer.stdout and "no adapter and no model weights in it yet" in answer.stdout
+
+
+def test_a_plain_adapter_tells_when_it_will_have_been_quiet_long_enough(tmp_path: Path, pico_checkpoint: Path) -> None:
+    final = tmp_path / "run" / "final"
+    shutil.copytree(pico_checkpoint, final, ignore=shutil.ignore_patterns(LAST, "training_args.bin"))
+    for path in final.iterdir():
+        os.utime(path)
+    value = explained(tmp_path, final)
+    assert (value["layout"], value["run"]) == ("adapter", "run")
+    assert 0 < value["settles_in_seconds"] <= 33
+    for path in final.iterdir():
+        os.utime(path, (1e9, 1e9))
+    assert explained(tmp_path, final)["settles_in_seconds"] is None
+
+
+def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
+    checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+    os.truncate(checkpoint / "adapter_model.safetensors", 5000)
+    assert export(tmp_path, checkpoint).returncode == 1
+    known = explained(tmp_path, checkpoint)["journal"]
+    assert (known["by"], known["verdict"], known["job_state"], known["current"]) == ("export", "damaged", "failed", True)
+    text = ckptd(tmp_path, "explain", checkpoint).stdout
+    assert f"reported as damaged as job {known['job']} (failed) by `ckptd export` at" in text
+    assert "written again since" not in text
+    shutil.copy(pico_checkpoint / "adapter_model.safetensors", checkpoint)
+    assert explained(tmp_path, checkpoint)["journal"]["current"] is False
+    assert "written again since" in ckptd(tmp_path, "explain", checkpoint).stdout
+
+
+def test_with_a_daemon_it_tells_what_was_taken_skipped_and_since_when_the_rest_is_incomplete(
+    make_service: Callable[..., Service], pico_run: Path
+) -> None:  # R1.5 R6.1
+    service = make_service(extra='[select]\npolicy = "every"\nevery = 4\nfinal = false\n')
+    taken = service.add(pico_run / "checkpoint-4", run="one")
+    skipped = service.add(pico_run / "checkpoint-2", run="one")
+    unfinished = service.add(pico_run / "checkpoint-2", run="two")
+    (unfinished / LAST).unlink()
+    service.start()
+    service.wait_for(lambda v: v["jobs"] and v["incomplete"])
+    config = ("--config", service.config)
+    first = explained(service.folder, taken, *config)
+    assert first["watched"] and first["daemon_running"]
+    assert (first["journal"]["by"], first["journal"]["verdict"]) == ("daemon", "taken")
+    assert first["selected"]["wanted"]
+    service.wait_for(lambda v: explained(service.folder, skipped, *config)["journal"] is not None, 20)
+    second = explained(service.folder, skipped, *config)
+    assert second["journal"]["verdict"] == "skipped"
+    assert not second["selected"]["wanted"] and "does not divide step 2" in second["selected"]["reason"]
+    third = explained(service.folder, unfinished, *config)
+    assert (third["complete"], third["journal"]) == (False, None)
+    assert third["incomplete_seconds"] >= 0
+    text = ckptd(service.folder, "explain", service.root, *config).stdout
+    assert f"one/checkpoint-4: complete, trainer-adapter, step 4: taken as job {first['journal']['job']}" in text
+    assert "the daemon has known it to be incomplete for" in ckptd(service.folder, "explain", unfinished, *config).stdout
+    assert service.stop() == 0

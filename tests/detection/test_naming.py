@@ -1,0 +1,63 @@
+"""Which directories are checkpoints, by name or by what they hold, and the step in a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from daemon.checkpoint import inspect
+from daemon.naming import step_of
+from daemon.scan import checkpoint_of
+from tests.detection.helpers import below, copy_of, plain_adapter
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-4", 4), ("checkpoint-00010", 10), ("checkpoint-0", 0), ("step-500", 500), ("step_500", 500), ("step-000100", 100),
+        ("epoch_0", 0), ("epoch-12", 12), ("checkpoint-999999999999", 999_999_999_999),
+        ("checkpoint-1e9", None), ("checkpoint-abc", None), ("checkpoint--5", None), ("checkpoint-", None), ("checkpoint-+5", None),
+        ("checkpoint-5 ", None), ("checkpoint-" + "9" * 13, None), ("checkpoint-" + "9" * 200, None), ("checkpoint-٤", None),
+        ("step-", None), ("epoch_1.5", None), ("final", None),
+    ],
+)  # fmt: skip
+def test_the_step_is_the_number_in_the_name_and_only_whole_numbers_of_sane_length_are(tmp_path: Path, name: str, step: int | None) -> None:
+    assert step_of(Path("run") / name) == step
+    (tmp_path / "run" / name).mkdir(parents=True)
+    assert (below(tmp_path) == [f"run/{name}"]) == (step is not None and name.startswith("checkpoint"))
+
+
+def test_a_padded_name_is_the_step_that_its_state_tells(pico_checkpoint: Path, tmp_path: Path) -> None:
+    found = inspect(copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-00010", step=10))
+    assert (found.complete, found.step) == (True, 10)
+
+
+def test_other_names_are_checkpoints_only_once_they_hold_what_trainers_write(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.1
+    for name in ("step_3", "epoch_1", "final", "final_checkpoint", "adapter"):
+        plain_adapter(pico_checkpoint, tmp_path / "run" / name)
+        (tmp_path / "empty" / name).mkdir(parents=True)
+    plain_adapter(pico_checkpoint, tmp_path / "downloads" / "some-adapter")
+    assert below(tmp_path) == ["run/adapter", "run/epoch_1", "run/final", "run/final_checkpoint", "run/step_3"]
+
+
+def test_a_folder_of_runs_that_is_called_like_a_step_hides_none_of_them(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.1
+    for name in ("step-2", "final", "adapter"):
+        copy_of(pico_checkpoint, tmp_path / name / "run" / "checkpoint-4")
+    assert below(tmp_path) == ["adapter/run/checkpoint-4", "final/run/checkpoint-4", "step-2/run/checkpoint-4"]
+    assert checkpoint_of(tmp_path, f"{tmp_path}/step-2/run/checkpoint-4/tokenizer.json") == tmp_path / "step-2" / "run" / "checkpoint-4"
+
+
+@pytest.mark.parametrize("changed", ["final/adapter_model.safetensors", "final/tokenizer.json", "final/", "final/chat_template.jinja"])
+def test_an_event_finds_the_directory_that_a_scan_finds(pico_checkpoint: Path, tmp_path: Path, changed: str) -> None:  # R1.1
+    assert checkpoint_of(tmp_path, f"{tmp_path}/run/{changed}") is None
+    final = plain_adapter(pico_checkpoint, tmp_path / "run" / "final")
+    assert checkpoint_of(tmp_path, f"{tmp_path}/run/{changed}") == final
+    assert below(tmp_path) == ["run/final"]
+
+
+def test_no_more_levels_are_looked_into_for_other_names(pico_checkpoint: Path, tmp_path: Path) -> None:
+    plain_adapter(pico_checkpoint, tmp_path / "run" / "final")
+    copy_of(pico_checkpoint, tmp_path / "run" / "final" / "checkpoint-4")
+    assert below(tmp_path, depth=2) == ["run/final"]
+    assert below(tmp_path, depth=3) == ["run/final", "run/final/checkpoint-4"]

@@ -1,0 +1,126 @@
+"""`ckptd.toml` in a run's directory: what it may say, and what becomes of one that is wrong or hostile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemon.facts import facts_of
+from daemon.overrides import SIZE_LIMIT, effective
+from daemon.settings import Settings
+from tests.selection.conftest import Desks
+
+Add = Callable[..., Path]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+def test_a_run_without_the_file_has_the_main_settings(run: Path) -> None:
+    settings = Settings()
+    assert effective(settings, run).settings is settings
+
+
+def test_a_run_sets_what_it_may_for_itself_alone(desk: Desks, add: Add) -> None:  # R5.1
+    here = desk()
+    for name in ("mine", "other"):
+        for step in (2, 4):
+            add(here, step, run=name)
+    (here.root / "mine" / "ckptd.toml").write_text(
+        '[select]\npolicy = "every"\nevery = 4\n[export]\nvariants = ["pytorch"]\nquantization = "none"\n'
+        "[validate]\nsamples = 3\nnew_tokens = 5\n"
+    )
+    here.look()
+    found = {(job.checkpoint.run, job.checkpoint.step): job for job in here.jobs()}
+    assert sorted(found) == [("mine", 4), ("other", 2), ("other", 4)]
+    mine, other = found["mine", 4], found["other", 4]
+    assert (mine.work.export.variants, mine.work.validation.samples, mine.work.validation.new_tokens) == (("pytorch",), 3, 5)
+    assert mine.work.validation.thresholds == other.work.validation.thresholds == here.settings.validate.thresholds
+    assert other.work == here.settings.work
+    assert "onnx" not in here.journal.stages(mine.id)
+    assert "onnx" in here.journal.stages(other.id)
+    assert mine.id.endswith(mine.work.digest[:4])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[select]\npolicy = "newest"', "select.policy: input should be 'all', 'latest', 'best' or 'every'"),
+        ("[select]\npolcy = 1", "select.polcy: is no key that a run may set; did you mean 'policy'?"),
+        ('[select]\npolicy = "every"', 'select.every: must be at least 1 with select.policy = "every"'),
+        ('[export]\nvariants = ["onxx"]', "export.variants: there is no variant 'onxx'; did you mean 'onnx'?"),
+        ("[validate]\nsamples = 100000", "validate.samples: input should be less than or equal to 256"),
+        ("[validate]\nprompts = '/etc/shadow'", "validate.prompts: is no key that a run may set"),
+        ("[output]\ndirectory = '/'", "output: is nothing that a run may set"),
+        ("[notify]\nurls = ['json://evil']", "notify: is nothing that a run may set"),
+        ("[limits]\njobs = 64", "limits: is nothing that a run may set"),
+        ("select = 3", "select: is a section; write [select]"),
+        ("[select", "it is not TOML"),
+        ("x = " + "[" * 20000, "it is not TOML"),
+        ('"\\u001b[31m\\n" = 1', "?[31m?: is nothing that a run may set"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_sentence_and_the_main_settings_are_used(run: Path, text: str, said: str) -> None:  # R5.4, R5.5
+    (run / "ckptd.toml").write_text(text)
+    settings = Settings()
+    found = effective(settings, run)
+    assert found.settings is settings
+    assert found.warning is not None
+    assert said in found.warning
+    assert found.warning.startswith(f"Could not use the run's own configuration ({run}/ckptd.toml): ")
+    assert "; the main one is used. To mend it: correct ckptd.toml; a run may set select.policy, " in found.warning
+    assert found.warning.isprintable()
+
+
+def test_one_wrong_key_makes_none_of_the_others_count(run: Path) -> None:
+    (run / "ckptd.toml").write_text('[export]\nvariants = ["pytorch"]\n[validate]\nsamples = 0')
+    assert effective(Settings(), run).settings.export.variants == Settings().export.variants
+
+
+def make_link(path: Path) -> None:
+    (path.parent / "real.toml").write_text("[validate]\nsamples = 3\n")
+    path.symlink_to("real.toml")
+
+
+def make_large(path: Path) -> None:
+    path.write_text("[validate]\nsamples = 3\n" + "#" * SIZE_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (make_link, "it is a symbolic link"), (make_large, "it is larger than 64 KiB"), (os.mkfifo, "it is not a regular file"),
+        (Path.mkdir, "it is not a regular file"), (lambda path: path.write_bytes(b"\xff\xfe"), "it is not UTF-8 text"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_small_file_is_not_read(run: Path, make: Callable[[Path], object], said: str) -> None:
+    make(run / "ckptd.toml")
+    found = effective(Settings(), run)
+    assert found.settings.validate.samples == Settings().validate.samples
+    assert said in (found.warning or "")
+
+
+def test_a_file_of_the_largest_size_is_read(run: Path) -> None:
+    head = "[validate]\nsamples = 3\n"
+    (run / "ckptd.toml").write_text(head + "#" * (SIZE_LIMIT - len(head)))
+    assert effective(Settings(), run).settings.validate.samples == 3
+
+
+def test_the_warning_is_logged_once_and_stays_with_the_job_its_status_and_its_report(desk: Desks, add: Add) -> None:  # R6.3
+    here = desk()
+    for step in (2, 4):
+        add(here, step)
+    (here.root / "run" / "ckptd.toml").write_text("[select]\npolcy = 'all'\n")
+    here.look()
+    (record,) = here.told("Could not use the run's own configuration")
+    for job in here.jobs():
+        assert job.work == here.settings.work
+        assert facts_of(here.journal, job).warnings == (record["event"],)
+    assert [job["warnings"] for job in here.status()["jobs"]] == [[record["event"]]] * 2

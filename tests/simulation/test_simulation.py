@@ -1,0 +1,69 @@
+"""Random trainers against the detection as it is, on a virtual clock: nothing missed, nothing early, nothing twice.
+
+`CKPTD_SIMULATION_SEED=N` plays that world alone, as `python -m tests.simulation --seed N --trace` does with all that happened.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from daemon.settle import Settler
+from daemon.tracker import Tracker
+from tests.simulation.disk import Version
+from tests.simulation.oracle import check, longest_life, must_be_taken
+from tests.simulation.play import play, play_one
+from tests.simulation.world import World
+
+SEED = os.environ.get("CKPTD_SIMULATION_SEED")
+
+
+def seeds(first: int, worlds: int) -> range:
+    """The seeds to play: those, or the one that the environment names."""
+    return range(int(SEED), int(SEED) + 1) if SEED else range(first, first + worlds)
+
+
+def test_whatever_stands_longer_than_the_bound_is_taken_once_and_nothing_else_is() -> None:  # R1.1, R1.5
+    outcome = play(seeds(0, 50))
+    assert not outcome.failed, outcome.report()
+    assert SEED or outcome.counts["due"] >= outcome.counts["runs"], "the worlds hold too little to be a test"
+
+
+@pytest.mark.slow
+def test_thousands_of_runs_break_no_invariant() -> None:  # R1.1, R1.5
+    outcome = play(seeds(100_000, 600))
+    assert not outcome.failed, outcome.report()
+
+
+def test_the_same_seed_plays_the_same_world() -> None:
+    first, second = play_one(7, 3), play_one(7, 3)
+    assert len(first[2]) > 50
+    assert first == second
+
+
+def test_a_detection_that_never_scans_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tracker, "scan", lambda *_: None)
+    assert any("was missed" in line for said in play(range(10)).failed.values() for line in said)
+
+
+def test_a_detection_that_believes_the_first_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled = Settler.__init__
+    monkeypatch.setattr(Settler, "__init__", lambda self, *_: settled(self, 0.0))
+    said = [line for found in play(range(10)).failed.values() for line in found]
+    assert any("never was meant to be" in line for line in said)
+
+
+def test_the_oracle_counts_only_the_time_during_which_a_daemon_ran(tmp_path: Path) -> None:
+    world = World(0, tmp_path, runs=0)
+    world.uptimes = [[0.0, 10.0], [15.0, 100.0]]
+    version = Version({}, since=8.0, until=15.0 + world.chances.heard)
+    assert longest_life(world, version) == pytest.approx(world.chances.heard)
+    assert not must_be_taken(world, version)
+    version.until += 0.01
+    assert must_be_taken(world, version)
+    version.unheard = True
+    assert not must_be_taken(world, version)
+    assert check(world) == ([], {"versions": 0, "due": 0, "jobs": 0, "damaged": 0})
+    world.close()
