@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
-PEEK_SECONDS = 0.1
+PEEK_SECONDS = 0.03
 """Shortest time between two looks at a directory: a trainer that writes byte by byte must not keep us busy."""
 
 

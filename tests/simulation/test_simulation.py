@@ -58,10 +58,10 @@ def test_a_detection_that_believes_the_first_look_is_found_out(monkeypatch: pyte
 def test_the_oracle_counts_only_the_time_during_which_a_daemon_ran(tmp_path: Path) -> None:
     world = World(0, tmp_path, runs=0)
     world.uptimes = [[0.0, 10.0], [15.0, 100.0]]
-    version = Version({}, since=8.0, until=15.0 + world.chances.heard)
-    assert longest_life(world, version) == pytest.approx(world.chances.heard)
+    version = Version({}, since=8.0, until=15.0 + world.chances.heard - 0.01)
+    assert longest_life(world, version) == pytest.approx(world.chances.heard - 0.01)
     assert not must_be_taken(world, version)
-    version.until += 0.01
+    version.until += 0.02
     assert must_be_taken(world, version)
     version.unheard = True
     assert not must_be_taken(world, version)
