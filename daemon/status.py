@@ -151,7 +151,7 @@ def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": checkpoint["path"],
         "method": checkpoint["method"],
         "base": row["base"] or checkpoint.get("base_name"),
-        "loss": checkpoint["metadata"].get("loss"),
+        **{key: checkpoint["metadata"].get(key) for key in ("loss", "epoch", "rank", "best_metric", "evaluation")},
         "target": row["target"] + (".failed" if row["state"] == "failed" else ""),
         "waiting_for": (live.get("waiting") or {}).get(row["id"]),
         "error": reason or (errors[0] if errors else None),

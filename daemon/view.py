@@ -180,7 +180,23 @@ def print_jobs(jobs: list[dict[str, Any]]) -> None:
 def print_job(job: Mapping[str, Any]) -> None:
     """`ckptd show`."""
     console = Console(highlight=False)
-    for key in ("id", "run", "step", "state", "method", "base", "checkpoint", "target", "created", "started", "ended"):
+    for key in (
+        "id",
+        "run",
+        "step",
+        "epoch",
+        "loss",
+        "best_metric",
+        "state",
+        "method",
+        "rank",
+        "base",
+        "checkpoint",
+        "target",
+        "created",
+        "started",
+        "ended",
+    ):
         console.print(f"[bold]{key:<11}[/bold] {styled(job[key]) if key == 'state' else escape(str(job[key]))}", soft_wrap=True)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("stage", "state", "attempts", "seconds", "error"):

@@ -63,9 +63,12 @@ def make_base(folder: Path, *, dtype: str = "bfloat16", seed: int = 0, **overrid
 
 def train_run(
     base: Path, run: Path, *, steps: int = 4, save_steps: int = 2, learning_rate: float = 2e-2, lora: dict[str, Any] | None = None,
-    callbacks: list[Any] | None = None, **arguments: Any,
+    callbacks: list[Any] | None = None, resume: Path | None = None, batch: int = 2, **arguments: Any,
 ) -> Path:  # fmt: skip
-    """A real training run: Trainer + PEFT LoRA on TEXTS; leaves `run/checkpoint-N` as Trainer writes it."""
+    """A real training run: Trainer + PEFT LoRA on TEXTS; leaves `run/checkpoint-N` as Trainer writes it.
+
+    `resume` goes on from a checkpoint; another `batch` makes other weights of the same steps.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, Trainer, TrainingArguments
@@ -80,13 +83,13 @@ def train_run(
     }
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), LoraConfig(**{**options, **(lora or {})}))
     settings = TrainingArguments(
-        output_dir=str(run), max_steps=steps, save_steps=save_steps, per_device_train_batch_size=2, learning_rate=learning_rate,
+        output_dir=str(run), max_steps=steps, save_steps=save_steps, per_device_train_batch_size=batch, learning_rate=learning_rate,
         logging_steps=1, report_to=[], disable_tqdm=True, use_cpu=True, seed=1, **arguments,
     )  # fmt: skip
     rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in TEXTS]
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     parts = {"train_dataset": rows, "processing_class": tokenizer, "data_collator": collator, "callbacks": callbacks}
-    Trainer(model=model, args=settings, **parts).train()
+    Trainer(model=model, args=settings, **parts).train(resume_from_checkpoint=str(resume) if resume else None)
     return run
 
 

@@ -20,6 +20,7 @@ from daemon.paths import prepare
 from daemon.rows import JobRow
 from daemon.settings import Settings
 from daemon.watch import Watcher
+from tests.detection.bench import bench  # noqa: F401 - a fixture for every test of this folder
 
 DEADLINE = 10.0
 

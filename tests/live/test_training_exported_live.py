@@ -46,9 +46,10 @@ def pager() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread.join()
 
 
-def start_training(base: Path, run: Path, *, steps: int, save_steps: int, pause: float) -> subprocess.Popen[bytes]:
-    arguments = [str(SCRIPT), str(base), str(run), str(steps), str(save_steps), str(pause)]
-    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start_training(base: Path, run: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Run the training script in a process of its own."""
+    command = [sys.executable, str(SCRIPT), str(base), str(run), json.dumps(options)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def live_tokens(base: Path, adapter: Path, ids: list[int]) -> list[int]:
@@ -111,7 +112,7 @@ def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.
     service.start()
     service.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"])
     run = service.root / "mine"
-    training = start_training(pico_base, run, steps=4, save_steps=2, pause=2.0)
+    training = start_training(pico_base, run, steps=4, save_steps=2, save_total_limit=1, pause=2.0)
     try:
         service.wait_for(lambda v: any(s["name"] == "onnx" and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
         service.kill()

@@ -1,0 +1,53 @@
+"""A tracker without threads on a journal of its own, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from daemon.intake import Intake
+from daemon.journal import Journal
+from daemon.paths import prepare
+from daemon.rows import JobRow
+from daemon.settings import Settings
+from daemon.tracker import Tracker
+
+
+@dataclass
+class Bench:
+    """A tracker without threads on a journal of its own; `at` is its clock in seconds."""
+
+    root: Path
+    tracker: Tracker
+    journal: Journal
+    at: float = 0.0
+
+    def pass_time(self, seconds: float, rescan: float = 5.0) -> None:
+        """Let time go by with a scan every `rescan` seconds."""
+        end = self.at + seconds
+        while self.at < end:
+            self.tracker.scan(self.root, self.at)
+            upto = min(end, self.at + rescan)
+            while (due := self.tracker.next_due()) is not None and due <= upto:
+                self.at = max(self.at, due)
+                self.tracker.look_at_due(self.at)
+            self.at = upto
+
+    def jobs(self) -> list[JobRow]:
+        return self.journal.open_jobs()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    root = tmp_path / "runs"
+    root.mkdir()
+    settings = Settings(
+        watch={"roots": (root,), "settle_seconds": 2.0}, output={"directory": tmp_path / "exports"}, state={"directory": tmp_path / "state"}
+    )
+    paths = prepare(settings.state_directory, settings.output.directory)
+    journal = Journal(paths.journal)
+    yield Bench(root, Tracker(settings.watch, Intake(settings, journal, paths), taken=lambda: None), journal)
+    journal.close()
