@@ -78,15 +78,15 @@ def _is_kept(name: str) -> bool:
 
 def fingerprint(path: Path) -> Fingerprint:
     """The present state of a directory as far as an export is concerned. Raises OSError when it is gone."""
-    rows = []
+    rows, folder = [], str(path)  # plain strings: scans take thousands of fingerprints
     for name in export_files(path):
         try:
-            status = os.stat(path / name, follow_symlinks=False)
+            status = os.stat(f"{folder}/{name}", follow_symlinks=False)
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     for sentinel in SENTINELS:
-        if (path / sentinel).exists():
+        if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
     return tuple(rows)
 

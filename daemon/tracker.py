@@ -54,6 +54,8 @@ class Tracker:
         self._taken = taken
         self._settler = Settler(settings.settle_seconds)
         self._said: set[str] = set()
+        self._undecided: set[str] = set()
+        """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
         self._sighted: dict[Path, Sighting] = {}
         self.incomplete: dict[Path, Incomplete] = {}
 
@@ -77,7 +79,10 @@ class Tracker:
         known = self._intake.journal.seen_below(str(root))
         for checkpoint in find_checkpoints(root, self._settings.depth, self._unreadable):
             found.add(checkpoint)
-            if not _is_as_known(checkpoint, known.get(str(checkpoint))):
+            before = known.get(str(checkpoint))
+            if before is None:
+                self._undecided.add(str(checkpoint))
+            if not _is_as_known(checkpoint, before):
                 self._settler.hint(str(checkpoint), now)
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
@@ -101,7 +106,7 @@ class Tracker:
             return
         try:
             seen = fingerprint(path)
-            known = self._intake.journal.seen(str(path))
+            known = None if str(path) in self._undecided else self._intake.journal.seen(str(path))
             if known is None and seen:
                 self._note_sighting(path, now)
             if known is not None and known == digest_of_fingerprint(seen):
@@ -184,6 +189,7 @@ class Tracker:
 
     def _forget(self, path: Path) -> None:
         self._settler.forget(str(path))
+        self._undecided.discard(str(path))
         self._sighted.pop(path, None)
         self.incomplete.pop(path, None)
 
