@@ -12,10 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.simulation.files import STATE
+
 EPOCH_NS = 1_700_000_000 * 10**9
 TICK_NS = 4_000_000
 """File systems stamp files with the kernel's tick: what is written within one bears the same time."""
 NOT_EXPORTED = ("README.md", "training_args.bin", "optimizer.pt", "rng_state.pth", "rng_state_1.pth")
+
+
+_stat = os.stat  # the plain one: the detection's own is wrapped, and would let the world move here
+
+
+def _weights_follow_state(checkpoint: Path) -> bool:
+    state = _stat(checkpoint / STATE).st_mtime_ns
+    weights = [name for name in os.listdir(checkpoint) if name.endswith(".safetensors")]
+    return any(_stat(checkpoint / name).st_mtime_ns > state for name in weights)
 
 
 @dataclass
@@ -27,6 +38,8 @@ class Version:
     until: float = math.inf
     unheard: bool = False
     """Whether a hint at this directory has been lost before or while it stood."""
+    doubted: bool = False
+    """Whether it looks as if Trainer were at it again: weights newer than the state that it writes last."""
 
 
 class Disk:
@@ -88,7 +101,10 @@ class Disk:
 
     def finished(self, checkpoint: Path, files: dict[str, bytes]) -> None:
         """The writer holds this checkpoint to be complete with these contents of exported files."""
-        self.versions.setdefault(checkpoint, []).append(Version(dict(files), self._clock(), unheard=checkpoint in self._unheard))
+        history = self.versions.setdefault(checkpoint, [])
+        unheard, doubted = checkpoint in self._unheard, _weights_follow_state(checkpoint)
+        version = Version(dict(files), self._clock(), unheard=unheard, doubted=doubted)
+        history.append(version)
         self.trace.append(f"{self._clock():9.3f} complete: {checkpoint}")
 
     def standing(self, checkpoint: Path) -> Version | None:

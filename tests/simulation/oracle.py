@@ -3,6 +3,7 @@
 The bound. A version that stood unchanged, while the daemon ran without a break, for longer than
     settle + 2 peeks + delays                      where every hint at its directory arrived,
     settle + 2 peeks + delays + rescan + SOON      where one was lost (or written through a mapping, which gives none)
+    and PATIENCE_SECONDS more                      where weights are newer than the state that Trainer writes last
 is taken exactly once. One that stood for less may be taken or not. Nothing else is ever taken.
 """
 
@@ -12,6 +13,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+from daemon.layouts import PATIENCE_SECONDS
 from tests.simulation.disk import Version
 from tests.simulation.files import STATE
 from tests.simulation.world import World
@@ -31,7 +33,8 @@ def longest_life(world: World, version: Version) -> float:
 
 def must_be_taken(world: World, version: Version) -> bool:
     """Whether the version lived beyond the bound."""
-    return longest_life(world, version) > (world.chances.unheard if version.unheard else world.chances.heard)
+    bound = world.chances.unheard if version.unheard else world.chances.heard
+    return longest_life(world, version) > bound + (PATIENCE_SECONDS if version.doubted else 0.0)
 
 
 def check(world: World) -> tuple[list[str], dict[str, int]]:
