@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoint import Inspection, export_files, fingerprint, inspect
-from daemon.contract import digest_of
 from daemon.database import reading
 from daemon.errors import UsageError, from_oserror
 from daemon.intake import digest_of_fingerprint
 from daemon.layouts import TABLE
 from daemon.naming import is_checkpoint_name, run_of, step_of
 from daemon.overrides import effective
-from daemon.runs import later_state
+from daemon.paths import foreground_state
+from daemon.runs import choice_for
 from daemon.scan import checkpoint_of, find_checkpoints
-from daemon.select import choose
 from daemon.settings import Settings
 from daemon.status import snapshot
 
@@ -114,18 +113,15 @@ def _selection(settings: Settings, found: Inspection) -> dict[str, Any] | None:
     """Whether `[select]`, with the run's own configuration over it, wants the checkpoint; None while that can't be told."""
     if not found.complete or found.refusal is not None:
         return None
-    run = run_of(found.path)
-    mine = effective(settings, run)
-    later = later_state(found.path, found.step) if mine.settings.select.policy == "best" else {}
-    ending = step_of(found.path) is None
-    choice = choose(found.step, found.metadata, mine.settings.select, later=later, ending=ending)
+    mine = effective(settings, run_of(found.path))
+    choice, _ = choice_for(found, mine.settings.select)
     return {"wanted": choice.wanted, "reason": choice.reason, "warning": mine.warning}
 
 
 def _remembered(settings: Settings, path: Path) -> dict[str, Any] | None:
     """What the daemon's journal, else that of a foreground export, holds of the directory."""
     state = settings.state_directory
-    for by, folder in (("daemon", state), ("export", state / "foreground" / digest_of(str(path))[:16])):
+    for by, folder in (("daemon", state), ("export", foreground_state(state, path))):
         try:
             with reading(folder / "journal.sqlite3") as connection:
                 row = connection.execute(

@@ -16,13 +16,12 @@ from daemon import logs
 from daemon.app import Engine, engine
 from daemon.base import is_model
 from daemon.checkpoint import Inspection, fingerprint, identify, inspect
-from daemon.contract import digest_of
 from daemon.durable import remove_tree
 from daemon.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.intake import damaged
 from daemon.journal import Journal
 from daemon.naming import run_of, step_of
-from daemon.paths import prepare
+from daemon.paths import foreground_state, prepare
 from daemon.pin import Moved, make_pin
 from daemon.publish import MANIFEST
 from daemon.rows import ENDED_JOB
@@ -50,7 +49,7 @@ def export_now(
     checkpoint = checkpoint.absolute()
     settings = _adjusted(settings, checkpoint, output, base)
     found = _inspected(checkpoint)
-    state = settings.state_directory / "foreground" / digest_of(str(checkpoint))[:16]
+    state = foreground_state(settings.state_directory, checkpoint)
     with engine(settings, state) as parts:
         logs.set_up(settings.log, parts.paths.log, stderr=False)
         job, finished = _enter(parts, found, force=force)

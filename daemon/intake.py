@@ -16,12 +16,12 @@ from daemon.contract import CheckpointRef, digest_of
 from daemon.durable import remove_tree
 from daemon.errors import Fault
 from daemon.journal import Journal
-from daemon.naming import run_of, step_of
+from daemon.naming import run_of
 from daemon.overrides import Effective, effective
 from daemon.paths import Paths
 from daemon.pin import Moved, PinRules, make_pin, pins_of, rewritten
-from daemon.runs import later_state
-from daemon.select import best_step, choose
+from daemon.runs import choice_for
+from daemon.select import best_step
 from daemon.settings import Settings
 from handlers.plan import plan
 
@@ -73,10 +73,7 @@ class Intake:
         Raises pin.Moved when the checkpoint changed meanwhile, Retryable or OSError when it can't be pinned now.
         """
         mine = self._effective(run_of(inspection.path))
-        later = later_state(inspection.path, inspection.step) if mine.settings.select.policy == "best" else {}
-        choice = choose(
-            inspection.step, inspection.metadata, mine.settings.select, later=later, ending=step_of(inspection.path) is None
-        )  # fmt: skip
+        choice, later = choice_for(inspection, mine.settings.select)
         if not choice.wanted:
             self.journal.remember(str(inspection.path), digest_of_fingerprint(fingerprint), "skipped")
             log.info("checkpoint skipped", path=str(inspection.path), policy=mine.settings.select.policy, reason=choice.reason)

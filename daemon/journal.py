@@ -220,11 +220,10 @@ class Journal:
 
         self._database.write("claim", claim)
 
-    def spawned(self, attempt: AttemptRow | tuple[str, str, int], pid: int, process_started: float) -> None:
-        """Record the child, so that a later daemon can tell whether it still lives."""
-        key = attempt if isinstance(attempt, tuple) else (attempt.job, attempt.stage, attempt.number)
+    def spawned(self, attempt: tuple[str, str, int], pid: int, process_started: float) -> None:
+        """Record the child of an attempt (job, stage, number), so that a later daemon can tell whether it still lives."""
         self._database.write("spawned", lambda c: c.execute(
-            "UPDATE attempt SET pid = ?, process_started = ? WHERE job = ? AND stage = ? AND number = ?", (pid, process_started, *key),
+            "UPDATE attempt SET pid = ?, process_started = ? WHERE job = ? AND stage = ? AND number = ?", (pid, process_started, *attempt),
         ))  # fmt: skip
 
     def settle_attempt(

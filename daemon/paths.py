@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.contract import digest_of
 from daemon.durable import write_atomic
 from daemon.errors import UsageError
 
@@ -63,6 +64,11 @@ class Paths:
     def attempt(self, job: str, stage: str, number: int) -> Path:
         """Folder of an attempt's job file, result file, log and temporary files."""
         return self.jobs / job / f"{stage}.{number}"
+
+
+def foreground_state(state: Path, checkpoint: Path) -> Path:
+    """State directory of the `ckptd export` of one checkpoint: a journal of its own, found again by the same path."""
+    return state / "foreground" / digest_of(str(checkpoint))[:16]
 
 
 def prepare(state: Path, output: Path) -> Paths:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +87,3 @@ def admit(spec: StageSpec, size: ModelSize, *, output: Path, state: Path, memory
                 remedy=f"free space there, point {key} at a larger disk, or lower limits.disk_reserve",
             ))  # fmt: skip
     return Admission(estimate)
-
-
-def load_average() -> float:
-    """The one-minute load."""
-    return os.getloadavg()[0]

@@ -8,8 +8,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from daemon.checkpoint import Inspection
 from daemon.layouts import TRAINER_STATE
-from daemon.naming import CHECKPOINT_NAME, run_of
+from daemon.naming import CHECKPOINT_NAME, run_of, step_of
+from daemon.select import Choice, choose
+from daemon.settings import SelectSettings
 
 
 def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
@@ -22,6 +25,13 @@ def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
         if state.get("global_step") == number:
             return state
     return {}
+
+
+def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Choice, dict[str, Any]]:
+    """Whether `[select]` wants a complete checkpoint, and what a later one of its run says where the policy asks for that."""
+    later = later_state(inspection.path, inspection.step) if select.policy == "best" else {}
+    ending = step_of(inspection.path) is None
+    return choose(inspection.step, inspection.metadata, select, later=later, ending=ending), later
 
 
 def _state(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from daemon.journal import Journal
 from tests import models
 from tests.service import Service
 
@@ -48,3 +49,17 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     for service in made:
         if service.process is not None and service.process.poll() is None:
             service.kill()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the fixture `journal` keeps its file."""
+    return tmp_path / "journal.sqlite3"
+
+
+@pytest.fixture
+def journal(file: Path) -> Iterator[Journal]:
+    """A fresh journal."""
+    one = Journal(file)
+    yield one
+    one.close()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from daemon.contract import CheckpointRef, ExportOptions, ValidateOptions, Work
 from daemon.journal import Journal
@@ -23,15 +20,3 @@ def reference(step: int = 4, *, root: str = "/runs", run: str = "run", digest: s
 def enter(journal: Journal, job: str = "job", checkpoint: CheckpointRef | None = None, **options: Any) -> bool:
     checkpoint = checkpoint or reference()
     return journal.add_job(job, checkpoint, WORK, STAGES, pin=Path("/pin"), target=Path("/out"), fingerprint="f", **options)
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite3"
-
-
-@pytest.fixture
-def journal(file: Path) -> Iterator[Journal]:
-    one = Journal(file)
-    yield one
-    one.close()

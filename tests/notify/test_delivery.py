@@ -66,18 +66,6 @@ def service() -> Iterator[Service]:
     one.close()
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "journal.sqlite3"
-
-
-@pytest.fixture
-def journal(file: Path) -> Iterator[Journal]:
-    one = Journal(file)
-    yield one
-    one.close()
-
-
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "FIRST_PAUSE", 0.05)
