@@ -1,17 +1,16 @@
 """The composition root: builds the parts, owns signals, start-up and shutdown order.
 
 Start: lock, journal, recovery, runner, notifier, watcher, ticks, READY. Stop: no new hints, no new work, children
-end in order and are recorded as interrupted, the journal closes, the lock goes last.
+end at their next safe point and are recorded as interrupted, the journal closes, the lock goes last. A second
+signal ends the children at once. SIGHUP reads the configuration again and takes it over if all of it is valid.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +18,33 @@ from pathlib import Path
 import psutil
 import structlog
 
-from daemon import __version__, metrics, systemd
-from daemon.durable import write_atomic
-from daemon.intake import Intake
+from daemon import __version__, logs, metrics, systemd
+from daemon.children import Spawn
+from daemon.complaints import Complaints
+from daemon.containment import adopt_orphans
+from daemon.contract import Work
+from daemon.custody import Custodian, open_journal
+from daemon.intake import Intake, target_of
 from daemon.journal import Journal
+from daemon.live import Loaded, live_view, write_live
+from daemon.naming import run_of
 from daemon.notify import Notifier
+from daemon.overrides import effective
 from daemon.paths import Paths, prepare
-from daemon.rows import now
+from daemon.reload import changed_for_good, reread
+from daemon.rows import JobRow, now
 from daemon.runner import Runner
-from daemon.schedule import make_scheduler
+from daemon.schedule import Ticks
 from daemon.settings import Settings
 from daemon.status import locked
 from daemon.watch import Watcher
+from daemon.worker import Worker
 
 log = structlog.get_logger("daemon")
 
 LIVE_SECONDS = 0.4
 IDLE_SECONDS = 5.0
+HOUR = 3600.0
 
 
 @dataclass
@@ -50,15 +59,29 @@ class Engine:
     attention: threading.Event
 
 
+def work_now(settings: Settings, job: JobRow) -> Work | None:
+    """A job's configuration as it is now, the run's own file included; None where that can't be known any more."""
+    run = run_of(Path(job.checkpoint.path))
+    return effective(settings, run).settings.work if run.is_dir() else None
+
+
 @contextmanager
-def engine(settings: Settings, state: Path) -> Iterator[Engine]:
-    """Lock, open and recover. Raises UsageError where a folder can't be written or another process holds the lock."""
+def engine(
+    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, spawn: Spawn = Worker
+) -> Iterator[Engine]:  # fmt: skip
+    """Lock, open and recover. `spawn` starts the attempts: children on this box, unless another executor takes its place.
+
+    Raises UsageError where a folder can't be written or another process holds the lock.
+    """
     paths = prepare(state, settings.output.directory)
     with locked(paths.lock):
-        journal = Journal(paths.journal)
+        adopt_orphans()
+        journal = open_journal(
+            paths, target_of=lambda seen: target_of(settings, paths, seen), reserve=int(settings.limits.disk_reserve)
+        )  # fmt: skip
         try:
             attention = threading.Event()
-            runner = Runner(settings, journal, paths, changed=attention.set)
+            runner = Runner(settings, journal, paths, changed=attention.set, work_of=work_of, spawn=spawn)
             runner.recover()
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:
@@ -66,31 +89,47 @@ def engine(settings: Settings, state: Path) -> Iterator[Engine]:
 
 
 class Daemon:
-    """The service: an engine with a watcher, a notifier and ticks."""
+    """The service: an engine with a watcher, a notifier and ticks. `reload` gives the configuration as it is now."""
 
-    def __init__(self, parts: Engine) -> None:
-        self._parts = parts
+    def __init__(self, parts: Engine, reload: Callable[[], Settings]) -> None:
+        self._parts, self._reload = parts, reload
         self._started = now()
+        self._loaded = Loaded(self._started)
         self._stop = threading.Event()
-        self._watcher = Watcher(parts.settings, parts.intake, taken=parts.runner.wake)
-        self._notifier = Notifier(parts.settings.notify, parts.journal)
+        self._complaints = Complaints(log, "the heartbeat")
+        self._reload_wanted = False
         self._runner = threading.Thread(target=parts.runner.run, name="runner", daemon=True)
-        rescan = parts.settings.watch.rescan_seconds
-        self._ticks = make_scheduler({"outbox": (30.0, self._notifier.wake), "metrics": (15.0, self._write_metrics), "heartbeat": (
-            max(5.0, rescan), self._check_journal)})  # fmt: skip
-        self._journal_checked = time.monotonic()
+        self._notifier = Notifier(parts.settings.notify, parts.journal)
+        self._custodian = Custodian(
+            parts.journal.database, parts.paths, parts.settings.schedule.backups, int(parts.settings.limits.disk_reserve)
+        )  # fmt: skip
+        self._watcher = self._make_watcher()
+        self._ticks = self._make_ticks()
+        self._journal_written = time.monotonic()
+
+    def _make_watcher(self) -> Watcher:
+        return Watcher(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
+
+    def _make_ticks(self) -> Ticks:
+        settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
+        return Ticks({
+            "outbox": (30.0, self._notifier.wake),
+            "metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics)),
+            "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
+            "integrity": (settings.schedule.integrity_hours * HOUR, self._custodian.check_integrity),
+            "backup": (settings.schedule.backup_hours * HOUR, self._custodian.back_up),
+        })  # fmt: skip
 
     def run(self) -> None:
         """Serve until a signal says stop."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
         self._runner.start()
         self._notifier.start()
         self._watcher.start()
         self._ticks.start()
-        roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
-        log.info("ckptd is watching", version=__version__, roots=roots, output=str(self._parts.paths.output),
-                 state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
+        self._say_watching("ckptd is watching")
         self._write_live()
         systemd.notify("READY=1\nSTATUS=watching")
         try:
@@ -98,8 +137,19 @@ class Daemon:
         finally:
             self._shut_down()
 
-    def _on_signal(self, number: int, _frame: object) -> None:
+    def _say_watching(self, event: str) -> None:
+        roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
+        log.info(event, version=__version__, roots=roots, output=str(self._parts.paths.output),
+                 state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
+
+    def _on_stop(self, _number: int, _frame: object) -> None:
+        if self._stop.is_set():
+            self._parts.runner.hurry()
         self._stop.set()
+        self._parts.attention.set()
+
+    def _on_reload(self, _number: int, _frame: object) -> None:
+        self._reload_wanted = True
         self._parts.attention.set()
 
     def _serve(self) -> None:
@@ -110,16 +160,45 @@ class Daemon:
             self._parts.attention.clear()
             if self._stop.is_set():
                 return
+            if self._reload_wanted:
+                self._take_over_configuration()
+            if self._ticks.look_at_clock():
+                self._notifier.clock_jumped()
             self._write_live()
             self._notifier.wake()
             if watchdog and self.healthy():
                 systemd.notify("WATCHDOG=1")
             self._stop.wait(LIVE_SECONDS)
 
+    def _take_over_configuration(self) -> None:
+        """Go on by the configuration as it is now, if all of it is valid and can be changed while we run."""
+        self._reload_wanted = False
+        systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        found, problem = reread(self._reload)
+        if found is not None:
+            problem = changed_for_good(self._parts.settings, found)
+        if found is None or problem:
+            log.error(f"The configuration stays as it was: {problem}", code="reload-refused")
+        else:
+            self._watcher.stop()
+            self._ticks.stop()
+            parts = self._parts
+            parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
+            logs.set_up(found.log, parts.paths.log)
+            parts.runner.adopt(found)
+            self._notifier.adopt(found.notify)
+            self._custodian.keep = found.schedule.backups
+            self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
+            self._watcher.start()
+            self._ticks.start()
+            self._say_watching("the configuration was taken over")
+        self._loaded = Loaded(now(), problem)
+        systemd.notify("READY=1")
+
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")
-        log.info("stopping", children=len(self._parts.runner.running))
-        self._ticks.shutdown(wait=False)
+        log.info("stopping", children=len(self._parts.runner.children.running))
+        self._ticks.stop()
         self._watcher.stop()
         self._parts.runner.stop()
         self._runner.join()
@@ -128,53 +207,28 @@ class Daemon:
         log.info("stopped")
 
     def healthy(self) -> bool:
-        """Every thread lives, the roots were scanned and the journal took a read not long ago."""
+        """Every thread lives, the roots were scanned and the journal took a write not long ago."""
         age = time.monotonic() - self._watcher.last_scan
         limit = 3 * self._parts.settings.watch.rescan_seconds + 60
         threads = (self._runner.is_alive(), self._watcher.thread.is_alive(), self._notifier.thread.is_alive())
-        return all(threads) and age < limit and time.monotonic() - self._journal_checked < limit
+        return all(threads) and age < limit and time.monotonic() - self._journal_written < limit
 
-    def _check_journal(self) -> None:
-        self._parts.journal.seen("")
-        self._journal_checked = time.monotonic()
+    def _write_journal(self) -> None:
+        if self._complaints.during(self._parts.journal.heartbeat):
+            self._journal_written = time.monotonic()
 
     def _write_live(self) -> None:
-        runner, watcher = self._parts.runner, self._watcher
-        progress = {
-            job: {
-                "stage": running.stage, "attempt": running.number, "fraction": running.worker.progress.fraction,
-                "message": running.worker.progress.message, "seconds": round(time.monotonic() - running.worker.started, 1),
-                "pid": running.worker.process.pid,
-            }
-            for job, running in dict(runner.running).items()
-        }  # fmt: skip
-        live = {
-            "pid": os.getpid(),
-            "started": self._started,
-            "time": now(),
-            "healthy": self.healthy(),
-            "roots": [
-                {"path": str(root), "backend": watcher.backend_of(root), "exists": root.is_dir()}
-                for root in self._parts.settings.watch.roots
-            ],
-            "incomplete": [
-                {"path": str(path), "missing": list(entry.missing), "seconds": round(time.monotonic() - entry.since)}
-                for path, entry in dict(watcher.tracker.incomplete).items()
-            ],
-            "progress": progress,
-            "waiting": {job: waiting.fault.sentence() for job, waiting in dict(runner.waiting).items()},
-        }
-        try:
-            write_atomic(self._parts.paths.live, json.dumps(live), durable=False)
-        except OSError as error:
-            log.warning("cannot write the live file; work goes on", error=str(error))
+        write_live(self._parts.paths.live, live_view(
+            self._parts.settings, self._watcher, self._parts.runner, started=self._started, healthy=self.healthy(), loaded=self._loaded,
+            care=self._custodian.state(),
+        ))  # fmt: skip
 
     def _write_metrics(self) -> None:
         file = self._parts.settings.metrics.textfile
         if file is None:
             return
         gauges = {
-            "ckptd_children": float(len(self._parts.runner.running)),
+            "ckptd_children": float(len(self._parts.runner.children.running)),
             "ckptd_incomplete_checkpoints": float(len(self._watcher.tracker.incomplete)),
             "ckptd_outbox_pending": float(self._parts.journal.pending_messages()),
             "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
@@ -183,7 +237,7 @@ class Daemon:
         metrics.write(file, metrics.render(self._parts.journal.job_counts(), gauges))
 
 
-def serve(settings: Settings) -> None:
-    """Run the daemon in this process until it is told to stop."""
-    with engine(settings, settings.state_directory) as parts:
-        Daemon(parts).run()
+def serve(settings: Settings, reload: Callable[[], Settings], spawn: Spawn = Worker) -> None:
+    """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `spawn`: as for `engine`."""
+    with engine(settings, settings.state_directory, spawn=spawn) as parts:
+        Daemon(parts, reload).run()

@@ -5,23 +5,19 @@ Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 75
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from daemon import __version__
+from daemon import __version__, care, queue_verbs
 from daemon.errors import CkptdError, Retryable, UsageError
-
-if TYPE_CHECKING:
-    from daemon.settings import Settings
+from daemon.options import ConfigOption, JsonOption, load_settings, print_json
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
-SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
 
 app = typer.Typer(
     name="ckptd",
@@ -30,25 +26,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: $CKPTD_CONFIG, then /etc/ckptd/config.toml.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
-
-
-def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
-    """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults."""
-    from daemon.config import load
-
-    if config is None and os.environ.get("CKPTD_CONFIG"):
-        config = Path(os.environ["CKPTD_CONFIG"])
-    if config is None and SYSTEM_CONFIG.exists():
-        config = SYSTEM_CONFIG
-    return load(config, need_roots=need_roots)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, default=str))
 
 
 def _version(wanted: bool) -> None:
@@ -74,7 +51,7 @@ def run(config: ConfigOption = None) -> None:
 
     paths = prepare(settings.state_directory, settings.output.directory)
     logs.set_up(settings.log, paths.log)
-    serve(settings)
+    serve(settings, reload=lambda: load_settings(config, need_roots=True))
 
 
 @app.command()
@@ -96,7 +73,7 @@ def export(
 
     answer = export_now(settings, checkpoint, output=output, base=base, force=force, quiet=json_)
     if json_:
-        _print_json(answer)
+        print_json(answer)
     raise typer.Exit(EXIT_OF_STATE.get(answer["state"], EXIT_FAILED))
 
 
@@ -109,7 +86,7 @@ def explain(
 
     value = look(load_settings(config), path)
     if json_:
-        _print_json(value)
+        print_json(value)
     else:
         from daemon.explain_view import print_explanation
 
@@ -125,7 +102,7 @@ def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
     value = snapshot(load_settings(config).state_directory)
     if json_:
-        _print_json(value)
+        print_json(value)
     else:
         from daemon.view import print_status
 
@@ -139,7 +116,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
     jobs = snapshot(load_settings(config).state_directory, limit=10_000)["jobs"]
     if json_:
-        _print_json(jobs)
+        print_json(jobs)
     else:
         from daemon.view import print_jobs
 
@@ -151,38 +128,13 @@ def show(
     job: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")], config: ConfigOption = None, json_: JsonOption = False
 ) -> None:
     """Show one export: its stages, attempts, errors and where it lies."""
-    from daemon.status import snapshot
-
-    value = _one_job(snapshot(load_settings(config).state_directory, limit=100_000)["jobs"], job)
+    value = queue_verbs.find_job(load_settings(config), job, attempts=True)
     if json_:
-        _print_json(value)
+        print_json(value)
     else:
         from daemon.view import print_job
 
         print_job(value)
-
-
-def _one_job(jobs: list[dict[str, Any]], wanted: str) -> dict[str, Any]:
-    found = [job for job in jobs if job["id"].startswith(wanted)]
-    exact = [job for job in found if job["id"] == wanted]
-    if len(exact or found) != 1:
-        cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"
-        raise UsageError("no-such-job", "show the job", cause, "take an id from `ckptd list`")
-    return (exact or found)[0]
-
-
-@app.command()
-def retry(
-    job: Annotated[str, typer.Argument(help="Id of a failed or partial job, or its beginning.")], config: ConfigOption = None
-) -> None:
-    """Put a failed or partial export back in the queue; the running daemon takes it up."""
-    from daemon.foreground import retry_job
-    from daemon.status import snapshot
-
-    settings = load_settings(config)
-    found = _one_job(snapshot(settings.state_directory, limit=100_000)["jobs"], job)
-    retry_job(settings, found["id"])
-    print(f"{found['id']} is back in the queue.")
 
 
 @app.command()
@@ -207,7 +159,7 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
     value = examine(settings)
     if json_:
-        _print_json(value)
+        print_json(value)
     else:
         from daemon.view import print_check
 
@@ -223,7 +175,7 @@ def formats(json_: JsonOption = False) -> None:
 
     value = formats_here()
     if json_:
-        _print_json(value)
+        print_json(value)
     else:
         from daemon.view import print_formats
 
@@ -238,6 +190,10 @@ def demo(
     from daemon.demo import main as show_demo
 
     raise typer.Exit(show_demo(keep))
+
+
+queue_verbs.register(app)
+care.register(app)
 
 
 def main() -> int:

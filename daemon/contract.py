@@ -7,12 +7,13 @@ Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from daemon.errors import Fault
 
@@ -138,6 +139,18 @@ class Work(Frozen):
         """Resume key of the configuration."""
         return digest_of(self.model_dump(mode="json"))
 
+    @classmethod
+    def recovered(cls, text: str) -> Work:
+        """The configuration in a JSON text; of one that another version wrote, the sections that this one understands."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions()}
+            for name, default in sections.items():
+                with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
+                    sections[name] = type(default).model_validate(json.loads(text)[name])
+            return cls(**sections)
+
 
 class ChildLimits(Frozen):
     """How a child must behave on a box that is busy training."""
@@ -150,6 +163,9 @@ class ChildLimits(Frozen):
     device: str = "cpu"
     parent_pid: int = 0
     """The daemon's process id: a child that finds another parent ends itself. 0: no check."""
+    resumable: bool = False
+    """Told to stop, the child goes on to its next safe point, since what it has done till then is not lost; otherwise it
+    ends at once."""
 
 
 class Fallback(Frozen):
@@ -183,6 +199,8 @@ class StageResult(Frozen):
     """The result file: how one attempt ended and what it made."""
 
     contract: int = CONTRACT_VERSION
+    attempt: str = ""
+    """`attempt_id` of the context that it answers."""
     outcome: Outcome
     strategy: str = "default"
     fault: Fault | None = None
@@ -195,7 +213,7 @@ class StageResult(Frozen):
     fallbacks: tuple[Fallback, ...] = ()
     seconds: float = 0.0
     peak_rss: int = 0
-    """Largest resident set of the child, in bytes, with interpreter and libraries."""
+    """Largest resident set of the child, in bytes, with interpreter and libraries; where more, what all its processes held."""
     versions: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -259,7 +277,8 @@ class StageContext(Frozen):
     inputs: dict[str, str] = Field(default_factory=dict)
     """Stage name → folder of its output, for every stage of this job that has succeeded."""
     staging: str
-    """Empty folder to write into, on the file system of the output."""
+    """Folder to write into, on the file system of the output. Empty, but for a resumable stage (`handlers.plan`), which
+    finds there what interrupted attempts with the same inputs and versions left, and decides itself what of it is whole."""
     result: str
     """Where the result file goes."""
     temporary: str
@@ -270,3 +289,8 @@ class StageContext(Frozen):
     limits: ChildLimits = ChildLimits()
     facts: JobFacts | None = None
     """Only for the report stage."""
+
+    @property
+    def attempt_id(self) -> str:
+        """What names this attempt among all of the journal."""
+        return f"{self.job}/{self.stage}/{self.attempt}"

@@ -73,7 +73,7 @@ FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def from_oserror(error: OSError, operation: str, where: str | None = None) -> CkptdError:
-    """An operating system error in our words: a full disk and exhausted handles are retryable, the rest is permanent.
+    """An operating system error in our words: a full or read-only disk and exhausted handles are retryable, the rest is permanent.
 
     `where`: the path to name when the error itself names none, as a failed write does.
     """
@@ -85,6 +85,9 @@ def from_oserror(error: OSError, operation: str, where: str | None = None) -> Ck
         )
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE):
         return Retryable("system-resources", operation, cause, "look at the system's limits and its kernel log", path=path)
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EROFS:
+        remedy = "look into the kernel's log for the disk's errors and mount it for writing again"
+        return Retryable.after(60, "read-only", operation, cause, remedy, path=path)
+    if error.errno in (errno.EACCES, errno.EPERM):
         return Permanent("no-permission", operation, cause, "give the daemon's user access to that path, or configure another", path=path)
     return Permanent("os-error", operation, cause, "look at that path and at the attempt's log", path=path)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from daemon.contract import ArtifactCheck, JobFacts, Verdict
 from daemon.durable import remove_tree
+from daemon.errors import CkptdError, Fault, from_oserror
+from daemon.facts import facts_of
 from daemon.journal import Journal
 from daemon.naming import step_of
 from daemon.paths import Paths
-from daemon.publish import Part, assemble, link_to, manifest_of, same_files, swap_in
+from daemon.publish import Part, assemble, is_export, link_to, manifest_of, swap_in
+from daemon.resources import human
+from daemon.retention import prune
 from daemon.rows import JobRow, StageRow
 from daemon.select import best_step
+from daemon.settings import RetentionSettings, Settings
 from daemon.verdicts import asked_variants, judge, status_of
+
+log = structlog.get_logger("runner")
 
 FAILED_SUFFIX = ".failed"
 REJECTED = "rejected"
@@ -59,12 +67,14 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     target = target_of(job, state)
     folder = paths.staging / job.id / "publish"
     head = {
-        "export_id": job.id, "status": state, "run": job.checkpoint.run, "step": job.checkpoint.step, "identity": job.checkpoint.identity,
+        "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
+        "identity": job.checkpoint.identity,
     }  # fmt: skip
     assemble(parts_of(checks, stages, keep_rejected=keep_rejected), folder, head)
     swap_in(folder, target)
-    if state != "failed":
-        remove_tree(job.target.with_name(job.target.name + FAILED_SUFFIX))
+    earlier = job.target.with_name(job.target.name + FAILED_SUFFIX)
+    if state != "failed" and is_export(earlier):
+        remove_tree(earlier)
     if any(check.verdict == Verdict.PASSED for check in checks):
         _move_links(job, target)
     return Published(state, target, checks)
@@ -94,6 +104,40 @@ def message_of(job: JobRow, stages: Mapping[str, StageRow], published: Published
     return title, "\n".join([*lines, f"Export: {published.target}"])
 
 
+def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, paths: Paths, settings: Settings) -> Fault | None:
+    """Publish, record the end with its notification, prune. Gives what keeps the export from being published, if anything does.
+
+    Can be repeated after a crash anywhere in it. A job that was superseded or cancelled meanwhile stays as it is.
+    """
+    current = journal.job(job.id)
+    if current is None or current.state != "running":
+        return None
+    try:
+        published = publish_job(job, facts_of(journal, job), stages, paths, keep_rejected=settings.output.keep_rejected)
+    except CkptdError as error:
+        return error.fault
+    except OSError as error:
+        return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}").fault
+    wanted = published.state in settings.notify.on and settings.notify.urls
+    if not journal.finish_job(job.id, published.state, message_of(job, stages, published) if wanted else None):
+        return None  # superseded or cancelled while it was published: the newer export replaces this one
+    log.info("export finished", state=published.state, target=str(published.target),
+             artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip
+    _prune(job, published.target.parent, journal, paths, settings.retention)
+    return None
+
+
+def _prune(job: JobRow, folder: Path, journal: Journal, paths: Paths, rules: RetentionSettings) -> None:
+    """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
+    if not (rules.keep_last or rules.keep_best or rules.keep_days):
+        return
+    try:
+        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, busy=journal.open_ids()):
+            log.info("removed an old export", path=str(gone.path), freed=human(gone.freed))
+    except OSError as error:
+        log.warning(from_oserror(error, "remove old exports").fault.sentence())
+
+
 def tidy_job(job: JobRow, paths: Paths) -> None:
     """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay."""
     remove_tree(paths.staging / job.id)
@@ -102,44 +146,3 @@ def tidy_job(job: JobRow, paths: Paths) -> None:
     if folder.is_dir():
         for attempt in folder.iterdir():
             remove_tree(attempt / "tmp")
-
-
-def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
-    """Remove staging and pins that belong to no open job; names what went. `pins`: the configured folder, which may be new."""
-    keep = {job.id for job in journal.open_jobs()}
-    gone = []
-    for parent in {paths.staging: None, paths.pins: None, pins: None}:
-        for entry in os.scandir(parent) if parent.is_dir() else ():
-            if entry.name not in keep:
-                remove_tree(Path(entry.path))
-                gone.append(entry.path)
-    return gone
-
-
-def reopen_damaged(journal: Journal) -> list[tuple[str, str]]:
-    """Put finished stages of open jobs whose output is no longer whole back to waiting; gives (job, stage)."""
-    found = []
-    for job in journal.open_jobs():
-        for stage in journal.stages(job.id).values():
-            if stage.state == "succeeded" and not (stage.folder and stage.result and same_files(stage.folder, stage.result.files)):
-                journal.reopen_stage(job.id, stage.name)
-                found.append((job.id, stage.name))
-    return found
-
-
-def prune(folder: Path, run: str, keep_last: int) -> list[Path]:
-    """Remove the oldest exports of `run` in `folder` beyond `keep_last`; never what a symlink there points to."""
-    exports: dict[Path, int] = {}
-    linked = set()
-    for entry in folder.iterdir():
-        if entry.is_symlink():
-            linked.add(entry.resolve())
-            continue
-        manifest = manifest_of(entry)
-        if manifest.get("run") == run and isinstance(step := manifest.get("step"), int):
-            exports[entry] = step
-    surplus = sorted(exports, key=lambda path: exports[path])[: max(0, len(exports) - keep_last)]
-    removed = [path for path in surplus if path.resolve() not in linked]
-    for path in removed:
-        remove_tree(path)
-    return removed

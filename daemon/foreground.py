@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from daemon import logs
-from daemon.app import Engine, engine
+from daemon.app import Engine, engine, work_now
 from daemon.base import is_model
 from daemon.checkpoint import Inspection, fingerprint, identify, inspect
 from daemon.durable import remove_tree
 from daemon.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.intake import damaged
-from daemon.journal import Journal
+from daemon.journal import RETRIED, Journal
 from daemon.naming import run_of, step_of
-from daemon.paths import foreground_state, prepare
+from daemon.paths import existing, foreground_state, prepare
 from daemon.pin import Moved, make_pin
 from daemon.publish import MANIFEST
 from daemon.rows import ENDED_JOB
 from daemon.settings import BaseModelSettings, OutputSettings, Settings
 from daemon.status import snapshot
 from daemon.view import ExportView
+from handlers.plan import effective_variants, plan
 
 LACKING = ("disk-now", "memory-now", "disk-full")
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
@@ -50,7 +51,7 @@ def export_now(
     settings = _adjusted(settings, checkpoint, output, base)
     found = _inspected(checkpoint)
     state = foreground_state(settings.state_directory, checkpoint)
-    with engine(settings, state) as parts:
+    with engine(settings, state, work_of=lambda now, job: now.work) as parts:
         logs.set_up(settings.log, parts.paths.log, stderr=False)
         job, finished = _enter(parts, found, force=force)
         view = ExportView(found, quiet=quiet)
@@ -150,11 +151,12 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
             parts.attention.wait(0.2)
             parts.attention.clear()
             row = parts.journal.job(job)
-            view.show(parts.journal.stages(job), parts.runner.running.get(job))
+            view.show(parts.journal.stages(job), parts.runner.children.of(job))
             if row is None or row.state in ENDED_JOB:
                 break
-            if job in parts.runner.waiting and parts.runner.waiting[job].fault.code in LACKING:
-                lacking = parts.runner.waiting[job].fault
+            waiting = parts.runner.waits.of.get(job)
+            if waiting is not None and waiting.fault.code in LACKING:
+                lacking = waiting.fault
                 break
     finally:
         parts.runner.stop()
@@ -170,15 +172,18 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
 def retry_job(settings: Settings, job: str) -> None:
     """Pin the checkpoint of an ended job again and put the job back in the queue of the daemon's journal.
 
-    Raises UsageError when the job did not fail, or its checkpoint is gone or has other content by now.
+    Raises UsageError when there is nothing to retry, or its checkpoint is gone or has other content by now.
     """
-    paths = prepare(settings.state_directory, settings.output.directory)
-    journal = Journal(paths.journal)
+    prepare(settings.state_directory, settings.output.directory)
+    journal = Journal(existing(settings.state_directory))
     operation = f"retry {job}"
     try:
         row = journal.job(job)
-        if row is None or row.state not in ("failed", "partial"):
-            raise UsageError("not-failed", operation, f"it is {row.state if row else 'unknown'}", "retry only what failed or is partial")
+        work = work_now(settings, row) if row else None
+        changed = work is not None and row is not None and work != row.work
+        if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
+            remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
+            raise UsageError("nothing-to-retry", operation, f"it is {row.state if row else 'unknown'}", remedy)
         checkpoint = Path(row.checkpoint.path)
         try:
             make_pin(checkpoint, row.pin, fingerprint(checkpoint))
@@ -191,6 +196,10 @@ def retry_job(settings: Settings, job: str) -> None:
                 "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
                 "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
             )  # fmt: skip
-        journal.retry_job(job)
+        work = work or row.work
+        names = [spec.name for spec in plan(effective_variants(work.export.variants, work.export.quantization))]
+        if row.untidy or not journal.retry_job(job, work, names):
+            remove_tree(row.pin)
+            raise UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")
     finally:
         journal.close()

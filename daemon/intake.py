@@ -142,8 +142,8 @@ class Intake:
             os.rename(candidate.pin, pin)
         new = self.journal.add_job(
             candidate.job, reference, settings.work, [spec.name for spec in plan(settings.variants)], pin=pin,
-            target=self.target(reference), fingerprint=candidate.known, supersede=settings.select.policy == "latest",
-            fault=candidate.fault, warnings=[warning] if warning else [],
+            target=target_of(self.settings, self.paths, reference), fingerprint=candidate.known,
+            supersede=settings.select.policy == "latest", fault=candidate.fault, warnings=[warning] if warning else [],
         )  # fmt: skip
         if not new:
             return None
@@ -182,12 +182,13 @@ class Intake:
             log.warning(mine.warning, code="run-config-invalid")
         return mine
 
-    def target(self, reference: CheckpointRef) -> Path:
-        """The export's folder by `output.naming`."""
-        name = self.settings.output.naming.format(
-            run=reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
-        )
-        return self.paths.output / name
+
+def target_of(settings: Settings, paths: Paths, reference: CheckpointRef) -> Path:
+    """The export's folder by `output.naming`."""
+    name = settings.output.naming.format(
+        run=reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
+    )
+    return paths.output / name
 
 
 def job_id(reference: CheckpointRef, settings: Settings) -> str:

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from daemon.contract import ChildLimits, StageContext
 from daemon.paths import Paths
+from daemon.resources import memory
 from daemon.rows import JobRow, StageRow
-from daemon.settings import Settings
+from daemon.settings import LimitSettings
+from daemon.worker import Bounds
+from handlers.plan import StageSpec
 
 
-def make_context(settings: Settings, paths: Paths, job: JobRow, stage: str, number: int, stages: Mapping[str, StageRow]) -> StageContext:
-    """The context of attempt `number` of `stage`; its inputs are the outputs of every stage that has succeeded."""
-    folder = paths.attempt(job.id, stage, number)
+def make_context(
+    job: JobRow, spec: StageSpec, number: int, stages: Mapping[str, StageRow], paths: Paths, limits: LimitSettings, threads: int
+) -> StageContext:  # fmt: skip
+    """The context of attempt `number` of a stage; its inputs are the outputs of every stage that has succeeded."""
+    folder = paths.attempt(job.id, spec.name, number)
     return StageContext(
         job=job.id,
-        stage=stage,
+        stage=spec.name,
         attempt=number,
         checkpoint=job.checkpoint,
         pin=str(job.pin),
         base=str(job.base) if job.base else None,
         inputs={name: str(row.folder) for name, row in stages.items() if row.state == "succeeded" and row.folder},
-        staging=str(paths.staging / job.id / f"{stage}.{number}"),
+        staging=str(staging_of(paths, job.id, spec.name, number)),
         result=str(folder / "result.json"),
         temporary=str(folder / "tmp"),
         cache=str(paths.cache),
         work=job.work,
-        limits=ChildLimits(threads=settings.limits.effective_threads, device=settings.limits.device, parent_pid=os.getpid()),
+        limits=ChildLimits(threads=threads, device=limits.device, parent_pid=os.getpid(), resumable=spec.resumable),
     )
+
+
+def staging_of(paths: Paths, job: str, stage: str, number: int) -> Path:
+    """Where attempt `number` of a stage writes."""
+    return paths.staging / job / f"{stage}.{number}"
+
+
+def bounds_of(limits: LimitSettings) -> Bounds:
+    """What a child must keep to."""
+    return Bounds(
+        timeout=limits.stage_timeout, silence=limits.silence_seconds, grace=limits.stop_seconds,
+        memory=int(memory()[0] * limits.memory_fraction), memory_reserve=int(limits.memory_reserve), log_size=int(limits.log_size),
+        processes=limits.processes,
+    )  # fmt: skip

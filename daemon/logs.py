@@ -47,7 +47,27 @@ def _formatter(renderer: Any) -> logging.Formatter:
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
-    """Begins the file afresh where no old one is kept; the library would let it grow for ever."""
+    """Begins the file afresh where no old one is kept; the library would let it grow for ever.
+
+    When the file can't be written, that is said once on stderr; the library would print a traceback for each record.
+    """
+
+    said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Called while an error of `emit` is handled."""
+        if not self.said:
+            error = sys.exc_info()[1]
+            print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. To mend it: free space there or give access; "
+                  "stderr has every line.", file=sys.stderr)  # fmt: skip
+        self.said = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        size = self.stream.tell() if self.stream is not None else -1
+        super().emit(record)
+        if self.said and self.stream is not None and self.stream.tell() > size:
+            self.said = False
 
     def doRollover(self) -> None:  # noqa: N802
         """Called when the file would grow over its size."""

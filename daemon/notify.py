@@ -12,6 +12,7 @@ import time
 
 import structlog
 
+from daemon.complaints import Complaints
 from daemon.journal import Journal
 from daemon.rows import Message
 from daemon.settings import NotifySettings
@@ -53,13 +54,21 @@ class Notifier:
         self._wake.set()
 
     def _run(self) -> None:
+        complaints = Complaints(log, "the notifier")
         while not self._stopping:
-            try:
-                self.deliver_due()
-            except Exception:
-                log.exception("the notifier met an error and goes on")
+            complaints.during(self.deliver_due)
             self._wake.wait(60)
             self._wake.clear()
+
+    def adopt(self, settings: NotifySettings) -> None:
+        """Tell others from now on; may be called from any thread."""
+        self._settings = settings
+        self._wake.set()
+
+    def clock_jumped(self) -> None:
+        """The wall clock was set: whatever waits for a time is tried now."""
+        self._journal.hasten_messages()
+        self._wake.set()
 
     def deliver_due(self) -> None:
         """Try every message whose time has come."""

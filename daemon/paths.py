@@ -11,6 +11,7 @@ from daemon.durable import write_atomic
 from daemon.errors import UsageError
 
 STAGING = ".staging"
+KEPT = ".kept"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Paths:
     def journal(self) -> Path:
         """The SQLite file."""
         return self.state / "journal.sqlite3"
+
+    @property
+    def backups(self) -> Path:
+        """Copies of the journal."""
+        return self.state / "backups"
+
+    @property
+    def suspect(self) -> Path:
+        """There while the journal is known to be damaged or is being rebuilt."""
+        return self.state / "journal.suspect"
 
     @property
     def lock(self) -> Path:
@@ -61,9 +72,24 @@ class Paths:
         """Unpublished output, on the output's file system."""
         return self.output / STAGING / self.instance
 
+    @property
+    def kept(self) -> Path:
+        """Finished outputs by their resume key, on the output's file system."""
+        return self.output / KEPT / self.instance
+
     def attempt(self, job: str, stage: str, number: int) -> Path:
         """Folder of an attempt's job file, result file, log and temporary files."""
         return self.jobs / job / f"{stage}.{number}"
+
+
+def existing(state: Path) -> Path:
+    """The journal of a state directory that is in use. Raises UsageError where there is none: a wrong path makes no new one."""
+    journal = state / "journal.sqlite3"
+    if not journal.is_file():
+        raise UsageError(
+            "no-journal", "open the journal", "no daemon has run on this state directory", "name the right one with --config", path=state
+        )  # fmt: skip
+    return journal
 
 
 def foreground_state(state: Path, checkpoint: Path) -> Path:
@@ -88,6 +114,6 @@ def prepare(state: Path, output: Path) -> Paths:
     if not marker.exists():
         write_atomic(marker, secrets.token_hex(4))
     paths = Paths(state, output, marker.read_text().strip())
-    for folder in (paths.pins, paths.jobs, paths.cache, paths.staging):
+    for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
         folder.mkdir(parents=True, exist_ok=True)
     return paths

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from daemon.errors import Fault
-from handlers.plan import ModelSize, StageSpec
+from daemon.estimates import Estimate
+from handlers.plan import StageSpec
 
 WAIT_SECONDS = 30.0
+_SOURCE = {"formula": "a formula on its size", "same size": "what it took before", "similar sizes": "what it took for similar models"}
 
 
 @dataclass(frozen=True)
 class Admission:
     """The answer: `fault` None lets the stage start; else it says what is lacking, for now or (`never`) for good."""
 
-    estimate: int
     fault: Fault | None = None
     never: bool = False
 
@@ -54,6 +57,14 @@ def memory() -> tuple[int, int]:
     return total, available
 
 
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder is mounted for reading alone, as Linux does after errors of the disk."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
 def free_disk(folder: Path) -> int:
     """Free bytes, for this user, on the file system that holds `folder` or its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
@@ -61,29 +72,52 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def admit(spec: StageSpec, size: ModelSize, *, output: Path, state: Path, memory_fraction: float, disk_reserve: int) -> Admission:
-    """Compare the estimates of a stage with the box as it is now."""
-    estimate, disk = spec.memory(size), spec.disk(size)
+@dataclass(frozen=True)
+class Reserved:
+    """What running children were admitted with and have not taken yet, in bytes."""
+
+    memory: int = 0
+    disk: int = 0
+
+
+def admit(
+    spec: StageSpec, need: Estimate, *, output: Path, state: Path, memory_fraction: float, disk_reserve: int,
+    reserved: Reserved = Reserved(), would_fit: Callable[[int], Sequence[str]] = lambda allowed: (),
+) -> Admission:  # fmt: skip
+    """Compare what a stage needs with the box as it is now, less what is reserved. `would_fit` gives the variants
+    that fit into so many bytes, to be named instead of one that never does."""
     total, available = memory()
     allowed = int(total * memory_fraction)
     operation = f"start the stage {spec.name}"
-    if estimate > allowed:
-        cause = f"it needs about {human(estimate)} of memory, and limits.memory_fraction allows {human(allowed)} of {human(total)}"
-        return Admission(estimate, Fault(
+    if need.memory > allowed:
+        cause = (
+            f"it needs about {human(need.memory)} of memory (by {_SOURCE[need.source]}),"
+            f" and limits.memory_fraction allows {human(allowed)} of {human(total)}"
+        )
+        fitting = ", ".join(would_fit(allowed))
+        instead = f"leave this variant out ({fitting} would fit)" if fitting else "leave this variant out"
+        return Admission(Fault(
             code="memory-never", operation=operation, cause=cause,
-            remedy="export on a larger box, raise limits.memory_fraction, or leave this variant out",
+            remedy=f"export on a larger box, raise limits.memory_fraction, or {instead}",
         ), never=True)  # fmt: skip
-    if estimate > available:
-        cause = f"it needs about {human(estimate)} of memory and {human(available)} are free now"
-        return Admission(estimate, Fault(
+    free_memory = max(0, available - reserved.memory)
+    if need.memory > free_memory:
+        held = f" ({human(reserved.memory)} more are promised to other stages)" if reserved.memory else ""
+        cause = f"it needs about {human(need.memory)} of memory and {human(free_memory)} are free now{held}"
+        return Admission(Fault(
             code="memory-now", operation=operation, cause=cause, remedy="nothing, it waits for memory; free some to have it sooner",
         ))  # fmt: skip
-    for folder, need, key in ((output, disk, "output.directory"), (state, 0, "state.directory")):
+    for folder, wanted, key in ((output, need.disk + reserved.disk, "output.directory"), (state, 0, "state.directory")):
+        if is_read_only(folder):
+            return Admission(Fault(
+                code="read-only", operation=operation, cause="its file system can only be read now", path=str(folder),
+                remedy="look into the kernel's log for the disk's errors and mount it for writing again",
+            ))  # fmt: skip
         free = free_disk(folder)
-        if free - need < disk_reserve:
-            cause = f"it writes about {human(need)}, {human(free)} are free and limits.disk_reserve keeps {human(disk_reserve)}"
-            return Admission(estimate, Fault(
+        if free - wanted < disk_reserve:
+            cause = f"it writes about {human(need.disk)}, {human(free)} are free and limits.disk_reserve keeps {human(disk_reserve)}"
+            return Admission(Fault(
                 code="disk-now", operation=operation, cause=cause, path=str(folder),
                 remedy=f"free space there, point {key} at a larger disk, or lower limits.disk_reserve",
             ))  # fmt: skip
-    return Admission(estimate)
+    return Admission()

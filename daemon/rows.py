@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from daemon.contract import CheckpointRef, StageResult, Work
 from daemon.errors import Fault
 
 ENDED_STAGE = ("succeeded", "failed", "skipped")
-ENDED_JOB = ("succeeded", "partial", "failed", "superseded")
+ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")
 
 
 def now() -> str:
@@ -37,9 +39,24 @@ class JobRow:
     warnings: tuple[str, ...] = ()
     """What the report says beside the stages' own warnings."""
     reason: str | None = None
-    """Why it was superseded."""
+    """Why it was superseded or cancelled."""
     untidy: bool = False
-    """Superseded, and not cleared away yet."""
+    """Superseded or cancelled, and not cleared away yet."""
+    paused: bool = False
+    """Starts no further stage until a person says so."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A run with pending jobs, as the queue sees it. Times are ISO 8601."""
+
+    root: str
+    run: str
+    newest_first: bool
+    oldest: str
+    """When its oldest pending job was entered."""
+    served: str | None
+    """When a job of the run was last started."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,10 @@ class StageRow:
     folder: Path | None
     result: StageResult | None
     fault: Fault | None
+    key: str | None = None
+    """Digest of all that determines its output, as it was when it was last claimed."""
+    crashes: int = 0
+    """How often the daemon died while it ran."""
 
     def due(self, clock: float) -> bool:
         """Whether a retry need not wait any longer; a wall clock that was set back does not hold it up."""
@@ -98,12 +119,20 @@ def _fault(text: str | None) -> Fault | None:
     return Fault.model_validate_json(text) if text else None
 
 
+def _result(text: str | None) -> StageResult | None:
+    """None too for one that another version wrote and this one can't read: the stage is then made again."""
+    try:
+        return StageResult.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
+
+
 def job_of(row: sqlite3.Row) -> JobRow:
     """A row of the table `job`."""
     return JobRow(
-        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.model_validate_json(row["work"]),
+        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.recovered(row["work"]),
         Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
-        tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]),
+        tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]), bool(row["paused"]),
     )  # fmt: skip
 
 
@@ -112,7 +141,7 @@ def stage_of(row: sqlite3.Row) -> StageRow:
     return StageRow(
         row["name"], row["state"], row["attempts"], row["failures"], row["retry_at"], row["retry_delay"],
         Path(row["folder"]) if row["folder"] else None,
-        StageResult.model_validate_json(row["result"]) if row["result"] else None, _fault(row["fault"]),
+        _result(row["result"]), _fault(row["fault"]), row["key"], row["crashes"],
     )  # fmt: skip
 
 

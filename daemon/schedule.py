@@ -1,21 +1,56 @@
-"""Ticks by APScheduler: the clock behind rescans, the outbox, metrics and the watchdog. The queue itself is the journal's.
+"""Ticks by APScheduler: the clock behind the outbox, metrics, backups and the watchdog. The queue itself is the journal's.
 
-Every tick only wakes the thread that does the work. A late tick still fires, once: APScheduler's default would
-drop it after a second.
+Every tick only wakes the thread that does the work, or does little. A late tick still fires, once: APScheduler's default
+would drop it after a second. It plans by the wall clock, so a clock that was set back by an hour would silence
+it for an hour: `Ticks.look_at_clock` notices, and starts every interval afresh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
+import structlog
 from apscheduler.schedulers.background import BackgroundScheduler
 
+log = structlog.get_logger("schedule")
 
-def make_scheduler(ticks: dict[str, tuple[float, Callable[[], None]]]) -> BackgroundScheduler:
-    """A scheduler, not started, with each tick by name: (seconds between, function)."""
-    scheduler = BackgroundScheduler(
-        timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
-    )  # fmt: skip
-    for name, (seconds, function) in ticks.items():
-        scheduler.add_job(function, "interval", seconds=seconds, id=name, name=name)
-    return scheduler
+JUMP_SECONDS = 2.0
+"""A smaller step of the clock is the time service's everyday work and delays a tick by no more than itself."""
+
+
+class Ticks:
+    """Ticks by name: (seconds between, function)."""
+
+    def __init__(self, ticks: Mapping[str, tuple[float, Callable[[], object]]]) -> None:
+        self._scheduler = BackgroundScheduler(
+            timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+        )  # fmt: skip
+        for name, (seconds, function) in ticks.items():
+            self._scheduler.add_job(function, "interval", seconds=seconds, id=name, name=name)
+        self._offset = _offset()
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """No tick begins after this."""
+        self._scheduler.shutdown(wait=False)
+
+    def look_at_clock(self) -> bool:
+        """Whether the wall clock was set (or the box slept) since the last look; all ticks fire now then."""
+        offset = _offset()
+        jumped = offset - self._offset
+        if abs(jumped) < JUMP_SECONDS:
+            return False
+        self._offset = offset
+        log.warning("the clock was set or the box slept; all ticks start afresh", seconds=round(jumped, 1))
+        for job in self._scheduler.get_jobs():
+            job.modify(next_run_time=datetime.now(UTC))
+        return True
+
+
+def _offset() -> float:
+    return time.time() - time.monotonic()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from daemon import windows
 from daemon.contract import ExportOptions, ValidateOptions, Work
 from daemon.sources import ListFriendlyEnv, over, short_names
 from handlers.plan import effective_variants
@@ -64,6 +65,7 @@ class OutputSettings(Section):
     directory: Path = Path("exports")
     naming: str = "{run}/step-{step}"
     keep_rejected: bool = False
+    kept_size: ByteSize = Field(default=ByteSize(4 << 30), ge=0, validate_default=True)
 
     @field_validator("naming")
     @classmethod
@@ -99,11 +101,18 @@ class LimitSettings(Section):
     """`[limits]`: what exports may take from the box."""
 
     jobs: int = Field(default=1, ge=1, le=64)
+    stages: int = Field(default=2, ge=1, le=64)
     threads: int = Field(default=0, ge=0, le=1024)
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
+    memory_reserve: ByteSize = Field(default=ByteSize(256 << 20), ge=0, validate_default=True)
     disk_reserve: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
     stage_timeout: float = Field(default=7200.0, gt=0)
+    silence_seconds: float = Field(default=900.0, gt=0)
+    stop_seconds: float = Field(default=20.0, ge=0, le=600)
+    log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=1 << 12, validate_default=True)
+    processes: int = Field(default=128, ge=4)
     attempts: int = Field(default=3, ge=1, le=100)
+    crashes: int = Field(default=5, ge=1, le=1_000_000)
     retry_seconds: float = Field(default=10.0, ge=0)
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -111,6 +120,31 @@ class LimitSettings(Section):
     def effective_threads(self) -> int:
         """`threads`, where 0 stands for half of this process's cores, at least one."""
         return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+class ScheduleSettings(Section):
+    """`[schedule]`: when heavy stages may run, and the journal's care."""
+
+    heavy: tuple[str, ...] = ()
+    timezone: str = ""
+    overrun: Literal["finish", "stop"] = "finish"
+    integrity_hours: float = Field(default=24.0, gt=0)
+    backup_hours: float = Field(default=6.0, gt=0)
+    backups: int = Field(default=3, ge=0, le=100)
+
+    @field_validator("heavy")
+    @classmethod
+    def _heavy_is_cron(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if problems := [problem for problem in map(windows.problem_of, value) if problem]:
+            raise ValueError("; ".join(problems))
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _timezone_exists(cls, value: str) -> str:
+        if problem := windows.zone_problem(value):
+            raise ValueError(problem)
+        return value
 
 
 class NotifySettings(Section):
@@ -124,6 +158,8 @@ class RetentionSettings(Section):
     """`[retention]`: which exports are kept."""
 
     keep_last: int = Field(default=0, ge=0)
+    keep_best: int = Field(default=0, ge=0)
+    keep_days: float = Field(default=0.0, ge=0)
 
 
 class LogSettings(Section):
@@ -164,6 +200,7 @@ with warnings.catch_warnings():
         export: ExportOptions = ExportOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
+        schedule: ScheduleSettings = ScheduleSettings()
         notify: NotifySettings = NotifySettings()
         retention: RetentionSettings = RetentionSettings()
         log: LogSettings = LogSettings()

@@ -77,7 +77,7 @@ def _sentence(text: str | None) -> str | None:
 
 
 def _stage(row: Any, progress: dict[str, Any]) -> dict[str, Any]:
-    live = progress if progress.get("stage") == row["name"] and row["state"] == "running" else {}
+    live = progress.get(row["name"], {}) if row["state"] == "running" else {}
     result = StageResult.model_validate_json(row["result"]) if row["result"] else None
     return {
         "name": row["name"],
@@ -101,7 +101,9 @@ def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
     value: dict[str, Any] = {
         "version": __version__,
         "state_directory": str(state),
-        "daemon": {"running": running, **{key: live.get(key) for key in ("pid", "started", "healthy")}},
+        "daemon": {"running": running, **{key: live.get(key) for key in ("pid", "started", "healthy", "configuration", "journal")}},
+        "paused": None,
+        "journal": None,
         "roots": live.get("roots", []),
         "incomplete": live.get("incomplete", []),
         "lost": [],
@@ -118,6 +120,10 @@ def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
                 value["lost"] = [dict(row) for row in connection.execute(
                     "SELECT path, first_seen, last_seen, lived, at FROM lost ORDER BY id DESC LIMIT ?", (limit,)
                 )]  # fmt: skip
+            if version >= 3:
+                said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
+                value["paused"] = said["paused"][1] if "paused" in said else None
+                value["journal"] = json.loads(said["journal-rebuilt"][0]) if "journal-rebuilt" in said else None
             value["counts"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM job GROUP BY state")}
             value["outbox"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM outbox GROUP BY state")}
             rows = connection.execute(
@@ -131,6 +137,37 @@ def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
     except FileNotFoundError:
         pass
     return value
+
+
+def find(state: Path, wanted: str, *, attempts: bool = False) -> list[dict[str, Any]]:
+    """The jobs whose id is `wanted`, else those whose id begins with it, at most two; with their attempts if asked."""
+    live = _live(state) if is_locked(state / "lock") else {}
+    try:
+        with reading(state / "journal.sqlite3") as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                return []
+            rows = connection.execute("SELECT * FROM job WHERE id = ?", (wanted,)).fetchall() or connection.execute(
+                "SELECT * FROM job WHERE substr(id, 1, ?) = ? LIMIT 2", (len(wanted), wanted)
+            ).fetchall()  # fmt: skip
+            found = []
+            for row in rows:
+                stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],)).fetchall()
+                found.append(_job(row, stages, live))
+                if attempts:
+                    tried = connection.execute("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", (row["id"],))
+                    found[-1]["attempts"] = [_attempt(one) for one in tried]
+            return found
+    except FileNotFoundError:
+        return []
+
+
+def _attempt(row: Any) -> dict[str, Any]:
+    return {
+        **{key: row[key] for key in ("stage", "number", "strategy", "outcome", "estimate", "started", "ended")},
+        "error": _sentence(row["fault"]),
+        "job_file": str(Path(row["folder"]) / "job.json"),
+        "log": str(Path(row["folder"]) / "log.txt"),
+    }
 
 
 def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +192,7 @@ def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
         "target": row["target"] + (".failed" if row["state"] == "failed" else ""),
         "waiting_for": (live.get("waiting") or {}).get(row["id"]),
         "error": reason or (errors[0] if errors else None),
+        "paused": bool(row["paused"]) if "paused" in row.keys() else False,  # noqa: SIM118
         "warnings": [] if old else json.loads(row["warnings"]),
         "artifacts": artifacts,
         "stages": listed,

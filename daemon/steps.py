@@ -1,4 +1,4 @@
-"""Which stage of a job comes next, and what is said of one that can't: pure functions over the journal's rows."""
+"""Which stages of a job come next, and what is said of one that can't: pure functions over the journal's rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from daemon.rows import ENDED_STAGE, StageRow
 from handlers.plan import BY_NAME, StageSpec
 
 
-def next_stage(stages: dict[str, StageRow]) -> StageSpec | None:
-    """The first stage in plan order that waits and whose predecessors have all ended; None where nothing can move."""
+def ready_stages(stages: dict[str, StageRow]) -> list[StageSpec]:
+    """The stages, in plan order, that wait and whose predecessors have all ended. None of them needs another."""
+    ready = []
     for name, stage in stages.items():
         spec = BY_NAME[name]
         before = [other for other in (*spec.needs, *spec.after) if other in stages]
         if stage.state == "waiting" and all(stages[other].state in ENDED_STAGE for other in before):
-            return spec
-    return None
+            ready.append(spec)
+    return ready
 
 
 def because_of(need: str, stage: StageRow, spec: StageSpec) -> Fault:
@@ -29,3 +30,11 @@ def retrying(spec: StageSpec) -> Fault:
     return Fault(
         code="retry", operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
     )
+
+
+def verifying() -> Fault:
+    """What is said of a job whose finished outputs are being read again."""
+    return Fault(
+        code="verifying", operation="go on with the export", cause="what earlier attempts finished is read and compared with its digests",
+        remedy="nothing, it goes on by itself",
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 ENV_PREFIX = "CKPTD_"
-OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT"})
+OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""
 
 

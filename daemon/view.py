@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ from daemon.checkpoint import Inspection
 from daemon.resources import human
 
 if TYPE_CHECKING:
+    from daemon.children import Running
     from daemon.rows import StageRow
-    from daemon.runner import Running
 
 STATE_STYLE = {
     "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
@@ -56,14 +56,14 @@ class ExportView:
         if not self._quiet:
             self._console.print(message)
 
-    def show(self, stages: Mapping[str, StageRow], running: Running | None) -> None:
+    def show(self, stages: Mapping[str, StageRow], running: Sequence[Running]) -> None:
         """Bring the display up to date."""
+        active = {one.stage: one for one in running}
         for name, stage in stages.items():
-            active = running is not None and running.stage == name
             if self._live:
-                self._bar(name, stage, running if active else None)
+                self._bar(name, stage, active.get(name))
             elif not self._quiet:
-                self._line(name, "running" if active else stage.state, stage)
+                self._line(name, "running" if name in active else stage.state, stage)
 
     def _bar(self, name: str, stage: StageRow, running: Running | None) -> None:
         if name not in self._bars:
@@ -139,6 +139,8 @@ def print_status(value: Mapping[str, Any]) -> None:
         console.print(f"[green]running[/green] (pid {daemon['pid']}, since {daemon['started']}, {health})")
     else:
         console.print("[yellow]not running[/yellow]: start it with `ckptd run --config FILE`")
+    for notice in _notices(value):
+        console.print(notice)
     for root in value["roots"]:
         console.print(
             f"root   {escape(root['path'])} ({root['backend']}{'' if root['exists'] else ', [yellow]does not exist yet[/yellow]'})"
@@ -153,6 +155,24 @@ def print_status(value: Mapping[str, Any]) -> None:
     if waiting:
         console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
     print_jobs(value["jobs"])
+
+
+def _notices(value: Mapping[str, Any]) -> list[str]:
+    """What a person should know before anything else."""
+    notices = []
+    if value["paused"]:
+        notices.append(f"[yellow]paused[/yellow] since {value['paused']}: no stage is started; `ckptd resume` lets it go on")
+    if (value["daemon"]["configuration"] or {}).get("problem"):
+        notices.append(f"[red]the last reload was refused[/red]: {escape(str(value['daemon']['configuration']['problem']))}")
+    if (value["daemon"]["journal"] or {}).get("problem"):
+        notices.append(f"[red]journal[/red] {escape(str(value['daemon']['journal']['problem']))}")
+    if value["journal"]:
+        rebuilt = value["journal"]
+        notices.append(
+            f"[yellow]the journal was damaged and rebuilt[/yellow] from {rebuilt.get('from')} at {rebuilt.get('at')};"
+            f" the damaged file is {escape(str(rebuilt.get('set_aside')))}"
+        )
+    return notices
 
 
 def print_jobs(jobs: list[dict[str, Any]]) -> None:
@@ -197,7 +217,8 @@ def print_job(job: Mapping[str, Any]) -> None:
         "started",
         "ended",
     ):
-        console.print(f"[bold]{key:<11}[/bold] {styled(job[key]) if key == 'state' else escape(str(job[key]))}", soft_wrap=True)
+        if job[key] is not None:
+            console.print(f"[bold]{key:<11}[/bold] {styled(job[key]) if key == 'state' else escape(str(job[key]))}", soft_wrap=True)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("stage", "state", "attempts", "seconds", "error"):
         table.add_column(title, overflow="fold")
@@ -205,6 +226,14 @@ def print_job(job: Mapping[str, Any]) -> None:
         seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
         table.add_row(stage["name"], styled(stage["state"]), str(stage["attempts"]), seconds, escape(stage["error"] or ""))
     console.print(table)
+    for attempt in job.get("attempts", []):
+        if attempt["outcome"] not in ("succeeded", None):
+            console.print(
+                f"{attempt['stage']} attempt {attempt['number']}: {attempt['outcome']}; log {escape(attempt['log'])}", soft_wrap=True
+            )
+    failed = [attempt for attempt in job.get("attempts", []) if attempt["outcome"] in ("retryable", "permanent")]
+    if failed and job["state"] in ("failed", "partial"):
+        console.print(f"To run the last failed one by hand: python -m handlers {escape(failed[-1]['job_file'])}", soft_wrap=True)
 
 
 def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from daemon.complaints import Complaints
 from daemon.inotify import Hint, Hints, Kind
 from daemon.intake import Intake
 from daemon.observe import Observers, innermost_first
@@ -65,11 +66,9 @@ class Watcher:
         return self._observers.backend_of(root)
 
     def _run(self) -> None:
+        complaints = Complaints(log, "the watcher")
         while not self._stopping.is_set():
-            try:
-                self._round()
-            except Exception:
-                log.exception("the watcher met an error and goes on")
+            if not complaints.during(self._round):
                 self._stopping.wait(1)
 
     def _round(self) -> None:

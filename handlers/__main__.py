@@ -1,25 +1,36 @@
 """Entry of a child process: `python -m handlers JOB_FILE` runs one attempt of one stage.
 
 The order is the point: the child binds its life to the daemon's, takes the lowest priority and moves its
-standard output aside before any heavy library is imported. It always ends with a result file unless it is
-killed, and its exit code is 0 whenever the result file holds the outcome.
+standard output aside before any heavy library is imported. It ends with a result file and exit code 0 unless it is
+killed, cannot use the job file (65), or cannot write the result (74 for want of space, else 73); then one line in the
+log says why.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import json
+import os
 import sys
 import time
 import traceback
 from pathlib import Path
 
-from daemon.contract import Outcome, StageContext, StageResult
+from pydantic import ValidationError
+
+from daemon import faults
+from daemon.contract import CONTRACT_VERSION, Outcome, StageContext, StageResult
 from daemon.durable import seal, write_atomic
-from daemon.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
 from handlers import child
 from handlers.plan import BY_NAME
-from handlers.progress import Reporter, StageOutput
+from handlers.progress import Interrupted, Reporter, StageOutput, StopFlag
 
+EXIT_BAD_JOB = 65
+EXIT_UNWRITABLE = 73
+EXIT_DISK_FULL = 74
 TRACEBACK_LIMIT = 6000
 
 
@@ -48,14 +59,44 @@ def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
     return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
 
 
+class BadJob(Exception):
+    """The job file is not one that this version can run; the text says why."""
+
+
+def read_job(job_file: str) -> StageContext:
+    """The job that a file describes. Raises BadJob."""
+    try:
+        raw = json.loads(Path(job_file).read_bytes())
+    except OSError as error:
+        raise BadJob(f"{job_file}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise BadJob(f"{job_file} is no JSON") from None
+    version = raw.get("contract", CONTRACT_VERSION) if isinstance(raw, dict) else "?"
+    if version != CONTRACT_VERSION:
+        raise BadJob(f"it speaks version {version} of the contract and this program version {CONTRACT_VERSION}")
+    try:
+        context = StageContext.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadJob(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None
+    if context.stage not in BY_NAME:
+        raise BadJob(f"it asks for the stage {context.stage!r}, which this version does not have")
+    return context
+
+
 def _work(context: StageContext, reporter: Reporter) -> StageResult:
+    child.prepare(context)
     module = importlib.import_module(BY_NAME[context.stage].module)
+    faults.point(f"child.{context.stage}.run")
     output: StageOutput = module.run(context, reporter)
+    faults.point(f"child.{context.stage}.ran")
     reporter.progress(1.0, "sealing files")
+    files = seal(Path(context.staging), output.digests)
+    faults.point(f"child.{context.stage}.sealed")
     return StageResult(
         outcome=Outcome.SUCCEEDED,
         strategy=output.strategy,
-        files=seal(Path(context.staging)),
+        files=files,
         figures=output.figures,
         checks=tuple(output.checks),
         warnings=tuple(output.warnings),
@@ -64,22 +105,57 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     )
 
 
-def main(job_file: str) -> int:
-    """Run the attempt that `job_file` describes; give the exit code."""
-    context = StageContext.model_validate_json(Path(job_file).read_bytes())
-    child.bind(context.limits)
-    reporter = Reporter(child.take_standard_output())
-    child.prepare(context)
-    started = time.monotonic()
+def _attempt(context: StageContext, reporter: Reporter, stop: StopFlag) -> StageResult:
+    """Run the stage; whatever comes of it is a result."""
     try:
-        result = _work(context, reporter)
+        return _work(context, reporter)
+    except Interrupted:
+        return StageResult(outcome=Outcome.INTERRUPTED)
     except Exception as error:
-        traceback.print_exc()
-        result = _failed(error, context.stage, context.staging)
-    result = result.model_copy(update={"seconds": round(time.monotonic() - started, 3), "peak_rss": child.peak_rss()})
-    write_atomic(Path(context.result), result.model_dump_json(indent=1))
+        with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+            traceback.print_exc()
+        # What fails after it was told to stop may fail because its own processes were told too.
+        return StageResult(outcome=Outcome.INTERRUPTED) if stop.asked else _failed(error, context.stage, context.staging)
+
+
+def _write(context: StageContext, result: StageResult) -> int:
+    try:
+        write_atomic(Path(context.result), result.model_dump_json(indent=1))
+    except OSError as error:
+        _say(f"could not write the result: {error}")
+        return EXIT_DISK_FULL if error.errno in {*FULL_DISK, errno.EFBIG} else EXIT_UNWRITABLE
     return 0
 
 
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def main(job_file: str) -> int:
+    """Run the attempt that `job_file` describes; give the exit code."""
+    try:
+        context = read_job(job_file)
+    except BadJob as error:
+        _say(f"could not use the job file: {error}")
+        return EXIT_BAD_JOB
+    child.bind(context.limits)
+    stop = child.stop_at_safe_points() if context.limits.resumable else StopFlag()
+    faults.point(f"child.{context.stage}.start")
+    reporter = Reporter(child.take_standard_output(), stop)
+    reporter.start_heartbeat()
+    started = time.monotonic()
+    result = _attempt(context, reporter, stop)
+    result = result.model_copy(
+        update={"attempt": context.attempt_id, "seconds": round(time.monotonic() - started, 3), "peak_rss": child.peak_rss()}
+    )
+    code = _write(context, result)
+    faults.point(f"child.{context.stage}.done")
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    exit_code = main(sys.argv[1]) if len(sys.argv) == 2 else main("")
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(exit_code)  # there is nothing to save, and libraries that are taken down in order may hang or crash doing so

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import importlib.metadata
 import io
 import os
@@ -15,12 +16,19 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
 from daemon.contract import ChildLimits, StageContext
+from handlers.progress import StopFlag
 
+EXIT_OTHER_PARENT = 75
 _PR_SET_PDEATHSIG = 1
+_NO_CORE = 1
+"""Bytes of a core file: less than any holds, so none is written. Unlike 0 it also holds where cores go to a program by a pipe."""
 _LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
+
+_stop = StopFlag()
 
 
 def bind(limits: ChildLimits) -> None:
@@ -31,8 +39,11 @@ def bind(limits: ChildLimits) -> None:
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if limits.parent_pid and os.getppid() != limits.parent_pid:
-        os._exit(75)
+        os._exit(EXIT_OTHER_PARENT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the daemon, which ends its children in order
+    faulthandler.enable()  # a crash of a library leaves the Python stack in the attempt's log
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
     with contextlib.suppress(OSError):
         os.nice(max(0, limits.nice - os.nice(0)))
     if limits.idle:
@@ -44,6 +55,22 @@ def bind(limits: ChildLimits) -> None:
             psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
         stream.write(str(limits.oom_score_adj))
+
+
+def stop_at_safe_points() -> StopFlag:
+    """From now on a first SIGTERM only asks the stage to stop, so that no call into a library is broken; a second one ends it."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        _stop.asked = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ask)
+    return _stop
+
+
+def told_to_stop() -> bool:
+    """Whether the stage of this process was asked to stop; its own processes were asked at the same time, and have ended."""
+    return _stop.asked
 
 
 def take_standard_output() -> TextIO:

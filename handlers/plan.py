@@ -29,7 +29,7 @@ class ModelSize:
 class StageSpec:
     """One row of the plan.
 
-    Memory is `memory_fixed + memory_fp32 × fp32 bytes`; disk is `disk_stored × stored bytes + disk_fp32 × fp32 bytes`.
+    Memory is `memory_fixed + memory_fp32 × fp32 bytes`; disk is `disk_fixed + disk_stored × stored bytes + disk_fp32 × fp32 bytes`.
     """
 
     name: str
@@ -46,6 +46,17 @@ class StageSpec:
     memory_fp32: float = 0.0
     disk_stored: float = 0.0
     disk_fp32: float = 0.0
+    disk_fixed: int = 0
+    resumable: bool = False
+    """An interrupted attempt's staging folder is handed to the next one, which goes on in it."""
+    threads: int = 0
+    """Threads that it can use; 0: any number."""
+    heavy: bool = True
+    """Runs only inside the export windows of `[schedule]`."""
+    settings: tuple[str, ...] = ()
+    """Keys of the job's configuration (`export.opset`, …) that its output depends on."""
+    libraries: tuple[str, ...] = ()
+    """Distributions whose version its output depends on."""
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""
@@ -53,36 +64,44 @@ class StageSpec:
 
     def disk(self, size: ModelSize) -> int:
         """Estimated bytes written."""
-        return int(self.disk_stored * size.stored_bytes + self.disk_fp32 * size.fp32_bytes)
+        return int(self.disk_fixed + self.disk_stored * size.stored_bytes + self.disk_fp32 * size.fp32_bytes)
 
 
 STAGES: tuple[StageSpec, ...] = (
     StageSpec(
         "merge", "handlers.merge.stage", 1,
-        about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0,
+        about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
+        libraries=("torch", "peft", "safetensors"),
     ),
     StageSpec(
         "pytorch", "handlers.pytorch", 1, needs=("merge",), artifact=True,
-        about="a standard transformers folder: config, safetensors, tokenizer, chat template",
+        about="a standard transformers folder: config, safetensors, tokenizer, chat template", heavy=False, threads=1,
+        libraries=("transformers", "tokenizers"),
     ),
     StageSpec(
         "onnx", "handlers.onnx.stage", 1, needs=("merge",), artifact=True,
         about="one ONNX graph with KV cache, dynamic batch and length, fp32",
         memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=1.1,
+        settings=("export.opset",), libraries=("torch", "transformers", "onnx", "onnxscript"),
     ),
     StageSpec(
         "onnx-int8", "handlers.onnx.int8", 1, needs=("onnx",), artifact=True,
         about="the ONNX graph with int8 weights, dynamic activations, per channel",
-        memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6,
+        memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
     ),
     StageSpec(
         "validate", "handlers.validate.stage", 1, needs=("merge",), after=("pytorch", "onnx", "onnx-int8"),
         about="every artifact run and compared with the live base + adapter", memory_fixed=1200 * MIB, memory_fp32=2.5,
+        disk_fixed=256 * MIB,  # logits that an interrupted attempt leaves for the next one
+        resumable=True,
+        settings=("export.variants", "export.quantization", "validation"),
+        libraries=("torch", "transformers", "peft", "onnxruntime"),
     ),
     StageSpec(
         "report", "handlers.report.stage", 1, after=("merge", "pytorch", "onnx", "onnx-int8", "validate"),
         about="report.json, report.html and README.md",
         memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
+        heavy=False, threads=1,
     ),
 )  # fmt: skip
 

@@ -18,14 +18,18 @@ import psutil
 from daemon.status import snapshot
 
 QUICK = "samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
-ENDED = ("succeeded", "partial", "failed", "superseded")
+ENDED = ("succeeded", "partial", "failed", "superseded", "cancelled")
 
 
 class Service:
     """`ckptd run` on a configuration of its own below `folder`; roots, exports and state lie there too."""
 
+    command: tuple[str, ...] = (sys.executable, "-m", "daemon", "run", "--config")
+
     def __init__(self, folder: Path, *, variants: tuple[str, ...] = ("pytorch",), extra: str = "", root: Path | None = None) -> None:
         self.folder = folder
+        self.environment: dict[str, str] = {}
+        self.said = ""
         self.root = root or folder / "runs"
         self.exports = folder / "exports"
         self.state = folder / "state"
@@ -40,15 +44,13 @@ class Service:
 
     def start(self, fault: str | None = None) -> None:
         """Start the daemon; `fault`: the named point at which it kills itself."""
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", **self.environment}
         environment.pop("CKPTD_FAULT", None)
         if fault:
             environment["CKPTD_FAULT"] = fault
         log = (self.folder / "daemon.log").open("ab")
         with log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "daemon", "run", "--config", str(self.config)], stdout=log, stderr=log, env=environment
-            )
+            self.process = subprocess.Popen([*self.command, str(self.config)], stdout=log, stderr=log, env=environment)
 
     def stop(self) -> int:
         """End it as systemd would, once it serves; gives the exit code."""
@@ -89,6 +91,15 @@ class Service:
         """Wait until `count` jobs have ended and no more is open."""
         value = self.wait_for(lambda v: len(v["jobs"]) >= count and all(job["state"] in ENDED for job in v["jobs"]), seconds)
         return list(value["jobs"])
+
+    def run_verb(self, *words: str) -> int:
+        """`ckptd VERB …` on this service's configuration; gives the exit code, what it said is in `said`."""
+        answer = subprocess.run(
+            [sys.executable, "-m", "daemon", *words, "--config", str(self.config)],
+            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "NO_COLOR": "1"},
+        )  # fmt: skip
+        self.said = answer.stdout + answer.stderr
+        return answer.returncode
 
     def log(self) -> str:
         """What the daemon wrote to stderr."""

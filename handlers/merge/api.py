@@ -1,7 +1,8 @@
 """Merging an adapter into its base, as a library: `merge_adapter` picks the way and does it.
 
 Called by the merge stage, by the benchmarks, and by whoever wants a merge without the daemon. It sets torch's number
-of threads for the whole process. The output folder gets configuration and weights, no tokenizer.
+of threads for the whole process. The output folder gets configuration and weights, no tokenizer. A streaming merge can be
+resumed file by file; a merge by PEFT begins again.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract import Fallback
-from daemon.errors import Permanent
+from daemon.errors import Permanent, Retryable
+from daemon.faults import point
 from handlers.merge.adapter import Adapter, read_adapter
 from handlers.merge.digests import base_digest
+from handlers.merge.ledger import Ledger, States, file_state, purpose, sweep
 from handlers.merge.match import Delta, NeedsPeft, match
 from handlers.model_files import WeightFiles, copy_config, main_dtype, parameters, read_json, setting, stored_bytes, tensors, weight_files
 
@@ -48,6 +51,11 @@ class MergeReport:
     """SHA-256 of the base; None when no cache folder was given."""
     fallbacks: tuple[Fallback, ...] = ()
     warnings: tuple[str, ...] = field(default=())
+    resumed_files: int = 0
+    """Weight files taken over, verified, from an interrupted merge."""
+    resumed_bytes: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
+    """File → SHA-256 of each weight file, as far as the merge had to know it to be able to resume."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,27 @@ class _Done:
     edits: dict[str, Any] = field(default_factory=dict)
     fallbacks: tuple[Fallback, ...] = ()
     warnings: tuple[str, ...] = ()
+    ledger: Ledger | None = None
+
+
+class _Meter:
+    """Bytes done of all, told as a fraction; called from several threads."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total = total or 1
+        self._done = 0
+        self._lock = threading.Lock()
+        self._progress = progress
+
+    def add(self, count: int, message: str) -> None:
+        """`count` bytes more are done."""
+        with self._lock:
+            self._done += count
+            self._progress(min(self._done / self._total, 1.0), message)
+
+    def beat(self, message: str) -> Callable[[int], None]:
+        """For work that moves nothing on: says that it still goes on."""
+        return lambda count: self.add(0, message)
 
 
 def _refuse_base(config: dict[str, Any], base: Path) -> None:
@@ -79,22 +108,35 @@ def _refuse_base(config: dict[str, Any], base: Path) -> None:
         )
 
 
-def _stream(adapter: Adapter, deltas: list[Delta], base: Path, files: WeightFiles, output: Path, progress: Progress) -> None:
+def _stream(adapter: Adapter, deltas: list[Delta], base: Path, files: WeightFiles, output: Path, meter: _Meter, states: States) -> _Done:
+    """Merge file by file; with `states`, those of the base's files before anything of them was read, so that it can be resumed."""
     from handlers.merge.streaming import StreamingMerge
 
-    total = sum((base / name).stat().st_size for name in files.names) or 1
-    done = 0
-    lock = threading.Lock()
+    ledger = Ledger(output, purpose(adapter, deltas, states), files.names, _checking(meter)) if states else None
+    kept = ledger.kept if ledger else ()
 
-    def moved(count: int, name: str) -> None:
-        nonlocal done
-        with lock:
-            done += count
-            progress(done / total, f"merging {name}")
+    def finished(name: str) -> None:
+        point("merge.shard.written")
+        if name in states and file_state(base / name) != states[name]:
+            raise Retryable(
+                "base-changed",
+                "merge the adapter",
+                "the base's file changed while it was read",
+                "leave the base alone while it is merged",
+                path=base / name,
+            )
+        if ledger is not None:
+            ledger.record(name)
 
+    missing = tuple(name for name in files.names if name not in kept)
+    StreamingMerge(adapter, deltas, base, missing, output, lambda count, name: meter.add(count, f"merging {name}"), finished).run()
     if files.index:
         shutil.copyfile(base / files.index, output / files.index)
-    StreamingMerge(adapter, deltas, base, files.names, output, moved).run()
+    return _Done("streaming", len(deltas), sum(delta.info.elements for delta in deltas), ledger=ledger)
+
+
+def _checking(meter: _Meter) -> Callable[[str], Callable[[int], None]]:
+    return lambda name: lambda count: meter.add(count, f"checking {name}, which an interrupted merge left")
 
 
 def _merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path, reason: str, progress: Progress) -> _Done:
@@ -118,35 +160,45 @@ def _ranks(adapter: Adapter) -> tuple[tuple[int, ...], tuple[float, ...]]:
 
 
 def merge_adapter(
-    adapter: Path, base: Path, output: Path, *, threads: int = 1, cache: Path | None = None, progress: Progress | None = None
-) -> MergeReport:
+    adapter: Path, base: Path, output: Path, *, threads: int = 1, cache: Path | None = None, progress: Progress | None = None,
+    resume: bool = False,
+) -> MergeReport:  # fmt: skip
     """Write base + adapter into the existing, empty folder `output`, as a folder that transformers loads.
 
     Plain LoRA on linear layers (fp32, fp16, bf16) streams in bounded memory, into files named and sharded as the base's; anything else
     goes through PEFT with the whole model in memory, and the report's `fallbacks` say why. `progress` gets fractions of
-    0 to 1 and a message, from several threads, one at a time. With `cache`, a folder, the base's digest is computed and remembered there.
+    0 to 1 and a message, from several threads, one at a time; what it raises ends the merge. With `cache`, a folder, the base's digest is
+    computed and remembered there. With `resume`, each finished weight file is made durable and noted in `output`; called again with the
+    same arguments after an interruption, the merge keeps those that are whole and removes whatever else lies there.
 
     Raises Permanent when adapter and base do not belong together, are damaged, or can't be merged; Retryable when memory is short;
     OSError as it comes.
     """
     started = time.monotonic()
     tell: Progress = progress or (lambda fraction, message: None)
+    if not resume:
+        _refuse_leftovers(output)
     config = read_json(base / "config.json", "read the base's configuration")
     files = weight_files(base)
+    states: States = {name: file_state(base / name) for name in files.names}
     loaded = read_adapter(adapter)
     _refuse_base(config, base)
     headers = tensors(base) if files.kind == "safetensors" else {}
     ranks, scales = _ranks(loaded)
+    meter = _Meter(sum((base / name).stat().st_size for name in files.names), tell)
     _set_threads(threads)
     try:
         deltas = _plan(loaded, base, headers, config)
     except NeedsPeft as reason:
+        sweep(output)
         done = _merge_with_peft(loaded, base, config, output, str(reason), tell)
     else:
-        _stream(loaded, deltas, base, files, output, tell)
-        done = _Done("streaming", len(deltas), sum(delta.info.elements for delta in deltas))
+        done = _stream(loaded, deltas, base, files, output, meter, states if resume else {})
     copy_config(base, output, done.edits)
     written = tensors(output).values()
+    digest = base_digest(base, cache, meter.beat("reading the base for its digest")) if cache else None
+    if done.ledger is not None:
+        done.ledger.remove()
     return MergeReport(
         strategy=done.strategy,
         method=loaded.method,
@@ -159,10 +211,21 @@ def merge_adapter(
         ranks=ranks,
         scales=scales,
         merge_seconds=round(time.monotonic() - started, 3),
-        base_digest=base_digest(base, cache) if cache else None,
+        base_digest=digest,
         fallbacks=done.fallbacks,
         warnings=done.warnings,
+        resumed_files=len(done.ledger.kept) if done.ledger else 0,
+        resumed_bytes=done.ledger.kept_bytes if done.ledger else 0,
+        digests=done.ledger.digests if done.ledger else {},
     )
+
+
+def _refuse_leftovers(output: Path) -> None:
+    """Permanent when the folder holds anything: what came from another merge would be mixed with this one's."""
+    found = sorted(path.name for path in output.iterdir())
+    if found:
+        cause = f"the output folder is not empty: it holds {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else "")
+        raise Permanent("output-not-empty", "merge the adapter", cause, "give an empty folder", path=output)
 
 
 def _plan(adapter: Adapter, base: Path, headers: dict[str, Any], config: dict[str, Any]) -> list[Delta]:

@@ -7,16 +7,34 @@ equal size is not noticed.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from daemon.contract import digest_of
-from daemon.durable import sha256_file, write_atomic
+from daemon.durable import write_atomic
 from handlers.model_files import file_key, weight_files
 
 CACHE = "digests.json"
 KEPT = 2000
 """Entries that the cache holds at most; the oldest go first."""
+BLOCK = 1 << 24
+
+Beat = Callable[[int], None]
+"""Is told the bytes of each step; what it raises ends the work."""
+
+
+def digest_file(path: Path, beat: Beat | None = None) -> str:
+    """SHA-256 of a file's contents, in hex."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(BLOCK))
+    with open(path, "rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(buffer[:count])
+            if beat is not None:
+                beat(count)
+    return digest.hexdigest()
 
 
 def _remembered(path: Path) -> dict[str, str]:
@@ -27,21 +45,25 @@ def _remembered(path: Path) -> dict[str, str]:
     return table if isinstance(table, dict) else {}
 
 
-def base_digest(folder: Path, cache: Path | None = None) -> str:
+def _remember(path: Path, key: str, digest: str) -> None:
+    """Noted file by file, so that an interruption costs one file's reading."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    merged = {**_remembered(path), key: digest}
+    write_atomic(path, json.dumps(dict(list(merged.items())[-KEPT:]), indent=0), durable=False)
+
+
+def base_digest(folder: Path, cache: Path | None = None, beat: Beat | None = None) -> str:
     """Digest, in hex, of the model in `folder`, from the names and contents of its weight files, index and config.json."""
     files = weight_files(folder)
     names = [*files.names, *([files.index] if files.index else []), "config.json"]
     store = cache / CACHE if cache else None
     known = _remembered(store) if store else {}
-    fresh: dict[str, str] = {}
     digests: dict[str, str] = {}
     for name in sorted(names):
         key = file_key(folder / name)
         if key not in known:
-            fresh[key] = sha256_file(folder / name)
-        digests[name] = known.get(key) or fresh[key]
-    if store and fresh:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        merged = {**_remembered(store), **fresh}
-        write_atomic(store, json.dumps(dict(list(merged.items())[-KEPT:]), indent=0), durable=False)
+            known[key] = digest_file(folder / name, beat)
+            if store:
+                _remember(store, key, known[key])
+        digests[name] = known[key]
     return digest_of(digests)

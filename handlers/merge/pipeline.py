@@ -83,7 +83,8 @@ def run(gate: Gate, reader: Callable[[], None], compute: Callable[[], None], wri
         except BaseException as error:
             gate.fail(error)
 
-    threads = [threading.Thread(target=guarded, args=(part,), name=f"merge-{part.__name__}") for part in (reader, writer)]
+    parts = {"merge-reader": reader, "merge-writer": writer}
+    threads = [threading.Thread(target=guarded, args=(part,), name=name) for name, part in parts.items()]
     for thread in threads:
         thread.start()
     guarded(compute)

@@ -1,7 +1,8 @@
 """The stage `merge`: from the pinned checkpoint (and its base) to a folder that transformers loads.
 
 Run by `handlers.__main__`. With a base the adapter is merged; without one the checkpoint is a full fine-tune and passes through.
-The output holds configuration and weights only; the tokenizer is the pytorch stage's concern.
+The output holds configuration and weights only; the tokenizer is the pytorch stage's concern. A staging folder that an interrupted
+attempt left is gone on with where the merge streams, and emptied first where it does not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from daemon.contract import StageContext
 from daemon.errors import Permanent
 from handlers.merge.api import MergeReport, merge_adapter
 from handlers.merge.digests import base_digest
+from handlers.merge.ledger import sweep
 from handlers.merge.passthrough import place_weights
 from handlers.model_files import copy_config, main_dtype, parameters, read_json, stored_bytes, tensors
 from handlers.progress import Reporter, StageOutput
@@ -38,8 +40,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         threads=context.limits.threads,
         cache=Path(context.cache),
         progress=reporter.progress,
+        resume=True,
     )
-    return StageOutput(strategy=report.strategy, figures=_figures(report), warnings=list(report.warnings), fallbacks=list(report.fallbacks))
+    return StageOutput(
+        strategy=report.strategy,
+        figures=_figures(report),
+        warnings=list(report.warnings),
+        fallbacks=list(report.fallbacks),
+        digests=report.digests,
+    )
 
 
 def _figures(report: MergeReport) -> dict[str, Any]:
@@ -58,6 +67,8 @@ def _figures(report: MergeReport) -> dict[str, Any]:
         "scale": report.scales[0] if len(report.scales) == 1 else None,
         "scales": list(report.scales),
         "merge_seconds": report.merge_seconds,
+        "resumed_files": report.resumed_files,
+        "resumed_bytes": report.resumed_bytes,
     }
 
 
@@ -73,6 +84,7 @@ def _pass_through(context: StageContext) -> StageOutput:
             path=context.checkpoint.path,
         )
     config = read_json(pin / "config.json", "read the checkpoint's configuration")
+    sweep(staging)
     converted = place_weights(pin, config, staging)
     copy_config(pin, staging)
     written = tensors(staging).values()
@@ -90,6 +102,8 @@ def _pass_through(context: StageContext) -> StageOutput:
         "scale": None,
         "scales": [],
         "merge_seconds": round(time.monotonic() - started, 3),
+        "resumed_files": 0,
+        "resumed_bytes": 0,
     }
     warnings = ["the checkpoint's pickled .bin weights were converted to safetensors"] if converted else []
     return StageOutput(strategy="passthrough", figures=figures, warnings=warnings)

@@ -2,11 +2,14 @@
 
 Called by `handlers.merge.api`. Memory is a few blocks plus one LoRA pair, whatever the model's size. Each block is computed in
 fp32 and rounded once to the base's dtype, as PEFT's merge_and_unload does; the sums are taken over the rank inside
-one matrix product, whose order is the math library's. Headers and untouched tensors are copied as bytes.
+one matrix product, whose order is the math library's. Headers and untouched tensors are copied as bytes. One file is begun
+when the last one is finished, so that an interruption never costs more than one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -68,18 +71,22 @@ class Filled:
 
 
 class StreamingMerge:
-    """One merge of `deltas` into the weight `files` of `base`, written under the same names into `output`."""
+    """One merge of `deltas` into the weight `files` of `base`, written under the same names into `output`.
+
+    `moved` is told the bytes of each step and what they belong to, from several threads; `finished` each file, as written.
+    """
 
     def __init__(
-        self, adapter: Adapter, deltas: list[Delta], base: Path, files: tuple[str, ...], output: Path, moved: Callable[[int, str], None]
-    ) -> None:
-        self._adapter, self._base, self._output, self._files, self._moved = adapter, base, output, files, moved
+        self, adapter: Adapter, deltas: list[Delta], base: Path, files: tuple[str, ...], output: Path,
+        moved: Callable[[int, str], None], finished: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._adapter, self._base, self._output, self._files = adapter, base, output, files
+        self._moved, self._finished = moved, finished
         self._by_file: dict[str, list[Delta]] = {name: [] for name in files}
+        deltas = [delta for delta in deltas if delta.info.file in self._by_file]
         for delta in sorted(deltas, key=lambda delta: delta.info.start):
             self._by_file[delta.info.file].append(delta)
         self._gate = pipeline.Gate()
-        self._read: pipeline.Channel[Filled] = pipeline.Channel(self._gate, BUFFERS)
-        self._done: pipeline.Channel[Filled] = pipeline.Channel(self._gate, BUFFERS)
         self._free_in: pipeline.Channel[torch.Tensor] = pipeline.Channel(self._gate, BUFFERS)
         self._free_out: pipeline.Channel[torch.Tensor] = pipeline.Channel(self._gate, BUFFERS)
         elements = max((_rows(delta) * delta.info.shape[1] for delta in deltas), default=1)
@@ -88,19 +95,28 @@ class StreamingMerge:
             self._free_in.put(torch.empty(elements * width, dtype=torch.uint8))
             self._free_out.put(torch.empty(elements * width, dtype=torch.uint8))
         self._sum = torch.empty(elements)
-        self._open: list[int] = []
 
     def run(self) -> None:
         """Write all files. OSError and Permanent pass through; files written so far stay for the caller to remove."""
-        try:
-            with torch.inference_mode():
-                pipeline.run(self._gate, self._reader, self._compute, self._writer)
-        finally:
-            for descriptor in self._open:
-                os.close(descriptor)
+        with torch.inference_mode():
+            for name in self._files:
+                self._write(name)
+                self._finished(name)
 
-    def _reader(self) -> None:
-        for block in self._blocks():
+    def _write(self, name: str) -> None:
+        """One file, by the three parts of the pipeline."""
+        self._read: pipeline.Channel[Filled] = pipeline.Channel(self._gate, BUFFERS)
+        self._done: pipeline.Channel[Filled] = pipeline.Channel(self._gate, BUFFERS)
+        with contextlib.ExitStack() as stack:
+            source = os.open(self._base / name, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, source)
+            target = create(self._output / name, os.fstat(source).st_size)
+            stack.callback(os.close, target)
+            blocks = self._blocks(name, source, target)
+            pipeline.run(self._gate, functools.partial(self._reader, blocks), self._compute, self._writer)
+
+    def _reader(self, blocks: Iterator[Block]) -> None:
+        for block in blocks:
             buffer = self._free_in.get()
             assert buffer is not None
             filled = Filled(block, buffer)
@@ -108,25 +124,19 @@ class StreamingMerge:
             self._read.put(filled)
         self._read.close()
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self, name: str, source: int, target: int) -> Iterator[Block]:
         """Copy what stays and give the blocks of what changes, in file order."""
-        for name in self._files:
-            path = self._base / name
-            source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._open.append(source)
-            size = os.fstat(source).st_size
-            target = create(self._output / name, size)
-            self._open.append(target)
-            copier = Copier(lambda count, name=name: self._moved(count, name))  # type: ignore[misc]
-            position = 0
-            for delta in self._by_file[name]:
-                copier.copy(source, target, position, delta.info.start, path)
-                rows, row_bytes = _rows(delta), delta.info.size // delta.info.shape[0]
-                for first in range(0, delta.info.shape[0], rows):
-                    count = min(rows, delta.info.shape[0] - first)
-                    yield Block(delta, source, target, path, delta.info.start + first * row_bytes, first, count)
-                position = delta.info.end
-            copier.copy(source, target, position, size, path)
+        path = self._base / name
+        copier = Copier(lambda count: self._moved(count, name))
+        position = 0
+        for delta in self._by_file[name]:
+            copier.copy(source, target, position, delta.info.start, path)
+            rows, row_bytes = _rows(delta), delta.info.size // delta.info.shape[0]
+            for first in range(0, delta.info.shape[0], rows):
+                count = min(rows, delta.info.shape[0] - first)
+                yield Block(delta, source, target, path, delta.info.start + first * row_bytes, first, count)
+            position = delta.info.end
+        copier.copy(source, target, position, os.fstat(source).st_size, path)
 
     def _compute(self) -> None:
         current: Delta | None = None

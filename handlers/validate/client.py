@@ -20,6 +20,8 @@ from typing import Any
 
 import handlers
 from daemon.contract import ChildLimits
+from handlers import child
+from handlers.progress import Interrupted
 from handlers.validate.engines import EngineSpec
 
 LOAD_SECONDS = 1800.0
@@ -79,7 +81,8 @@ class Worker:
     def ask(self, command: str, *, limit: float | None = None, **arguments: Any) -> dict[str, Any]:
         """The answer to one command. `limit` is in seconds; by default it grows with the tokens in the arguments.
 
-        Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time.
+        Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
+        together with the stage.
         """
         seconds = COMMAND_SECONDS + TOKEN_SECONDS * _tokens(arguments) if limit is None else limit
         assert self._process.stdin is not None
@@ -112,6 +115,8 @@ class Worker:
 
     def _died(self) -> WorkerFailed:
         code = self._process.wait()
+        if code == -signal.SIGTERM and child.told_to_stop():
+            raise Interrupted  # no verdict about the artifact: the whole stage is being ended
         end = self._stderr_end()
         last = next((line.strip() for line in reversed(end.splitlines()) if line.strip()), "")
         said = f"; it last said: {last[:300]}" if last else ""

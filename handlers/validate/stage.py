@@ -4,6 +4,7 @@ Called by `handlers/__main__.py`. Each model runs in a worker process of its own
 and peak memory is that model's. The reference is fp32 (bf16 and fp16 weights are exact in it), and it is freed before
 the merged model is loaded: at most two models, merged and one artifact, are in memory at a time. This process itself
 imports numpy and nothing heavier. A reference that can't be run fails the stage; an artifact that can't, its own check.
+An interrupted validation goes on after the last model that was examined to its end.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from daemon.errors import Permanent, Retryable
 from handlers.plan import effective_variants
 from handlers.progress import Reporter, StageOutput
 from handlers.validate import prompts, speed
-from handlers.validate.artifact import Examination, examine
+from handlers.validate.artifact import Examination, examine, logits_file
 from handlers.validate.client import Worker, WorkerFailed
 from handlers.validate.engines import EXACT, VARIANT_KINDS, EngineSpec
-from handlers.validate.reference import Progress, measure
+from handlers.validate.reference import Progress, Reference, measure
+from handlers.validate.resume import Kept, folder_state
 from handlers.validate.verdict import judge, would_pass
 
 REPORT = "validation.json"
@@ -40,8 +42,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     folder = Path(context.temporary) / "validate"
     remove_tree(folder)
     folder.mkdir(parents=True)
+    made_for = [texts, context.work.validation.model_dump(mode="json"), folder_state(context.pin), folder_state(context.base)]
+    kept = Kept(Path(context.staging), made_for)
     with ExitStack() as stack:
-        validation = _Validation(context, reporter, variants, folder, stack)
+        validation = _Validation(context, reporter, variants, folder, kept, stack)
         validation.output.warnings += warnings
         validation.measure_reference(texts)
         validation.check_merged()
@@ -49,6 +53,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             if variant != validation.merged_name:
                 validation.check(variant)
         validation.write()
+        validation.output.figures["resumed"] = kept.reused
+    kept.remove()
     remove_tree(folder)
     return validation.output
 
@@ -56,74 +62,99 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 class _Validation:
     """One run of the stage: the workers that are alive, and what has been found out so far."""
 
-    def __init__(self, context: StageContext, reporter: Reporter, variants: list[str], folder: Path, stack: ExitStack) -> None:
+    def __init__(self, context: StageContext, reporter: Reporter, variants: list[str], folder: Path, kept: Kept, stack: ExitStack) -> None:
         self.context = context
         self.output = StageOutput()
         self.merged_name = "pytorch" if "pytorch" in context.inputs else "merge"
         self._reporter = reporter
         self._variants = variants
         self._folder = folder
+        self._kept = kept
         self._stack = stack
         self._steps = 2 + len(variants)
         self._done = 0
         self._details: dict[str, Any] = {}
         self._merged: Worker | None = None
-        # A full fine-tune is a transformers folder as it is, and needs no PEFT.
-        engine = "torch" if context.base is None else "live"
-        self._live = self._start("live", EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads))
-        if context.limits.threads > 1:
-            self._merged = self._start_merged()  # imports its libraries while the live model works; loads nothing yet
+        self._comparable = False
+        """Whether the merged model's logits are there to be compared with."""
 
     def measure_reference(self, texts: list[str]) -> None:
-        """Run the live model, then let it go."""
-        options, pin = self.context.work.validation, self.context.pin
-        try:
-            self.reference = measure(self._live, texts, options, self._folder, self._progress())
-            timing = speed.alone(self._live, self.reference)
-            stats = self._live.ask("stats")
-        except WorkerFailed as error:
-            kind = Retryable if error.transient else Permanent
-            raise kind(
-                error.code, "run the live model as the reference", error.cause, error.remedy, path=pin, details=error.details
-            ) from error
-        finally:
-            self._live.close()
-        method = self.context.checkpoint.method
-        self.reference.figures = {
-            "dtype": "float32",
-            "method": "full fine-tune" if self.context.base is None else f"{method} adapter applied at run time, not merged",
-            "tokens_per_second": timing["tokens_per_second"],
-            "prefill_seconds": timing["prefill_seconds"],
-            "peak_rss_bytes": stats["peak_rss_bytes"],
-            "load_seconds": stats["load_seconds"],
-            "adapter": self.reference.adapter,
-        }
+        """What the live model says: kept from an interrupted attempt, or found out now."""
+        kept = self._kept.reference()
+        if kept is None:
+            self.reference = self._measured(texts)
+            self._kept.keep_reference(self.reference)
+        else:
+            self.reference = kept
         self.output.figures["reference"] = self.reference.figures
         self.output.figures["prompts"] = [sample.text for sample in self.reference.samples]
         self.output.warnings += self.reference.warnings
         self.output.fallbacks += self.reference.fallbacks
         self._warn_of_weak_adapter()
 
+    def _measured(self, texts: list[str]) -> Reference:
+        """Run the live model, then let it go."""
+        context, options = self.context, self.context.work.validation
+        # A full fine-tune is a transformers folder as it is, and needs no PEFT.
+        engine = "torch" if context.base is None else "live"
+        live = self._start("live", EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads))
+        if context.limits.threads > 1:
+            self._merged = self._start_merged()  # imports its libraries while the live model works; loads nothing yet
+        try:
+            reference = measure(live, texts, options, self._kept.folder, self._progress())
+            timing = speed.alone(live, reference)
+            stats = live.ask("stats")
+        except WorkerFailed as error:
+            self._reporter.checkpoint()  # a stage that is told to stop loses its workers too
+            kind = Retryable if error.transient else Permanent
+            raise kind(
+                error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
+            ) from error
+        finally:
+            live.close()
+        method = context.checkpoint.method
+        reference.figures = {
+            "dtype": "float32",
+            "method": "full fine-tune" if self.context.base is None else f"{method} adapter applied at run time, not merged",
+            "tokens_per_second": timing["tokens_per_second"],
+            "prefill_seconds": timing["prefill_seconds"],
+            "peak_rss_bytes": stats["peak_rss_bytes"],
+            "load_seconds": stats["load_seconds"],
+            "adapter": reference.adapter,
+        }
+        return reference
+
     def check_merged(self) -> None:
         """Run the merged model in PyTorch: an artifact itself where it is published, and what ONNX is compared with."""
-        if self._merged is None:
-            self._merged = self._start_merged()
         self._done += 1
         published = self.merged_name in self._variants
-        try:
-            examination = self._examine(self._merged, None, tokenizer=published)
-            examination.figures |= speed.alone(self._merged, self.reference) | {"speed_over_pytorch": None}
-            examination.figures["pytorch_tokens_per_second"] = examination.figures["tokens_per_second"]
-            self._add_stats(self._merged, examination)
-        except WorkerFailed as error:
-            self._lose_merged(error)
-            if published:
-                self._add(_unrunnable(self.merged_name, error), None)
-            return
+        folder = self.context.inputs[self.merged_name]
+        examination = self._kept.examination(self.merged_name, folder, merged=False)
+        logits = [logits_file(self._merged_logits, number) for number in range(len(self.reference.samples))]
+        if examination is None:
+            try:
+                examination = self._examined_merged(published)
+            except WorkerFailed as error:
+                self._lose_merged(error)
+                if published:
+                    self._add(_unrunnable(self.merged_name, error), None)
+                return
+            self._kept.keep_examination(self.merged_name, folder, examination, merged=False, logits=logits)
+        self._comparable = True
+        self._kept.compare_with(logits)
         self.output.figures["merged"] = _finite(examination.figures)
         if published:
             limits = self.context.work.validation.thresholds.get(self.merged_name)
             self._add(judge(self.merged_name, EXACT, examination, limits), examination)
+
+    def _examined_merged(self, published: bool) -> Examination:
+        if self._merged is None:
+            self._merged = self._start_merged()
+        examination = self._examine(self._merged, self._merged_logits, None, tokenizer=published)
+        examination.figures |= speed.alone(self._merged, self.reference) | {"speed_over_pytorch": None}
+        examination.figures["pytorch_tokens_per_second"] = examination.figures["tokens_per_second"]
+        self._add_stats(self._merged, examination)
+        return examination
 
     def check(self, variant: str) -> None:
         """Run one artifact in its own worker; whatever happens to it becomes its check."""
@@ -133,21 +164,47 @@ class _Validation:
             reason, remedy = f"no engine here can run {variant}", f"try {variant} on its own platform before it is used"
             self._add(ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy), None)
             return
-        spec = EngineSpec(engine=kind.engine, folder=self.context.inputs[variant], threads=self.context.limits.threads)
+        folder = self.context.inputs[variant]
+        examination = self._kept.examination(variant, folder, merged=True) if self._comparable else None
+        if examination is None:
+            spec = EngineSpec(engine=kind.engine, folder=folder, threads=self.context.limits.threads)
+            try:
+                examination = self._examined(variant, spec)
+            except WorkerFailed as error:
+                self._add(_unrunnable(variant, error), None)
+                return
+            if self._comparable:  # without the merged model's part it is not whole: a further attempt may find out more
+                self._kept.keep_examination(variant, folder, examination, merged=True)
+        self._add(judge(variant, kind, examination, self.context.work.validation.thresholds.get(variant)), examination)
+
+    def _examined(self, variant: str, spec: EngineSpec) -> Examination:
+        self._have_merged_loaded()
         worker = self._start(variant, spec)
+        outputs = self._folder / variant
         try:
-            examination = self._examine(worker, None if self._merged is None else self._folder / self.merged_name, tokenizer=True)
+            examination = self._examine(worker, outputs, self._merged_logits if self._comparable else None, tokenizer=True)
             figures, lost = speed.race(worker, self._merged, self.reference)
             examination.figures |= figures
             self._add_stats(worker, examination)
-        except WorkerFailed as error:
-            self._add(_unrunnable(variant, error), None)
-            return
+        except WorkerFailed:
+            self._reporter.checkpoint()
+            raise
         finally:
             worker.close()
+            remove_tree(outputs)
         if lost is not None:
             self._lose_merged(lost)
-        self._add(judge(variant, kind, examination, self.context.work.validation.thresholds.get(variant)), examination)
+        return examination
+
+    def _have_merged_loaded(self) -> None:
+        """The merged model whose examination was kept still has to run beside the artifacts that are left."""
+        if self._merged is not None or not self._comparable or not self.reference.speed_tokens:
+            return
+        self._merged = self._start_merged()
+        try:
+            self._merged.load()
+        except WorkerFailed as error:
+            self._lose_merged(error)
 
     def write(self) -> None:
         """Write validation.json: checks and figures as in the result, and a summary for each prompt."""
@@ -171,13 +228,12 @@ class _Validation:
         folder = self.context.inputs[self.merged_name]
         return self._start(self.merged_name, EngineSpec(engine="torch", folder=folder, threads=self.context.limits.threads))
 
-    def _examine(self, worker: Worker, merged: Path | None, *, tokenizer: bool) -> Examination:
-        outputs = self._folder / worker.name
-        try:
-            return examine(worker, self.reference, outputs, merged, tokenizer=tokenizer, progress=self._progress())
-        finally:
-            if worker is not self._merged:
-                remove_tree(outputs)
+    @property
+    def _merged_logits(self) -> Path:
+        return self._kept.folder / f"{self.merged_name}-logits"
+
+    def _examine(self, worker: Worker, outputs: Path, merged: Path | None, *, tokenizer: bool) -> Examination:
+        return examine(worker, self.reference, outputs, merged, tokenizer=tokenizer, progress=self._progress())
 
     def _add_stats(self, worker: Worker, examination: Examination) -> None:
         stats = worker.ask("stats")
@@ -192,9 +248,11 @@ class _Validation:
 
     def _lose_merged(self, error: WorkerFailed) -> None:
         """Go on without the merged PyTorch model, and say so."""
+        self._reporter.checkpoint()
         assert self._merged is not None
         self._merged.close()
         self._merged = None
+        self._comparable = False
         what = "Artifacts were compared with the live model alone and speed was not compared with PyTorch"
         self.output.warnings.append(f"{what}, since the merged model could not be run: {error.cause}.")
 

@@ -8,7 +8,6 @@ libraries are imported, so that a worker can get ready while another one still h
 
 from __future__ import annotations
 
-import faulthandler
 import functools
 import json
 import os
@@ -122,7 +121,6 @@ def main(spec_file: str) -> int:
     child.bind(limits)
     stream = child.take_standard_output()
     child.set_environment(limits, job["temporary"])
-    faulthandler.enable()
     commands: Commands | None = None
     broken: dict[str, Any] | None = None
     try:

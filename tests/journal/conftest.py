@@ -7,6 +7,9 @@ from typing import Any
 
 from daemon.contract import CheckpointRef, ExportOptions, ValidateOptions, Work
 from daemon.journal import Journal
+from tests.selection.conftest import add, desk
+
+__all__ = ["STAGES", "WORK", "add", "desk", "enter", "reference"]
 
 WORK = Work(export=ExportOptions(), validation=ValidateOptions())
 STAGES = ("merge", "pytorch", "validate", "report")

@@ -8,13 +8,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from daemon.custody import open_journal
 from daemon.database import SCHEMA_VERSION
+from daemon.errors import Permanent
 from daemon.journal import Journal
+from daemon.paths import prepare
+from daemon.sql import statements
 from daemon.status import snapshot
 from tests.journal.conftest import STAGES, WORK, enter, reference
 
@@ -70,6 +75,109 @@ def test_the_status_of_an_old_journal_can_be_read_before_the_daemon_was_started_
     value = snapshot(old.parent)
     assert [(job["id"], job["warnings"], job["error"]) for job in value["jobs"]] == [("job", [], None)]
     assert (value["lost"], version(old)) == ([], 1)
+
+
+FILL_2 = """
+INSERT INTO lost (path, first_seen, last_seen, lived, at) VALUES ('/lost', 'a', 'b', 2.5, 'c');
+UPDATE job SET reason = 'because', warnings = '["w"]', untidy = 1 WHERE id = 'job';
+"""
+FILL_1 = "INSERT INTO outbox (job, kind, title, body, created) VALUES ('job', 'failed', 't', 'b', '');"
+TABLES_1 = ("seen", "job", "stage", "attempt", "outbox")
+OPEN = """
+import sys
+from pathlib import Path
+from daemon.journal import Journal
+Journal(Path(sys.argv[1])).close()
+"""
+
+
+def at(file: Path, number: int) -> None:
+    """Bring the journal of version 1 to an earlier version with rows in every table, by the scripts alone."""
+    with closing(sqlite3.connect(file)) as raw:
+        raw.executescript(FILL_1)
+        for later in range(2, number + 1):
+            text = importlib.resources.files("daemon.sql").joinpath(f"{later:04}.sql").read_text()
+            raw.executescript(f"BEGIN;{text};PRAGMA user_version = {later};COMMIT;")
+            raw.executescript({2: FILL_2}.get(later, ""))
+
+
+def contents(file: Path, tables: tuple[str, ...], columns: dict[str, list[str]] | None = None) -> dict[str, list[tuple[object, ...]]]:
+    """All rows; `columns` limits them to those that an earlier version had."""
+    with closing(sqlite3.connect(file)) as raw:
+        return {
+            table: raw.execute(f"SELECT {', '.join(columns[table]) if columns else '*'} FROM {table} ORDER BY rowid").fetchall()
+            for table in tables
+        }
+
+
+def columns_of(file: Path, tables: tuple[str, ...]) -> dict[str, list[str]]:
+    with closing(sqlite3.connect(file)) as raw:
+        return {table: [row[1] for row in raw.execute(f"PRAGMA table_info({table})")] for table in tables}
+
+
+@pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
+def test_every_row_of_every_earlier_version_is_there_afterwards_and_a_backup_of_before(old: Path, number: int, tmp_path: Path) -> None:
+    at(old, number)
+    tables = TABLES_1 if number == 1 else (*TABLES_1, "lost")
+    columns = columns_of(old, tables)
+    before = contents(old, tables)
+    assert all(before.values()), "each table holds something"
+    paths = prepare(tmp_path, tmp_path / "exports")
+    journal = open_journal(paths)
+    assert journal.database.check(full=True) == []
+    journal.close()
+    assert contents(old, tables, columns) == before
+    assert version(old) == SCHEMA_VERSION
+    backup = paths.backups / f"before-schema-{SCHEMA_VERSION}.sqlite3"
+    assert (version(backup), contents(backup, tables)) == (number, before)
+
+
+@pytest.mark.parametrize("number", range(0, SCHEMA_VERSION))
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_migration_that_is_killed_at_its_commit_has_happened_or_not_and_goes_on(  # R6.5
+    old: Path, number: int, place: str
+) -> None:
+    if number == 0:
+        old.unlink()
+    else:
+        at(old, number)
+    root = Path(__file__).parents[2]
+    for step in range(number + 1, SCHEMA_VERSION + 1):
+        environment = {**os.environ, "PYTHONPATH": str(root), "CKPTD_FAULT": f"migrate.{step}.{place}"}
+        done = subprocess.run([sys.executable, "-c", OPEN, str(old)], check=False, cwd=root, env=environment)
+        assert done.returncode == -signal.SIGKILL
+        assert version(old) == (step if place == "after" else step - 1)
+    journal = Journal(old)
+    assert journal.database.check(full=True) == []
+    assert [job.id for job in journal.open_jobs()] == (["job"] if number else [])
+    journal.close()
+
+
+def test_a_migration_that_fails_in_its_middle_leaves_nothing_of_itself(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(sqlite3.connect(old)) as raw:
+        before = "\n".join(raw.iterdump())
+    good = list(statements(2))
+    monkeypatch.setattr("daemon.database.statements", lambda _: [*good[:-1], "INSERT INTO nowhere VALUES (1)"])
+    with pytest.raises(Permanent, match="it is sound, and schema 2 can't be made of it: no such table: nowhere"):
+        Journal(old)
+    with closing(sqlite3.connect(old)) as raw:
+        assert "\n".join(raw.iterdump()) == before
+    assert version(old) == 1
+    monkeypatch.undo()
+    Journal(old).close()
+    assert version(old) == SCHEMA_VERSION
+
+
+def test_two_processes_that_find_an_old_journal_at_once_bring_it_up_to_date_once(old: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", OPEN, str(old)]
+    with closing(sqlite3.connect(old, isolation_level=None)) as raw:
+        raw.execute("BEGIN IMMEDIATE")  # all of them see the old version, and then wait
+        both = [subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) for _ in range(3)]
+        time.sleep(3)
+        raw.execute("ROLLBACK")
+    assert [process.wait() for process in both] == [0, 0, 0]
+    assert version(old) == SCHEMA_VERSION
 
 
 def test_an_old_and_a_fresh_journal_have_the_same_schema_in_the_end(old: Path, tmp_path: Path) -> None:

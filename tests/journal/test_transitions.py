@@ -15,15 +15,17 @@ from daemon.errors import Fault
 from daemon.journal import Journal
 from tests.journal.conftest import STAGES, enter, reference
 
-JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded")
+JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")
 JOB_LEGAL = {
     ("pending", "running"), ("pending", "superseded"), ("running", "succeeded"), ("running", "partial"), ("running", "failed"),
     ("running", "superseded"), ("partial", "pending"), ("failed", "pending"),
+    ("pending", "cancelled"), ("running", "cancelled"), ("cancelled", "pending"), ("succeeded", "pending"),
 }  # fmt: skip
 STAGE_STATES = ("waiting", "running", "succeeded", "failed", "skipped")
 STAGE_LEGAL = {
     ("waiting", "running"), ("waiting", "failed"), ("waiting", "skipped"), ("running", "succeeded"), ("running", "failed"),
     ("running", "waiting"), ("succeeded", "waiting"), ("failed", "waiting"), ("skipped", "waiting"),
+    ("waiting", "succeeded"),
 }  # fmt: skip
 FAULT = Fault(code="c", operation="o", cause="because", remedy="r")
 SUCCEEDED = StageResult(outcome=Outcome.SUCCEEDED)
@@ -53,8 +55,12 @@ def test_the_schema_refuses_every_illegal_transition_of_any_writer(
 
 def test_a_refused_transition_leaves_the_journal_as_it_was_and_usable(journal: Journal) -> None:
     enter(journal)
-    with pytest.raises(sqlite3.IntegrityError):
-        journal.finish_job("job", "succeeded", ("title", "body"))
+    journal.end_stage("job", "merge", "failed", FAULT)
+    with pytest.raises(sqlite3.IntegrityError, match="illegal transition of a stage"):
+        journal.end_stage("job", "merge", "skipped", None)
+    stage = journal.stages("job")["merge"]
+    assert (stage.state, stage.fault) == ("failed", FAULT)
+    assert not journal.finish_job("job", "succeeded", ("title", "body")), "it was never started"
     job = journal.job("job")
     assert job is not None
     assert (job.state, journal.pending_messages()) == ("pending", 0)
@@ -86,7 +92,9 @@ def test_a_newer_step_supersedes_the_waiting_ones_of_its_run_and_no_others(journ
 
 
 def claim(journal: Journal, number: int) -> None:
-    journal.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
+    """Claim the merge of a job that has been started."""
+    journal.start_job("job", Path("/base"))
+    assert journal.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
 
 
 def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journal) -> None:  # R6.5

@@ -27,8 +27,8 @@ def parts(source: Path, version: int, files: dict[str, list[str]] = FILES) -> li
 
 def publish(home: Path, version: int, target: Path, files: dict[str, list[str]] = FILES, **facts: object) -> None:
     """The whole way, from sealed stage outputs to the target."""
-    assemble(parts(home / "sources", version, files), home / "staging", {"version": version, **facts})
-    swap_in(home / "staging", target)
+    assemble(parts(home / "sources", version, files), home / "staging" / "publish", {"version": version, **facts})
+    swap_in(home / "staging" / "publish", target)
 
 
 def listing(folder: Path) -> list[str]:

@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from daemon.durable import make_folders
+from daemon.errors import Retryable
 from daemon.publish import MANIFEST, assemble, manifest_of, same_files, swap_in
+from daemon.swap import mend_swaps
 from tests.publish.parts import expected, listing, parts, publish, version_of
 
-POINTS = ("publish.assembled", "publish.manifest", "publish.exchanged", "publish.renamed")
-PROGRAM = "import sys; from pathlib import Path; from tests.publish.parts import publish; publish(Path(sys.argv[1]), 2, Path(sys.argv[2]))"
+BEGINNING = ["publish.part", "publish.part", "publish.assembled", "publish.manifest"]
+RENAMED = ["publish.renamed", "publish.parent-durable"]
+SEQUENCES = {
+    "nothing": [*BEGINNING, "publish.before-rename", *RENAMED],
+    "empty folder": [*BEGINNING, "publish.before-rename", *RENAMED],
+    "an export": [*BEGINNING, "publish.before-rename", "publish.exchanged", *RENAMED, "publish.old-removed"],
+    "an export, no exchange": [
+        *BEGINNING, "publish.before-rename", "publish.swap-recorded", "publish.moved-away", *RENAMED, "publish.old-removed",
+    ],
+    "an export, other file system": [
+        *BEGINNING, "publish.before-rename", "publish.copied", "publish.exchanged", *RENAMED, "publish.old-removed",
+    ],
+    "a file": [*BEGINNING, "publish.set-aside", "publish.before-rename", *RENAMED],
+    "a link": [*BEGINNING, "publish.set-aside", "publish.before-rename", *RENAMED],
+    "a folder of a person": [*BEGINNING, "publish.set-aside", "publish.before-rename", *RENAMED],
+}  # fmt: skip
+"""What lies at the target → the named points that a publication passes then, in order."""
+CASES = [(before, point) for before, points in SEQUENCES.items() for point in dict.fromkeys(points)]
+
+PROGRAM = """
+import errno, os, sys
+from pathlib import Path
+import daemon.swap
+from tests.publish.parts import publish
+
+home, target, before = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+
+def refuse(first, second):
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+def rename(first, second, genuine=os.rename):
+    if Path(first).parent != Path(second).parent:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+    genuine(first, second)
+
+if before.endswith("no exchange"):
+    daemon.swap.exchange = refuse
+if before.endswith("other file system"):
+    os.rename = rename
+publish(home, 2, target)
+"""
 
 
-def publish_and_die(home: Path, target: Path, point: str) -> None:
-    """Publish version 2 in a process of its own that is killed at the point."""
-    environment = {**os.environ, "CKPTD_FAULT": point}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(home), str(target)], env=environment, check=False, cwd=Path(__file__).parents[2],
-        capture_output=True, text=True,
+def publish_elsewhere(home: Path, target: Path, before: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Publish version 2 in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(home), str(target), before], env={**os.environ, **environment}, check=False,
+        cwd=Path(__file__).parents[2], capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.fixture
@@ -40,7 +81,7 @@ def test_a_new_export_holds_exactly_its_files_and_a_manifest_that_fits(tmp_path:
     assert listing(target) == expected()
     assert version_of(target) == 1
     assert (manifest_of(target)["run"], manifest_of(target)["step"], manifest_of(target)["manifest_version"]) == ("run", 4, 1)
-    assert not (tmp_path / "staging").exists()
+    assert os.listdir(tmp_path / "staging") == []
 
 
 def test_the_files_can_be_read_by_everyone_whom_the_umask_lets(tmp_path: Path, target: Path) -> None:
@@ -56,104 +97,245 @@ def test_a_replaced_export_holds_nothing_of_the_old_one(tmp_path: Path, target: 
     assert listing(target) == expected()
     assert version_of(target) == 2
     assert os.listdir(target.parent) == ["step-4"]
-    assert not (tmp_path / "staging").exists()
+    assert os.listdir(tmp_path / "staging") == []
 
 
-def put_in_the_way(target: Path, kind: str) -> None:
-    target.parent.mkdir(parents=True)
-    if kind == "file":
+def put_in_the_way(home: Path, target: Path, before: str) -> None:
+    if before.startswith("an export"):
+        publish(home, 1, target)
+    elif before != "nothing":
+        target.parent.mkdir(parents=True)
+    if before == "a file":
         target.write_text("in the way")
-    elif kind == "link":
-        (target.parent.parent / "kept").mkdir()
-        target.symlink_to(target.parent.parent / "kept")
-    else:
+    elif before == "a link":
+        (home / "kept").mkdir()
+        (home / "kept" / "precious").write_text("in the way")
+        target.symlink_to(home / "kept")
+    elif before.endswith("folder"):
         target.mkdir()
+    elif before == "a folder of a person":
+        target.mkdir()
+        (target / "precious").write_text("in the way")
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "empty folder"])
-def test_whatever_is_in_the_way_gives_way(tmp_path: Path, target: Path, kind: str) -> None:
-    put_in_the_way(target, kind)
+def set_aside(target: Path) -> list[str]:
+    """What the things hold that were set aside, whatever they are."""
+    found = sorted(target.parent.glob(f"{target.name}.before-ckptd-*"))
+    return [(path / "precious" if path.is_dir() else path).read_text() for path in found]
+
+
+@pytest.mark.parametrize("before", SEQUENCES)
+def test_every_step_of_a_publication_has_its_named_point(tmp_path: Path, target: Path, before: str) -> None:
+    put_in_the_way(tmp_path, target, before)
+    done = publish_elsewhere(tmp_path, target, before, CKPTD_FAULT_TRACE=str(tmp_path / "trace"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trace").read_text().split() == SEQUENCES[before]
+
+
+@pytest.mark.parametrize("before", ["a file", "a link", "a folder of a person"])
+def test_what_is_no_export_is_set_aside_and_stays_whole(tmp_path: Path, target: Path, before: str) -> None:
+    put_in_the_way(tmp_path, target, before)
     publish(tmp_path, 1, target)
     assert listing(target) == expected()
     assert not target.is_symlink()
-    assert not (tmp_path / "staging").exists()
+    assert set_aside(target) == ["in the way"]
+    publish(tmp_path, 2, target)
+    assert len(os.listdir(target.parent)) == 2, "an export of ours is replaced, not set aside"
 
 
-@pytest.mark.parametrize("before", ["nothing", "an export", "file", "link"])
-@pytest.mark.parametrize("point", POINTS)
+def test_two_things_set_aside_in_the_same_second_both_stay(tmp_path: Path, target: Path) -> None:
+    for version in (1, 2):
+        if target.exists():
+            (target / MANIFEST).unlink()
+            (target / "precious").write_text("damaged export")
+        else:
+            put_in_the_way(tmp_path, target, "a folder of a person")
+        publish(tmp_path, version, target)
+    assert sorted(set_aside(target)) == ["damaged export", "in the way"]
+
+
+@pytest.mark.parametrize(("before", "point"), CASES)
 def test_killed_anywhere_a_reader_sees_one_whole_version_and_the_next_try_ends_it(
     tmp_path: Path, target: Path, point: str, before: str
 ) -> None:  # R6.5
-    if before == "an export":
-        publish(tmp_path, 1, target)
-    elif before != "nothing":
-        put_in_the_way(target, before)
-    if before == "nothing" and point == "publish.exchanged":
-        pytest.skip("nothing is exchanged where nothing was")
-    publish_and_die(tmp_path, target, point)
-    if (target / MANIFEST).exists():
-        assert version_of(target) == (2 if point in ("publish.exchanged", "publish.renamed") else 1)
-    else:
-        assert before != "an export"
-        assert point in ("publish.assembled", "publish.manifest")
+    put_in_the_way(tmp_path, target, before)
+    done = publish_elsewhere(tmp_path, target, before, CKPTD_FAULT=point)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    renamed = point in ("publish.exchanged", *RENAMED, "publish.old-removed")
+    if renamed or (before.startswith("an export") and point != "publish.moved-away"):
+        assert version_of(target) == (2 if renamed else 1)
+    assert before not in ("a file", "a link", "a folder of a person") or target.exists() or set_aside(target) == ["in the way"]
     publish(tmp_path, 2, target)
     assert listing(target) == expected()
     assert version_of(target) == 2
+    assert [name for name in os.listdir(target.parent) if ".before-ckptd-" not in name] == ["step-4"]
+    assert set_aside(target) == (["in the way"] if before in ("a file", "a link", "a folder of a person") else [])
+    assert os.listdir(tmp_path / "staging") == []
+
+
+@pytest.mark.parametrize("point", ["publish.swap-recorded", "publish.moved-away", "publish.renamed", "publish.old-removed"])
+def test_a_start_mends_what_was_cut_off_between_two_renames_even_if_the_job_never_goes_on(
+    tmp_path: Path, target: Path, point: str
+) -> None:  # R6.5
+    before = "an export, no exchange"
+    put_in_the_way(tmp_path, target, before)
+    assert publish_elsewhere(tmp_path, target, before, CKPTD_FAULT=point).returncode == -signal.SIGKILL
+    mend_swaps(tmp_path)
+    assert version_of(target) == (2 if point in ("publish.renamed", "publish.old-removed") else 1)
     assert os.listdir(target.parent) == ["step-4"]
-    assert not (tmp_path / "staging").exists()
+    assert list((tmp_path / "staging").glob("*.swap")) == []
 
 
-def read_through_one_handle(target: Path) -> int:
-    """The version of an export all of whose files are read through one open directory, so that no exchange comes between."""
+def test_a_copy_that_was_cut_off_beside_the_target_goes_at_the_next_start(tmp_path: Path, target: Path) -> None:
+    before = "an export, other file system"
+    put_in_the_way(tmp_path, target, before)
+    assert publish_elsewhere(tmp_path, target, before, CKPTD_FAULT="publish.copied").returncode == -signal.SIGKILL
+    assert sorted(os.listdir(target.parent)) == [".step-4.ckptd-new", "step-4"]
+    mend_swaps(tmp_path)
+    assert os.listdir(target.parent) == ["step-4"]
+    assert version_of(target) == 1
+
+
+OTHER_DISK = """
+set -eu
+mkdir -p "$HOME_FOLDER/exports/run"
+mount -t tmpfs -o size=1m tmpfs "$HOME_FOLDER/exports/run"
+"$PYTHON" -c "
+from pathlib import Path
+from tests.publish.parts import publish, version_of
+home = Path('$HOME_FOLDER')
+for version in (1, 2):
+    publish(home, version, home / 'exports/run/step-4')
+print('versions:', version_of(home / 'exports/run/step-4'))
+"
+ls -A "$HOME_FOLDER/exports/run" "$HOME_FOLDER/staging"
+mount -o remount,ro "$HOME_FOLDER/exports/run"
+"$PYTHON" -c "
+from pathlib import Path
+from tests.publish.parts import publish, version_of
+home = Path('$HOME_FOLDER')
+try:
+    publish(home, 3, home / 'exports/run/step-4')
+except OSError as error:
+    print('refused:', error.strerror)
+print('still:', version_of(home / 'exports/run/step-4'))
+"
+"""
+
+
+def test_a_run_folder_on_another_disk_gets_its_export_too_and_keeps_it_when_it_turns_read_only(tmp_path: Path) -> None:
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
+    answer = subprocess.run(
+        [*unshare, "bash", "-c", OTHER_DISK], env={**os.environ, "HOME_FOLDER": str(tmp_path), "PYTHON": sys.executable},
+        capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    said = answer.stdout + answer.stderr
+    assert "versions: 2" in said, said
+    listed = answer.stdout.split("exports/run:\n")[1].split("refused:")[0].split()
+    assert listed == ["step-4", f"{tmp_path}/staging:"], said
+    assert "refused: Read-only file system" in said
+    assert "still: 2" in said
+
+
+def test_folders_above_the_target_that_were_removed_are_made_again_through_links_too(tmp_path: Path, target: Path) -> None:
+    real = tmp_path / "large-disk"
+    real.mkdir()
+    (tmp_path / "exports").symlink_to(real)
+    publish(tmp_path, 1, target)
+    shutil.rmtree(real / "run")
+    publish(tmp_path, 2, target)
+    assert version_of(real / "run" / "step-4") == 2
+    assert (tmp_path / "exports").is_symlink()
+
+
+def test_every_new_folder_is_made_durable_in_the_one_that_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("daemon.durable.fsync_directory", synced.append)
+    make_folders(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    synced.clear()
+    make_folders(tmp_path / "a" / "b" / "c")
+    assert synced == []
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_the_old_export_goes_only_when_the_new_name_is_durable(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """A power cut may lose every name that its folder was not synced for, so the order is what counts."""
+    publish(tmp_path, 1, target)
+    events: list[str] = []
+
+    def synced(path: Path) -> None:
+        events.append(f"synced {path.name}, version {version_of(target)}")
+
+    def removed(path: Path) -> None:
+        if path.exists():
+            events.append(f"removed version {version_of(path)}")
+
+    def refuse(first: Path, second: Path) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("daemon.swap.fsync_directory", synced)
+    monkeypatch.setattr("daemon.swap.remove_any", removed)
+    if not exchange:
+        monkeypatch.setattr("daemon.swap.exchange", refuse)
+    publish(tmp_path, 2, target)
+    assert "synced run, version 2" in events
+    assert events.index("synced run, version 2") < events.index("removed version 1")
+
+
+def test_the_output_of_a_stage_that_is_gone_can_be_made_again(tmp_path: Path) -> None:
+    made = parts(tmp_path / "sources", 1)
+    (made[0].source / "config.json").unlink()
+    with pytest.raises(Retryable, match=r"no longer there"):
+        assemble(made, tmp_path / "staging", {"version": 1})
+
+
+READER = """
+import hashlib, json, os, sys
+
+target, stop = sys.argv[1:]
+
+def content(folder, path):
+    with open(os.open(path, os.O_RDONLY, dir_fd=folder), "rb") as stream:
+        return stream.read()
+
+versions, removed, mixed = [], 0, 0
+while not os.path.exists(stop):
     folder = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
     try:
-
-        def content(path: str) -> bytes:
-            with open(os.open(path, os.O_RDONLY, dir_fd=folder), "rb") as stream:
-                return stream.read()
-
-        manifest = json.loads(content(MANIFEST))
-        for entry in manifest["files"]:
-            assert hashlib.sha256(content(entry["path"])).hexdigest() == entry["sha256"]
-        return int(manifest["version"])
+        manifest = json.loads(content(folder, "MANIFEST.json"))
+        read = [(content(folder, entry["path"]), entry) for entry in manifest["files"]]
+        mixed += sum(hashlib.sha256(data).hexdigest() != entry["sha256"] for data, entry in read)
+        versions.append(manifest["version"])
+    except FileNotFoundError:
+        removed += 1  # this version went while it was read; the name itself was there
     finally:
         os.close(folder)
+print(json.dumps({"versions": versions, "removed": removed, "mixed": mixed}))
+"""
 
 
 def test_a_reader_never_misses_the_export_nor_sees_a_mixed_one_while_it_is_replaced(tmp_path: Path, target: Path) -> None:
     """The path itself is always there; a version that is removed while it is read ends with ENOENT, never with wrong content."""
     publish(tmp_path, 0, target)
-    versions: list[int] = []
-    problems: list[BaseException] = []
-    removed: list[str] = []
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            assert target.is_dir()
-            try:
-                versions.append(read_through_one_handle(target))
-            except FileNotFoundError as error:
-                if error.filename == str(target):
-                    raise
-                removed.append(str(error.filename))
-
-    def guarded() -> None:
-        try:
-            read()
-        except BaseException as error:
-            problems.append(error)
-
-    reader = threading.Thread(target=guarded)
-    reader.start()
-    for version in range(1, 51):
+    stop = tmp_path / "stop"
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(target), str(stop)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    version, deadline = 0, time.monotonic() + 60
+    while reader.poll() is None and version < 150 and time.monotonic() < deadline:
+        version += 1
         publish(tmp_path, version, target)
         assert manifest_of(target)["version"] == version
-    stop.set()
-    reader.join()
-    assert problems == []
-    assert versions == sorted(versions)
-    assert len(set(versions)) > 5
+    stop.touch()
+    said, errors = reader.communicate(timeout=60)
+    assert reader.returncode == 0, errors
+    answer = json.loads(said)
+    assert answer["mixed"] == 0
+    assert answer["versions"] == sorted(answer["versions"])
+    assert len(set(answer["versions"])) > 5
 
 
 def test_the_output_of_a_stage_that_lost_or_changed_a_file_is_not_the_same(tmp_path: Path) -> None:  # R6.5
@@ -168,8 +350,8 @@ def test_the_output_of_a_stage_that_lost_or_changed_a_file_is_not_the_same(tmp_p
 def test_the_sources_stay_for_another_try(tmp_path: Path, target: Path) -> None:
     made = parts(tmp_path / "sources", 1)
     for _ in range(2):
-        assemble(made, tmp_path / "staging", {"version": 1})
-        swap_in(tmp_path / "staging", target)
+        assemble(made, tmp_path / "staging" / "publish", {"version": 1})
+        swap_in(tmp_path / "staging" / "publish", target)
         assert version_of(target) == 1
     assert all(same_files(part.source, part.files) for part in made)
 

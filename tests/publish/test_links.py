@@ -9,12 +9,13 @@ import pytest
 
 from daemon.contract import ArtifactCheck, CheckpointRef, FileEntry, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.durable import seal
-from daemon.finish import prune, publish_job
+from daemon.finish import publish_job
 from daemon.paths import Paths, prepare
 from daemon.publish import link_to
+from daemon.retention import prune
 from daemon.rows import JobRow, StageRow
+from daemon.settings import RetentionSettings
 from tests.journal.conftest import WORK
-from tests.publish.parts import publish
 
 
 def test_a_link_is_relative_and_moves_in_one_step(tmp_path: Path) -> None:
@@ -102,23 +103,13 @@ def test_a_failed_export_stands_beside_a_good_one_and_goes_when_the_next_try_suc
     assert sorted(os.listdir(press.paths.output / "run")) == ["latest", "step-4", "step-4.failed"]
 
 
-def test_pruning_keeps_the_newest_and_whatever_a_link_points_to(tmp_path: Path) -> None:
-    for step in (2, 4, 6, 8, 10):
-        publish(tmp_path, step, tmp_path / "run" / f"step-{step}", run="run", step=step)
-    (tmp_path / "run" / "notes").mkdir()
-    (tmp_path / "run" / "notes.txt").write_text("of a person")
-    link_to(tmp_path / "run" / "best", tmp_path / "run" / "step-4")
-    removed = prune(tmp_path / "run", "run", 2)
-    assert sorted(path.name for path in removed) == ["step-2", "step-6"]
-    assert sorted(os.listdir(tmp_path / "run")) == ["best", "notes", "notes.txt", "step-10", "step-4", "step-8"]
-
-
 def test_pruning_counts_the_exports_of_each_run_by_itself_where_runs_share_a_folder(press: Press) -> None:
     for run in ("a", "b"):
         for step in (2, 4):
             press.publish(step, run=run, naming="{run}-step-{step}")
-    prune(press.paths.output, "a", 1)
+    prune([press.paths.output], "a", RetentionSettings(keep_last=1), staging=press.paths.staging)
     left = ["a-latest", "a-step-4", "b-latest", "b-step-2", "b-step-4"]
-    assert sorted(name for name in os.listdir(press.paths.output) if name != ".staging") == left
-    prune(press.paths.output, "b", 1)
-    assert sorted(name for name in os.listdir(press.paths.output) if name != ".staging") == [name for name in left if name != "b-step-2"]
+    assert sorted(name for name in os.listdir(press.paths.output) if not name.startswith(".")) == left
+    prune([press.paths.output], "b", RetentionSettings(keep_last=1), staging=press.paths.staging)
+    left.remove("b-step-2")
+    assert sorted(name for name in os.listdir(press.paths.output) if not name.startswith(".")) == left

@@ -110,7 +110,7 @@ def test_a_child_killed_from_outside_is_tried_again_and_the_attempt_is_told(  # 
     report = json.loads((Path(job["target"]) / "report.json").read_bytes())
     merge = next(stage for stage in report["stages"] if stage["name"] == "merge")
     assert [attempt["outcome"] for attempt in merge["attempts"]] == ["retryable", "succeeded"]
-    assert "killed (signal 9)" in service.log()
+    assert "its process was killed by SIGKILL" in service.log()
 
 
 def test_sigterm_ends_the_children_and_the_next_start_goes_on(

@@ -79,7 +79,7 @@ class Desk:
 
     def clear(self) -> None:
         """What the runner does about superseded jobs, without starting anything."""
-        self.runner._clear_superseded()
+        self.runner._clear_ended()
 
     def seen_as(self, checkpoint: Path) -> str:
         """The journal's verdict on a directory."""

@@ -80,7 +80,7 @@ def test_a_rewrite_of_a_linked_file_supersedes_the_job_and_the_new_content_is_ta
     ended = here.job(job.id)
     assert ended.state == "superseded"
     assert ended.reason == f"the trainer rewrote {WEIGHTS} in place while it was exported; what is there now is a checkpoint of its own"
-    assert here.runner.running == {}
+    assert here.runner.children.running == {}
     here.look()
     (new,) = here.jobs()
     assert new.checkpoint.digest == identify(new.pin) != job.checkpoint.digest

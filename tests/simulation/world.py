@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoint import Fingerprint, Inspection
-from daemon.finish import collect_orphans
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.paths import Paths, prepare
+from daemon.recovery import collect_orphans
 from daemon.settings import Settings
 from daemon.settle import PEEK_SECONDS
 from daemon.tracker import Tracker

@@ -1,0 +1,87 @@
+"""Takes the outcome of an attempt into the journal: what becomes of the stage, what is cleared away, what is said.
+
+A part of the runner; called for children that ended and, at the start, for those of a daemon that died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+
+import structlog
+
+from daemon.children import Running
+from daemon.contract import Outcome, StageResult
+from daemon.durable import remove_tree
+from daemon.journal import Journal
+from daemon.publish import same_files
+from daemon.retry import Decision, after_crash, decide
+from daemon.settings import LimitSettings
+from daemon.stages import Measured
+from handlers.plan import BY_NAME
+
+log = structlog.get_logger("runner")
+
+_jitter = random.Random()
+TOO_SMALL = 1.25
+"""An attempt that was ended for want of memory needs more than it had, by an unknown factor."""
+WANTED_MORE = ("out-of-memory", "memory-limit")
+
+
+def settle(
+    journal: Journal, limits: LimitSettings, job: str, stage: str, number: int, result: StageResult, *, crashed: bool = False,
+    measured: Measured | None = None,
+) -> None:  # fmt: skip
+    """Record how an attempt ended. `crashed`: the daemon died while it ran, and it left no result."""
+    row, attempt = journal.stages(job)[stage], journal.attempt(job, stage, number)
+    log_file = str(attempt.folder / "log.txt")
+    if crashed:
+        decision = after_crash(stage, row.crashes + 1, limits.crashes, log_file)
+    else:
+        decision = decide(result, row.failures, limits.attempts, limits.retry_seconds, _jitter)
+    if result.outcome != Outcome.SUCCEEDED:
+        result = result.model_copy(update={"fault": decision.fault})
+        resumable = stage in BY_NAME and BY_NAME[stage].resumable
+        if not (resumable and decision.state == "waiting"):
+            _clear(attempt.staging)
+    _clear(attempt.folder / "tmp")
+    journal.settle_attempt(
+        job, stage, number, result, state=decision.state, staging=attempt.staging, retry_delay=decision.delay, crashed=crashed,
+        measured=measured,
+    )  # fmt: skip
+    _say(stage, number, result, decision, log_file)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what is of no use any more; what can't be removed now goes when the job has ended."""
+    with contextlib.suppress(OSError):
+        remove_tree(folder)
+
+
+def inputs_are_there(journal: Journal, running: Running) -> bool:
+    """Whether what an attempt read is all still there: a verdict on files that somebody took away says nothing."""
+    stages = journal.stages(running.job.id)
+    read = [stages[name] for name in running.worker.context.inputs if name in stages]
+    return all(stage.folder and stage.result and same_files(stage.folder, stage.result.files) for stage in read)
+
+
+def measure(running: Running, result: StageResult) -> Measured | None:
+    """What an attempt took, where that says something about the next one."""
+    peak = result.peak_rss
+    if result.outcome == Outcome.SUCCEEDED:
+        return Measured(running.size, peak, result.size, result.seconds)
+    if result.fault is not None and result.fault.code in WANTED_MORE and peak:
+        return Measured(running.size, int(TOO_SMALL * max(peak, running.estimate.memory)), 0, result.seconds)
+    return None
+
+
+def _say(stage: str, number: int, result: StageResult, decision: Decision, log_file: str) -> None:
+    if result.outcome == Outcome.SUCCEEDED:
+        log.info("stage succeeded", stage=stage, attempt=number, seconds=result.seconds, strategy=result.strategy)
+    elif result.fault:
+        say = log.error if decision.state == "failed" else log.warning
+        say(result.fault.sentence(), stage=stage, attempt=number, code=result.fault.code, outcome=str(result.outcome),
+            retry_in=round(decision.delay, 1) if decision.delay is not None else None, log=log_file)  # fmt: skip
+    for fallback in result.fallbacks:
+        log.warning("fallback taken", stage=stage, wanted=fallback.wanted, taken=fallback.taken, reason=fallback.reason)

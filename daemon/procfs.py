@@ -1,0 +1,109 @@
+"""What /proc says about processes: their tree, their sessions, the memory that they hold.
+
+Called by `containment` and `worker` while a child runs, at most once a second and child: one look reads a short line of
+every process of the box. Linux only. Everything here may be out of date when it returns, so callers look again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_OWN_MEMORY = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
+_SHARED_OUT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One process of a snapshot."""
+
+    parent: int
+    session: int
+    state: str
+    started: float
+    """Seconds after boot: unlike a wall-clock time it stays the same when the clock is set."""
+
+    @property
+    def dead(self) -> bool:
+        """A zombie, or on the way out: it holds nothing any more."""
+        return self.state in "ZX"
+
+
+def entry(pid: int) -> Entry | None:
+    """The process `pid`, None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
+            text = stream.read(4096)
+    except OSError:
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()  # the name before it may hold spaces and parentheses
+    if len(fields) < 20:
+        return None
+    return Entry(int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]) / _TICKS)
+
+
+def snapshot() -> dict[int, Entry]:
+    """All processes by id."""
+    found = ((int(name), entry(int(name))) for name in os.listdir(PROC) if name.isdigit())
+    return {pid: known for pid, known in found if known is not None}
+
+
+def below(roots: Iterable[int], table: Mapping[int, Entry]) -> set[int]:
+    """`roots` and everything that descends from them."""
+    children: dict[int, list[int]] = {}
+    for pid, known in table.items():
+        children.setdefault(known.parent, []).append(pid)
+    found: set[int] = set()
+    queue = [root for root in roots if root in table]
+    while queue:
+        pid = queue.pop()
+        if pid not in found:
+            found.add(pid)
+            queue.extend(children.get(pid, ()))
+    return found
+
+
+def variable(pid: int, name: str) -> str | None:
+    """The value that the environment variable `name` had when the process started its program; None where it can't be read."""
+    try:
+        block = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    wanted = os.fsencode(name) + b"="
+    return next((os.fsdecode(row[len(wanted) :]) for row in block.split(b"\0") if row.startswith(wanted)), None)
+
+
+def _sum(path: str, keys: tuple[bytes, ...]) -> int:
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            rows = stream.read(1 << 16).splitlines()
+    except OSError:
+        return 0  # gone, or not ours to read
+    return sum(int(row.split()[1]) for row in rows if row.startswith(keys)) * 1024
+
+
+def memory(pids: Iterable[int]) -> int:
+    """Bytes of anonymous and shared memory and of swap that processes hold, pages that they share counted for each of them.
+
+    Mapped files (weights are read that way) are left out: the kernel drops their pages when it needs room, so they take
+    no box down, though they count as resident.
+    """
+    return sum(_sum(f"/proc/{pid}/status", _OWN_MEMORY) for pid in pids)
+
+
+def exact_memory(pids: Iterable[int]) -> int:
+    """As `memory`, but a page that several processes share is counted once. Walks page tables: tens of milliseconds."""
+    return sum(_sum(f"/proc/{pid}/smaps_rollup", _SHARED_OUT) or memory([pid]) for pid in pids)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't tell."""
+    try:
+        rows = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)

@@ -1,0 +1,147 @@
+"""What of a job need not be done again: finished stages are verified, kept outputs are found, a new configuration is adopted.
+
+A part of the runner. Files are read in a thread of their own, since an output of many gigabytes takes a while; until the
+answer is there, the job waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+
+from daemon.contract import FileEntry, Work
+from daemon.journal import Journal
+from daemon.kept import Kept, is_whole
+from daemon.keys import keys_of
+from daemon.rows import JobRow, StageRow
+from handlers.plan import effective_variants, plan
+
+log = structlog.get_logger("runner")
+
+
+class Rechecks:
+    """Reads finished outputs again, one after the other, beside the runner."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recheck")
+        self._answers: dict[Path, Future[bool]] = {}
+        self._changed = changed
+
+    def ask(self, folder: Path, files: Sequence[FileEntry]) -> bool | None:
+        """Whether the output is whole; None until that is known: ask again. An answer is given once."""
+        if folder not in self._answers:
+            self._answers[folder] = self._thread.submit(is_whole, folder, tuple(files))
+            self._answers[folder].add_done_callback(lambda _: self._changed())
+        return self._answers.pop(folder).result() if self._answers[folder].done() else None
+
+    def close(self) -> None:
+        """Wait for the file that is being read, drop the rest."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+class Resumption:
+    """Decides, before a job goes on, which of its stages stay finished. `work_of`: its configuration as it is now, if known."""
+
+    def __init__(
+        self, journal: Journal, kept: Kept, work_of: Callable[[JobRow], Work | None], device: str, changed: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self._journal, self._kept, self._work_of, self._device = journal, kept, work_of, device
+        self._rechecks = Rechecks(changed)
+        self._ready: set[str] = set()
+        self._known: dict[str, dict[str, bool]] = {}
+
+    def close(self) -> None:
+        """End the reading."""
+        self._rechecks.close()
+
+    def forget(self, job: str) -> None:
+        """The job has ended, or its configuration may have changed: look at it anew when it comes again."""
+        self._ready.discard(job)
+        self._known.pop(job, None)
+
+    def prepare(self, job: JobRow) -> JobRow | None:
+        """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
+        if job.id in self._ready:
+            return job
+        job = self._adopt(job)
+        stages = self._journal.stages(job.id)
+        finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}
+        if not self._verified(job.id, finished):
+            return None
+        for name, whole in self._known.pop(job.id, {}).items():
+            if not whole:
+                log.warning("the output of a finished stage is no longer whole; it is made again", job=job.id, stage=name)
+                self._journal.reopen_stage(job.id, name)
+        self._reopen_changed(job)
+        self._ready.add(job.id)
+        return job
+
+    def reuse(self, job: JobRow, stage: str, key: str) -> bool | None:
+        """Take an output with this key that an earlier job left: True when done, False without one, None while it is read."""
+        found = self._kept.find(key)
+        if found is None:
+            return False
+        folder, result = found
+        whole = self._rechecks.ask(folder, result.files)
+        if whole is None:
+            return None
+        if not whole:
+            log.warning("a kept output is no longer whole; it is made again", job=job.id, stage=stage)
+            self._kept.drop(key)
+            return False
+        self._journal.reuse_stage(job.id, stage, key, folder, result)
+        log.info("stage reused", stage=stage, key=key[:12])
+        return True
+
+    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> None:
+        """Take over the outputs of a job that has ended, within the budget."""
+        for name, stage in stages.items():
+            if name != "report" and stage.key and stage.folder and stage.result and stage.folder.is_dir():
+                self._kept.keep(stage.key, stage.folder, stage.result)
+        self.trim(budget)
+
+    def trim(self, budget: int) -> list[str]:
+        """Remove kept outputs beyond the budget, but for those that running jobs read."""
+        in_use = [
+            stage.folder for job in self._journal.running_jobs() for stage in self._journal.stages(job.id).values() if stage.folder
+        ]  # fmt: skip
+        gone = self._kept.trim(budget, in_use)
+        if gone:
+            log.info("removed kept outputs", keys=[key[:12] for key in gone])
+        return gone
+
+    def _adopt(self, job: JobRow) -> JobRow:
+        """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
+        work = self._work_of(job) or job.work
+        names = [spec.name for spec in plan(effective_variants(work.export.variants, work.export.quantization))]
+        if work == job.work and names == list(self._journal.stages(job.id)):
+            return job
+        if self._journal.reconfigure(job.id, work, names):
+            log.warning("the configuration has changed; the export goes on by the new one", job=job.id, stages=names)
+        return self._journal.job(job.id) or job
+
+    def _verified(self, job: str, finished: dict[str, StageRow]) -> bool:
+        """Ask about every finished output; whether all answers are there."""
+        known = self._known.setdefault(job, {})
+        for name, stage in finished.items():
+            if name in known:
+                continue
+            if stage.folder is None or stage.result is None:
+                known[name] = False
+            elif (whole := self._rechecks.ask(stage.folder, stage.result.files)) is not None:
+                known[name] = whole
+        return known.keys() >= finished.keys()
+
+    def _reopen_changed(self, job: JobRow) -> None:
+        """Finished stages whose key is another one now (a configuration, an upgrade, a changed base) are made again."""
+        if not any(stage.key for stage in self._journal.stages(job.id).values()):
+            return
+        for name in self._journal.stages(job.id):
+            stages = self._journal.stages(job.id)
+            stage = stages[name]
+            if stage.state == "succeeded" and stage.key and stage.key != keys_of(job, stages, self._device)[name]:
+                log.warning("what a finished stage was made of has changed; it is made again", job=job.id, stage=name)
+                self._journal.reopen_stage(job.id, name)

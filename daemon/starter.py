@@ -1,0 +1,132 @@
+"""Starts a ready stage, or says what it waits for: what it needs, kept outputs, its window, threads, memory, disk.
+
+A part of the runner, used by its thread alone.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import structlog
+
+from daemon.base import Bases
+from daemon.children import Children
+from daemon.contract import Outcome, StageResult
+from daemon.estimates import Estimate, estimate
+from daemon.journal import Journal
+from daemon.keys import keys_of
+from daemon.outcomes import settle
+from daemon.paths import Paths
+from daemon.resources import WAIT_SECONDS, Admission, Reserved, admit
+from daemon.resumption import Resumption
+from daemon.rows import JobRow, StageRow
+from daemon.settings import Settings
+from daemon.steps import because_of, ready_stages, retrying, verifying
+from daemon.waits import Waits
+from daemon.windows import Windows
+from handlers.plan import BY_NAME, ModelSize, StageSpec
+
+log = structlog.get_logger("runner")
+
+WINDOW_SECONDS = 15.0
+"""Between looks at the clock while a window is closed."""
+
+
+class Starter:
+    """Moves the stages of running jobs, by one configuration."""
+
+    def __init__(
+        self, settings: Settings, journal: Journal, paths: Paths, children: Children, waits: Waits, resumption: Resumption, bases: Bases
+    ) -> None:  # fmt: skip
+        self._settings, self._journal, self._paths = settings, journal, paths
+        self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
+        self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
+
+    def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
+        """Do what can be done about a job's ready stages; True where one ended without a child, so that others may be ready."""
+        ready = ready_stages(stages)
+        moved = [self._step(job, spec, stages, len(ready), may_start) for spec in ready]
+        return any(moved)
+
+    def _step(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], ready: int, may_start: bool) -> bool:
+        broken = [need for need in spec.needs if stages[need].state in ("failed", "skipped")]
+        if broken:
+            self._journal.end_stage(job.id, spec.name, "skipped", because_of(broken[0], stages[broken[0]], spec))
+            return True
+        if not may_start:
+            return False
+        if not stages[spec.name].due(time.time()):
+            self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
+            return False
+        key = keys_of(job, stages, self._settings.limits.device)[spec.name]
+        reused = self._resumption.reuse(job, spec.name, key) if spec.name != "report" else False
+        if reused is None:
+            self._waits.add(job.id, verifying(), 0.0)
+        if reused is not False:
+            return bool(reused)
+        return self._admit_and_start(job, spec, stages, key, ready)
+
+    def _admit_and_start(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], key: str, ready: int) -> bool:
+        """Start the stage's child, wait, or (True: the job can move on at once) fail the stage for good."""
+        moment = datetime.now(UTC)
+        if spec.heavy and not self.windows.is_open(moment):
+            self._waits.add(job.id, self.windows.closed_fault(spec.name, moment), WINDOW_SECONDS)
+            return False
+        threads = self._threads(job, spec, ready)
+        if threads == 0:
+            return False
+        size = self._bases.size(job.base or job.pin)
+        need = estimate(spec, size, self._journal.measurements(spec.name))
+        admission = self._admission(job, spec, need, size)
+        if admission.fault and admission.never:
+            log.error(admission.fault.sentence(), stage=spec.name, code=admission.fault.code)
+            self._journal.end_stage(job.id, spec.name, "failed", admission.fault)
+            return True
+        if admission.fault:
+            self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory)
+            return False
+        self._waits.end(job.id)
+        limits = self._settings.limits
+        fault, claimed = self._children.start(job, spec, stages, limits, key=key, size=size, need=need, threads=threads)
+        if fault and claimed:
+            result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
+            settle(self._journal, limits, job.id, spec.name, stages[spec.name].attempts + 1, result)
+        elif fault:
+            self._waits.add(job.id, fault, WAIT_SECONDS)
+        return False
+
+    def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
+        """Threads for one more child; 0 where there is no room for it beside the job's others."""
+        limits, others = self._settings.limits, len(self._children.of(job.id))
+        free = self._children.free_threads(limits)
+        if others and (others >= limits.stages or free < 1):
+            return 0
+        share = max(1, free // max(1, min(ready, limits.stages - others)))
+        return min(spec.threads, share) if spec.threads else share
+
+    def _admission(self, job: JobRow, spec: StageSpec, need: Estimate, size: ModelSize) -> Admission:
+        """What keeps a stage from starting. Kept outputs go before anything waits for disk."""
+        limits, promised = self._settings.limits, self._children.reserved()
+        reserved = Reserved(promised.memory + (self._waits.held_for_others(job.id) if need.memory else 0), promised.disk)
+
+        def ask() -> Admission:
+            return admit(
+                spec, need, output=self._paths.output, state=self._paths.state, memory_fraction=limits.memory_fraction,
+                disk_reserve=int(limits.disk_reserve), reserved=reserved, would_fit=lambda allowed: self._that_fit(job, size, allowed),
+            )  # fmt: skip
+
+        answer = ask()
+        if answer.fault and answer.fault.code == "disk-now" and self._resumption.trim(0):
+            answer = ask()
+        return answer
+
+    def _that_fit(self, job: JobRow, size: ModelSize, allowed: int) -> list[str]:
+        """The variants asked for whose stages all fit into `allowed` bytes of memory."""
+
+        def fits(name: str) -> bool:
+            spec = BY_NAME[name]
+            need = estimate(spec, size, self._journal.measurements(name)).memory
+            return need <= allowed and all(fits(other) for other in spec.needs)
+
+        return [name for name in job.work.export.variants if name in BY_NAME and fits(name)]

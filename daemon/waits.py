@@ -1,0 +1,81 @@
+"""Why jobs do not move: for memory, for disk, for a window, for their next attempt.
+
+A part of the runner; the live view copies `of` to show it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from daemon.children import Children
+from daemon.errors import Fault
+from daemon.resources import memory
+
+log = structlog.get_logger("runner")
+
+PATIENCE_SECONDS = 120.0
+"""After so long a job that waits for memory gets the next that comes free, though smaller stages would fit before it."""
+MEMORY = "memory-now"
+
+
+@dataclass
+class Waiting:
+    """Why a job does not move, since when, and until when (monotonic) nobody asks again."""
+
+    fault: Fault
+    since: float
+    until: float
+    need: int = 0
+    """Bytes of memory that it waits for."""
+
+
+class Waits:
+    """The waiting jobs by id."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self.of: dict[str, Waiting] = {}
+
+    def __contains__(self, job: object) -> bool:
+        return job in self.of
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def may_move(self, job: str) -> bool:
+        """Whether it is time to look at a job."""
+        waiting = self.of.get(job)
+        return waiting is None or time.monotonic() >= waiting.until
+
+    def add(self, job: str, fault: Fault, seconds: float, need: int = 0) -> None:
+        """The job waits: say it once, and ask again after `seconds`. One that has children is not waiting."""
+        if self._children.of(job):
+            return
+        before = self.of.get(job)
+        same = before is not None and before.fault.code == fault.code
+        if not same and fault.code != "verifying":
+            log.warning(f"waiting: {fault.sentence()}", code=fault.code)
+        now = time.monotonic()
+        self.of[job] = Waiting(fault, before.since if before and same else now, now + seconds, need)
+
+    def end(self, job: str) -> None:
+        """The job moves again, or is gone."""
+        self.of.pop(job, None)
+
+    def held_for_others(self, job: str) -> int:
+        """Bytes of memory that `job` has to leave alone, since another one has waited for them too long."""
+        now = time.monotonic()
+        others = [
+            waiting for owner, waiting in self.of.items()
+            if owner != job and waiting.fault.code == MEMORY and now - waiting.since > PATIENCE_SECONDS
+        ]  # fmt: skip
+        oldest = min(others, key=lambda waiting: waiting.since, default=None)
+        mine = self.of.get(job)
+        if oldest is None or (mine is not None and mine.fault.code == MEMORY and mine.since < oldest.since):
+            return 0
+        # It must be memory that our own children hold, or holding back would help nobody.
+        reachable = memory()[1] + sum(running.worker.memory for running in self._children.running.values())
+        return oldest.need if oldest.need <= reachable else 0

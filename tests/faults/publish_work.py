@@ -1,0 +1,45 @@
+"""A publication, a sealed folder, an atomic write and a pin, each in a process that the fault layer watches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.checkpoint import fingerprint
+from daemon.durable import seal, write_atomic
+from daemon.pin import PinRules, make_pin
+from daemon.publish import assemble, link_to, swap_in
+from tests.faults.forks import tell
+from tests.publish.parts import parts
+
+OLD, NEW = 1, 2
+
+
+def target_in(home: Path) -> Path:
+    return home / "exports" / "run" / "step-4"
+
+
+def publish(home: str, version: int) -> None:
+    """From the sealed outputs of stages, which lie beside the output, to the target and its link."""
+    folder = Path(home)
+    made = parts(folder / "sources", version)
+    tell("sealed")
+    staging = folder / "exports" / ".staging" / "job" / "publish"
+    assemble(made, staging, {"version": version})
+    tell("assembled")
+    swap_in(staging, target_in(folder))
+    tell("swapped")
+    link_to(target_in(folder).with_name("latest"), target_in(folder))
+    tell("linked")
+
+
+def seal_folder(folder: str) -> None:
+    tell([entry.model_dump() for entry in seal(Path(folder))])
+
+
+def write(file: str, text: str) -> None:
+    write_atomic(Path(file), text)
+
+
+def pin(checkpoint: str, target: str, copy_limit: int) -> None:
+    """`copy_limit`: 0 links what can't be reflinked."""
+    make_pin(Path(checkpoint), Path(target), fingerprint(Path(checkpoint)), PinRules(copy_limit=copy_limit))

@@ -1,0 +1,105 @@
+"""A whole export on a disk that fails: a documented exit code and a sentence, and the same command ends it afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from daemon.durable import files_below, sha256_file
+from tests.faults.forks import REPOSITORY
+from tests.faults.layer import Faults, Rule
+from tests.service import listing
+
+KINDS = ("write", "fsync", "rename", "link", "mkdir", "open-to-write", "unlink")
+DOCUMENTED = (0, 1, 3, 75)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """An export without faults: its files' digests, all its names, how many calls of each kind it made."""
+
+    digests: dict[str, str]
+    names: list[str]
+    calls: dict[str, int]
+
+
+def export(faults: Faults, checkpoint: Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """`ckptd export` with state and output below `home`."""
+    environment = {
+        **os.environ, "XDG_STATE_HOME": str(home / "state"), "CKPTD_EXPORT__VARIANTS": "pytorch", "CKPTD_VALIDATE__SAMPLES": "2",
+        "CKPTD_VALIDATE__NEW_TOKENS": "6", "CKPTD_VALIDATE__SPEED_TOKENS": "0", "CKPTD_LIMITS__DISK_RESERVE": "0",
+        "CKPTD_LIMITS__RETRY_SECONDS": "0.2",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--output", str(home / "out")]
+    return faults.run(command, env=environment, cwd=REPOSITORY, timeout=240)
+
+
+def digests(home: Path) -> dict[str, str]:
+    folder = home / "out" / "pico-run" / "step-4"
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files_below(folder / "pytorch")}
+
+
+def names(home: Path) -> list[str]:
+    return [name for name in listing(home / "out") if not name.startswith(".staging/")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, pico_checkpoint: Path) -> Undisturbed:
+    home = tmp_path_factory.mktemp("undisturbed")
+    with Faults(*(Rule(kind, below=home) for kind in KINDS)) as faults:
+        done = export(faults, pico_checkpoint, home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        kinds = [call.kind for call in faults.calls]
+    counts = {kind: kinds.count(kind.removesuffix("-to-write")) for kind in KINDS}
+    assert all(counts.values()), counts
+    found = digests(home)
+    assert "pytorch/model.safetensors" in found
+    return Undisturbed(found, names(home), counts)
+
+
+def disturb(undisturbed: Undisturbed, checkpoint: Path, home: Path, rule: Rule) -> None:
+    """One export with the fault, then the same command without."""
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [checkpoint, *checkpoint.iterdir()]}
+    with Faults(rule) as faults:
+        done = export(faults, checkpoint, home)
+        said = f"{rule}: {faults.failed}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stdout + done.stderr, said
+        assert done.returncode in DOCUMENTED, said
+        if done.returncode:
+            assert "ckptd: Could not" in done.stderr or "Could not" in done.stdout + done.stderr, said
+        if done.returncode in (0, 3):
+            assert faults.calls, "the rule's place was never reached"
+        faults.set()
+        again = export(faults, checkpoint, home)
+    said += f"\n----- again: {again.returncode}\n{again.stdout}\n{again.stderr}"
+    assert again.returncode == 0, said
+    assert digests(home) == undisturbed.digests, said
+    assert names(home) == undisturbed.names, said
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in before} == before, "the training directory was touched"
+
+
+FEW = [("fsync", errno.EIO, 0.5), ("write", errno.ENOSPC, 0.3)]
+MANY = [(kind, number, at) for kind in KINDS for number in (errno.EIO, errno.ENOSPC, errno.EROFS) for at in (0.02, 0.35, 0.65, 0.98)]
+
+
+@pytest.mark.parametrize(("kind", "number", "at"), FEW)
+def test_an_export_met_by_a_fault_ends_in_order_and_the_same_command_ends_it(
+    undisturbed: Undisturbed, pico_checkpoint: Path, tmp_path: Path, kind: str, number: int, at: float
+) -> None:  # R6.2 R6.5
+    disturb(undisturbed, pico_checkpoint, tmp_path, Rule(kind, number, nth=1 + int(undisturbed.calls[kind] * at), below=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [1, None], ids=["once", "for good"])
+@pytest.mark.parametrize(("kind", "number", "at"), MANY)
+def test_the_same_all_over_the_run_and_for_faults_that_last(
+    undisturbed: Undisturbed, pico_checkpoint: Path, tmp_path: Path, kind: str, number: int, at: float, calls: int | None
+) -> None:  # R6.2 R6.5
+    nth = 1 + int(undisturbed.calls[kind] * at)
+    disturb(undisturbed, pico_checkpoint, tmp_path, Rule(kind, number, nth=nth, calls=calls, below=tmp_path))

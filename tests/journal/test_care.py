@@ -1,0 +1,303 @@
+"""The file while it is in use: locked, full, read-only, deleted, replaced, backed up, read by others at the same time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon import backups
+from daemon.custody import Custodian
+from daemon.database import Database, reading
+from daemon.errors import Permanent, Retryable
+from daemon.journal import Journal
+from daemon.paths import Paths, prepare
+from tests.journal.conftest import enter
+
+ROOT = Path(__file__).parents[2]
+HOLD = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+connection.execute("BEGIN " + sys.argv[2])
+connection.execute("SELECT count(*) FROM job").fetchall()
+print("held", flush=True)
+time.sleep(float(sys.argv[3]))
+connection.execute("ROLLBACK")
+"""
+PAIRS = """
+import sys, time
+from pathlib import Path
+from daemon.database import Database
+database = Database(Path(sys.argv[1]))
+print("open", flush=True)
+end, number = time.monotonic() + float(sys.argv[2]), 0
+while time.monotonic() < end:
+    number += 1
+    def pair(c):
+        for name in ("left", "right"):
+            c.execute("INSERT OR REPLACE INTO control VALUES (?,?,?)", (name, str(number), "x" * 50))
+        c.execute("INSERT INTO lost (path, first_seen, last_seen, lived, at) VALUES (?,'','',1.0,?)", (str(number), "x" * 3000))
+    database.write("pair", pair)
+print(number, flush=True)
+"""
+
+
+@contextmanager
+def child(program: str, *arguments: object, fault: str = "") -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "CKPTD_FAULT": fault, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("kind", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_lock_of_another_process_is_waited_for(journal: Journal, file: Path, kind: str) -> None:
+    with child(HOLD, file, kind, 0.5) as process:
+        assert line(process) == "held"
+        assert enter(journal)
+
+
+def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.database.BUSY_SECONDS", 0.2)
+    journal = Journal(file)
+    with child(HOLD, file, "EXCLUSIVE", 600) as process:
+        assert line(process) == "held"
+        for attempt in (lambda: enter(journal), lambda: journal.seen("/x"), lambda: Journal(file)):
+            with pytest.raises(Retryable) as caught:
+                attempt()
+            assert caught.value.fault.code == "journal-unavailable"
+            assert "another process holds it for too long" in str(caught.value)
+            assert str(caught.value).count(". To mend it: ") == 1
+    assert enter(journal)
+    journal.close()
+
+
+def test_readers_and_a_writer_side_by_side_all_get_on_and_see_whole_commits(file: Path) -> None:  # R6.1
+    Journal(file).close()
+    with child(PAIRS, file, 3.0) as process:
+        assert line(process) == "open"
+        waits, looks = [0.0], 0
+        while process.poll() is None:
+            began = time.monotonic()
+            with reading(file) as reader:
+                rows = reader.execute("SELECT value FROM control ORDER BY name").fetchall()
+            waits.append(time.monotonic() - began)
+            looks += 1
+            assert len({row[0] for row in rows}) <= 1, "half a commit"
+        written = int(line(process))
+    assert looks >= 10 and written >= 10, (looks, written)
+    assert max(waits) < 10, "a reader waits for a commit, not for the writer to be idle"
+
+
+def test_a_backup_while_work_goes_on_is_whole_and_holds_whole_commits(file: Path, tmp_path: Path) -> None:
+    Journal(file).close()
+    database = Database(file)
+    made = 0
+    with child(PAIRS, file, 3.0) as process:
+        assert line(process) == "open"
+        while process.poll() is None:
+            target = tmp_path / "backups" / f"{made}.sqlite3"
+            database.backup(target)
+            with closing(sqlite3.connect(target)) as copy:
+                assert copy.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+                values = dict(copy.execute("SELECT name, value FROM control").fetchall())
+                count = copy.execute("SELECT count(*) FROM lost").fetchone()[0]
+                assert values.get("left", "0") == values.get("right", "0") == str(count)
+            made += 1
+        assert int(line(process)) >= 10
+    assert made >= 3
+    database.close()
+
+
+def test_a_backup_that_writers_keep_interrupting_is_taken_in_one_go(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "STEP_PAGES", 1)
+    monkeypatch.setattr(backups, "PATIENCE", 1.0)
+    journal = Journal(file)
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            journal.add_lost("/x", "a", "b", 1.0)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        journal.database.backup(tmp_path / "copy.sqlite3")
+    finally:
+        stop.set()
+        thread.join()
+    journal.close()
+    copy = Journal(tmp_path / "copy.sqlite3")
+    assert copy.database.check(full=True) == []
+    copy.close()
+
+
+BACKUP = """
+import sys
+from pathlib import Path
+from daemon.database import Database
+Database(Path(sys.argv[1])).backup(Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("fault", ["backup.copied", "backup.checked", "backup.renamed"])
+def test_a_backup_that_is_killed_is_there_whole_or_not_at_all(journal: Journal, file: Path, tmp_path: Path, fault: str) -> None:
+    enter(journal)
+    target = backups.fresh_name(tmp_path / "backups")
+    with child(BACKUP, file, target, fault=fault) as process:
+        assert process.wait() == -signal.SIGKILL
+    assert backups.listed(tmp_path / "backups") == ([target] if fault == "backup.renamed" else [])
+    assert [job.id for job in journal.open_jobs()] == ["job"]
+    for left in (tmp_path / "backups").glob(".*"):
+        os.utime(left, (0, 0))
+    backups.rotate(tmp_path / "backups", 3)
+    assert list((tmp_path / "backups").glob(".*")) == []
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return prepare(tmp_path / "state", tmp_path / "exports")
+
+
+def test_backups_rotate_and_the_newest_stay(paths: Paths) -> None:
+    journal = Journal(paths.journal)
+    custodian = Custodian(journal.database, paths, keep=2)
+    names = []
+    for _ in range(4):
+        custodian.back_up()
+        names = [*names, *(path for path in backups.listed(paths.backups) if path not in names)]
+    assert len(names) == 4
+    assert backups.listed(paths.backups) == sorted(names, reverse=True)[:2]
+    assert custodian.problem is None and custodian.backed_up is not None
+    custodian.check_integrity()
+    assert custodian.checked is not None
+    journal.close()
+
+
+def test_a_backup_leaves_the_free_space_alone_that_is_reserved_and_keeps_the_old_ones(paths: Paths) -> None:
+    journal = Journal(paths.journal)
+    Custodian(journal.database, paths, keep=1).back_up()
+    before = backups.listed(paths.backups)
+    greedy = Custodian(journal.database, paths, keep=1, reserve=1 << 60)
+    with capture_logs() as logs:
+        greedy.back_up()
+        greedy.back_up()
+    assert backups.listed(paths.backups) == before
+    assert [record["log_level"] for record in logs] == ["error"], "said once"
+    assert "limits.disk_reserve keeps" in str(greedy.state()["problem"])
+    journal.close()
+
+
+def test_a_journal_that_is_deleted_while_it_is_open_is_put_back_with_everything_in_it(file: Path) -> None:  # R6.5
+    journal = Journal(file)
+    enter(journal, "before")
+    file.unlink()
+    assert journal.database.check(full=True) == ["its file is gone while it is open (No such file or directory)"]
+    with capture_logs() as logs:
+        journal.remember("/path", "f", "skipped")
+    assert [(record["log_level"], record["code"]) for record in logs] == [("critical", "journal-gone")]
+    journal.close()
+    again = Journal(file)
+    assert [job.id for job in again.open_jobs()] == ["before"]
+    assert again.seen("/path") == "f"
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    again.close()
+
+
+def test_nothing_is_written_to_a_journal_in_whose_place_another_file_was_put(journal: Journal, file: Path) -> None:
+    enter(journal)
+    moved = file.rename(file.with_name("moved"))
+    Journal(file).close()
+    with pytest.raises(Permanent) as caught:
+        journal.remember("/path", "f", "skipped")
+    assert caught.value.fault.code == "journal-gone"
+    assert journal.database.check(full=False) == ["another file was put into its place while it was open"]
+    file.unlink()
+    moved.rename(file)
+    journal.remember("/path", "f", "skipped")
+    assert journal.seen("/path") == "f"
+
+
+TMPFS = """
+import subprocess, sys
+from pathlib import Path
+from daemon.errors import Retryable
+from daemon.journal import Journal
+from tests.journal.conftest import enter
+folder = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], check=True)
+journal = Journal(folder / "journal.sqlite3")
+assert enter(journal)
+faults = []
+if sys.argv[2] == "full":
+    filler = open(folder / "filler", "wb", buffering=0)
+    try:
+        while filler.write(b"x" * 4096) == 4096:
+            pass
+    except OSError:
+        pass
+else:
+    journal.close()  # the kernel refuses while a file is open for writing
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    journal = Journal(folder / "journal.sqlite3")
+for number in range(3):
+    try:
+        journal.remember("/path" + "x" * 60_000, "f", "skipped")
+    except Retryable as error:
+        faults.append(error.fault.code)
+assert faults == ["journal-unavailable"] * 3, faults
+assert [job.id for job in journal.open_jobs()] == ["job"], "reads go on"
+if sys.argv[2] == "full":
+    filler.truncate(0)
+else:
+    subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
+journal.remember("/path", "f", "skipped")
+assert journal.seen("/path") == "f"
+assert journal.database.check(full=True) == []
+journal.close()
+print("sound")
+"""
+
+
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_disk_that_takes_no_writes_for_a_while_costs_nothing_but_the_while(tmp_path: Path, trouble: str) -> None:  # R6.2
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to make a mount namespace")
+    done = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", TMPFS, str(tmp_path), trouble], capture_output=True, text=True, check=False, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout == "sound\n", done.stderr[-3000:]
+
+
+def test_a_commit_of_another_process_changes_the_data_version_and_our_own_does_not(journal: Journal, file: Path) -> None:
+    before = journal.database.data_version()
+    enter(journal)
+    assert journal.database.data_version() == before
+    other = Journal(file)
+    other.remember("/path", "f", "skipped")
+    other.close()
+    assert journal.database.data_version() != before

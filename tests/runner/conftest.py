@@ -1,0 +1,101 @@
+"""A daemon with toy stages, and checkpoints to feed it with."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.contract import digest_of
+from daemon.durable import sha256_file
+from tests.detection.helpers import copy_of
+from tests.service import ENDED, Service
+
+ROOT = Path(__file__).parents[2]
+ALL = ("pytorch", "onnx", "onnx-int8")
+
+
+class Toy(Service):
+    """The real daemon, journal and child entry; the stages take milliseconds (`tests.runner.toy_stages`)."""
+
+    command = (sys.executable, "-m", "tests.runner.toy_daemon")
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **{"variants": ALL, **options})
+        self.log_of_attempts = folder / "attempts.txt"
+        self.environment = {"PYTHONPATH": str(ROOT), "TOY_LOG": str(self.log_of_attempts)}
+
+    def begun(self) -> list[tuple[str, str, int]]:
+        """(job, stage, attempt) of every attempt whose child began."""
+        text = self.log_of_attempts.read_text() if self.log_of_attempts.exists() else ""
+        return [(job, stage, int(number)) for job, stage, number in (line.split() for line in text.splitlines())]
+
+    def stages_begun(self) -> list[str]:
+        return [stage for _, stage, _ in self.begun()]
+
+    def wait_for_death_or_end(self, seconds: float = 120) -> None:
+        """Wait until the daemon has died or all its jobs have ended."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process is not None and self.process.poll() is None:
+            jobs = self.status()["jobs"]
+            if jobs and all(job["state"] in ENDED for job in jobs):
+                time.sleep(1.0)  # what is done after the end of a job
+                return
+            time.sleep(0.1)
+
+    def reconfigure(self, old: str, new: str) -> None:
+        """Change the configuration file."""
+        text = self.config.read_text()
+        assert old in text
+        self.config.write_text(text.replace(old, new))
+
+
+def artifacts(target: Path) -> dict[str, str]:
+    """File → digest of what an export publishes, reports left out since they tell times."""
+    files = sorted(path for path in target.rglob("*") if path.is_file() and path.parent != target)
+    return {path.relative_to(target).as_posix(): sha256_file(path) for path in files}
+
+
+def copied(checkpoint: Path, service: Service, run: str = "run", step: int = 4) -> Path:
+    """A checkpoint of its own content below a service's root, there all at once."""
+    hidden = copy_of(checkpoint, service.folder / f"incoming-{run}-{step}", step=step)
+    weights = hidden / "adapter_model.safetensors"
+    own = struct.pack("<f", 1 + int(digest_of([run, step])[:6], 16) / 2**24)
+    weights.write_bytes(weights.read_bytes()[:-4] + own)
+    target = service.root / run / f"checkpoint-{step}"
+    target.parent.mkdir(exist_ok=True)
+    return hidden.rename(target)
+
+
+@pytest.fixture
+def make_toy(tmp_path: Path) -> Iterator[Callable[..., Toy]]:
+    """Makes daemons with toy stages and ends whatever is left of them."""
+    made: list[Toy] = []
+
+    def make(**options: Any) -> Toy:
+        folder = tmp_path / f"toy-{len(made)}"
+        folder.mkdir()
+        made.append(Toy(folder, **options))
+        return made[-1]
+
+    yield make
+    for service in made:
+        if service.process is not None and service.process.poll() is None:
+            service.kill()
+
+
+@pytest.fixture
+def add(pico_checkpoint: Path) -> Callable[..., Path]:
+    """Adds a checkpoint of its own content below a service's root."""
+
+    return lambda service, run="run", step=4: copied(pico_checkpoint, service, run, step)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes())

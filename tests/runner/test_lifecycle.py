@@ -1,0 +1,145 @@
+"""Signals and verbs while the daemon runs: stop, hurry, reload, pause, cancel; each seen from outside."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.runner.conftest import Toy, artifacts
+from tests.runner.test_resuming import sound
+from tests.service import stray_handlers
+
+Add = Callable[..., Path]
+SLOW = {"TOY_SECONDS": "2"}
+
+
+def running(toy: Toy, stage: str) -> None:
+    toy.wait_for(lambda v: any(s["name"] == stage and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
+
+
+def test_on_sigterm_a_resumable_stage_stops_at_a_safe_point_and_goes_on_there(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.5
+    toy = make_toy()
+    toy.environment |= SLOW
+    add(toy)
+    toy.start()
+    running(toy, "merge")
+    toy.wait_for(lambda v: any((s["fraction"] or 0) > 0.3 for job in v["jobs"] for s in job["stages"] if s["name"] == "merge"))
+    began = time.monotonic()
+    assert toy.stop() == 0
+    assert time.monotonic() - began < 15, "well before limits.stop_seconds"
+    (job,) = toy.status()["jobs"]
+    assert next(s for s in job["stages"] if s["name"] == "merge")["state"] == "waiting"
+    assert stray_handlers(toy.folder) == []
+    toy.environment["TOY_SECONDS"] = "0.02"
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded"
+    second = next((toy.state / "jobs" / job["id"]).glob("merge.2/result.json")).read_text()
+    assert '"resumed_files": 0' not in second, "the finished shards were kept"
+    sound(toy)
+
+
+def test_a_second_signal_does_not_wait_for_a_safe_point(make_toy: Callable[..., Toy], add: Add) -> None:
+    toy = make_toy(extra="[limits]\nstop_seconds = 100\n")
+    toy.environment |= {"TOY_SECONDS": "60"}
+    add(toy)
+    toy.start()
+    running(toy, "merge")
+    process = toy.process
+    assert process is not None
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.5)
+    assert process.poll() is None, "it waits for the merge's next safe point"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert time.monotonic() - began < 15
+    assert stray_handlers(toy.folder) == []
+
+
+def test_a_reload_takes_over_a_valid_configuration_as_a_whole(make_toy: Callable[..., Toy], add: Add) -> None:  # R5.6
+    toy = make_toy()
+    add(toy, "one", 1)
+    toy.start()
+    toy.wait_ended()
+    toy.reconfigure('["pytorch", "onnx", "onnx-int8"]', '["pytorch"]')
+    assert toy.run_verb("reload") == 0, toy.said
+    assert "goes on by the new configuration" in toy.said
+    add(toy, "two", 2)
+    jobs = toy.wait_ended(2)
+    toy.stop()
+    assert [list(job["artifacts"]) for job in jobs] == [["pytorch", "onnx", "onnx-int8"], ["pytorch"]]
+    sound(toy)
+
+
+def test_a_reload_of_a_wrong_configuration_changes_nothing(make_toy: Callable[..., Toy], add: Add) -> None:  # R5.6
+    toy = make_toy()
+    toy.start()
+    toy.wait_for(lambda v: v["daemon"]["running"] and v["roots"] != [])
+    toy.reconfigure('["pytorch", "onnx", "onnx-int8"]', '["pytorch", "hologram"]')
+    assert toy.run_verb("reload") == 2
+    assert "hologram" in toy.said and "Traceback" not in toy.said
+    process = toy.process
+    assert process is not None
+    process.send_signal(signal.SIGHUP)
+    problem = toy.wait_for(lambda v: bool(v["daemon"]["configuration"]["problem"]), 20)["daemon"]["configuration"]["problem"]
+    assert "hologram" in problem
+    toy.reconfigure('["pytorch", "hologram"]', '["pytorch", "onnx", "onnx-int8"]')
+    add(toy)
+    (job,) = toy.wait_ended()
+    assert toy.stop() == 0
+    assert list(job["artifacts"]) == ["pytorch", "onnx", "onnx-int8"]
+
+
+def test_a_reload_that_only_a_restart_could_bring_is_refused_and_says_so(make_toy: Callable[..., Toy]) -> None:
+    toy = make_toy()
+    toy.start()
+    toy.wait_for(lambda v: v["daemon"]["running"] and v["roots"] != [])
+    toy.reconfigure(str(toy.exports), str(toy.folder / "elsewhere"))
+    assert toy.run_verb("reload") == 2
+    assert "output.directory can't be changed while the daemon runs; restart it" in toy.said
+    assert toy.stop() == 0
+
+
+def test_people_can_pause_cancel_and_take_up_again_while_it_runs(make_toy: Callable[..., Toy], add: Add) -> None:
+    toy = make_toy()
+    toy.environment |= SLOW
+    toy.start()
+    toy.wait_for(lambda v: v["daemon"]["running"])
+    assert toy.run_verb("pause") == 0 and "paused now" in toy.said
+    add(toy, "run", 1)
+    add(toy, "run", 2)
+    toy.wait_for(lambda v: len(v["jobs"]) == 2)
+    assert toy.run_verb("status") == 0 and "paused since" in toy.said
+    first, second = (job["id"] for job in toy.status()["jobs"])
+    assert toy.run_verb("first", second) == 0
+    assert toy.run_verb("resume") == 0
+    running(toy, "merge")
+    assert [job["state"] for job in toy.status()["jobs"]] == ["pending", "running"]
+    assert toy.run_verb("cancel", second) == 0
+    assert toy.run_verb("cancel", second) == 2 and "it is cancelled" in toy.said
+    toy.wait_ended(2)
+    states = {job["id"]: job["state"] for job in toy.status()["jobs"]}
+    assert states == {first: "succeeded", second: "cancelled"}
+    assert toy.run_verb("retry", second) == 0, toy.said
+    toy.wait_for(lambda v: all(job["state"] == "succeeded" for job in v["jobs"]))
+    assert toy.stop() == 0
+    sound(toy)
+
+
+def test_outside_its_windows_no_heavy_stage_starts_but_checkpoints_are_pinned(make_toy: Callable[..., Toy], add: Add) -> None:
+    toy = make_toy(extra='[schedule]\nheavy = ["0 0 30 2 *"]\n')  # 30 February
+    taken = add(toy)
+    toy.start()
+    job = toy.wait_for(lambda v: any(job["waiting_for"] for job in v["jobs"]))["jobs"][0]
+    assert "schedule.heavy allows it in its windows alone" in job["waiting_for"]
+    assert any((toy.state / "pins" / job["id"]).iterdir()) and taken.is_dir()
+    assert toy.stages_begun() == []
+    toy.reconfigure('["0 0 30 2 *"]', '["* * * * *"]')
+    assert toy.run_verb("reload") == 0, toy.said
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded" and artifacts(Path(job["target"]))

@@ -1,0 +1,158 @@
+"""What is done stays done: across kill -9, a changed configuration, an upgrade and a retry only what must be is repeated."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from daemon.fsck import examine
+from tests.runner.conftest import Toy, artifacts
+from tests.service import Service
+
+Add = Callable[..., Path]
+ALL_STAGES = ["merge", "pytorch", "onnx", "onnx-int8", "validate", "report"]
+
+
+def sound(service: Service) -> None:
+    findings = examine(service.state, service.exports, quiescent=True, deep=True)
+    assert findings.findings == (), findings
+
+
+def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    toy.start()
+    (job,) = toy.wait_ended()
+    assert toy.stop() == 0
+    assert job["state"] == "succeeded", toy.log()[-3000:]
+    assert sorted(toy.stages_begun()) == sorted(ALL_STAGES)
+    sound(toy)
+
+
+def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    toy.log_of_attempts.unlink()
+    toy.reconfigure("[validate]", "opset = 20\n[validate]")
+    assert toy.run_verb("retry", job["id"]) == 0, toy.said
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded"
+    assert sorted(toy.stages_begun()) == ["onnx", "onnx-int8", "report", "validate"]
+    sound(toy)
+
+
+def test_an_export_that_waits_follows_the_configuration_of_the_next_start(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    toy.start(fault="after.add-job")
+    assert toy.wait_dead() == -signal.SIGKILL
+    toy.reconfigure('"onnx-int8"', '"pytorch"')
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert sorted(toy.stages_begun()) == ["merge", "onnx", "pytorch", "report", "validate"]
+    assert list(job["artifacts"]) == ["pytorch", "onnx"]
+    sound(toy)
+
+
+def test_a_job_with_a_stage_that_this_version_does_not_know_goes_on_without_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    toy.start(fault="after.settle-attempt")
+    assert toy.wait_dead() == -signal.SIGKILL
+    with sqlite3.connect(toy.state / "journal.sqlite3") as connection:
+        connection.execute("INSERT INTO stage (job, name, position) SELECT id, 'hologram', 9 FROM job")
+        connection.execute("UPDATE job SET work = json_set(work, '$.export.hologram', 1)")
+    connection.close()
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded"
+    assert sorted(toy.stages_begun()) == sorted(ALL_STAGES), "the merge that had ended is not repeated"
+    sound(toy)
+
+
+def test_a_finished_output_that_was_damaged_while_the_daemon_was_down_is_made_again(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    toy.start(fault="after.settle-attempt")
+    assert toy.wait_dead() == -signal.SIGKILL
+    (shard,) = (toy.exports / ".staging").rglob("model-1.bin")
+    data = bytearray(shard.read_bytes())
+    data[7] ^= 1  # same size, another bit
+    shard.write_bytes(data)
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded"
+    assert toy.stages_begun().count("merge") == 2
+    assert "no longer whole" in toy.log()
+    sound(toy)
+
+
+def test_an_interrupted_merge_goes_on_at_the_shard_where_it_was(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    once = toy.folder / "once"
+    once.touch()
+    toy.environment |= {"CKPTD_FAULT_ONCE": str(once)}
+    toy.start(fault="toy.shard-1")
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "succeeded"
+    result = next((toy.state / "jobs" / job["id"]).glob("merge.2/result.json")).read_text()
+    assert '"resumed_files": 2' in result
+    sound(toy)
+
+
+def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
+    toy = make_toy()
+    add(toy)
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    before = artifacts(Path(job["target"]))
+    for shard in (toy.exports / ".kept").rglob("model-0.bin"):
+        shard.write_bytes(b"\0" * shard.stat().st_size)
+    toy.reconfigure("[validate]", "opset = 20\n[validate]")
+    toy.run_verb("retry", job["id"])
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert "merge" in toy.stages_begun()[len(ALL_STAGES) :]
+    assert artifacts(Path(job["target"]))["pytorch/model.json"] == before["pytorch/model.json"]
+    sound(toy)
+
+
+def test_kept_outputs_beyond_the_budget_are_removed_and_shared_ones_cost_nothing(make_toy: Callable[..., Toy], add: Add) -> None:
+    toy = make_toy()
+    toy.reconfigure("[state]", "kept_size = 0\n[state]")
+    add(toy)
+    toy.start()
+    toy.wait_ended()
+    toy.stop()
+    kept = list((toy.exports / ".kept").rglob("model*"))
+    assert kept == [] or all(path.stat().st_nlink > 1 for path in kept)
+
+
+def test_a_daemon_that_dies_again_and_again_in_the_same_stage_sets_it_aside(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.4
+    toy = make_toy(extra="[limits]\ncrashes = 2\n")
+    add(toy)
+    for _ in range(2):
+        toy.start(fault="runner.spawned")
+        assert toy.wait_dead() == -signal.SIGKILL
+    toy.start()
+    (job,) = toy.wait_ended()
+    toy.stop()
+    assert job["state"] == "failed"
+    assert "the daemon died 2 times while it ran" in job["error"]
+    assert (Path(job["target"]) / "report.json").is_file(), "even then there is a report"
+    shutil.rmtree(job["target"])

@@ -1,0 +1,64 @@
+"""Stages that do in milliseconds what the heavy ones do in minutes: real files that follow from their inputs alone.
+
+What a file holds depends on the checkpoint, on the settings that the plan names and on what the stages before wrote, so that
+a wrong reuse shows. The `merge` writes three shards and goes on with those that an interrupted attempt left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+from daemon import faults
+from daemon.contract import ArtifactCheck, StageContext, Verdict
+from daemon.durable import fsync_file, sha256_file
+from handlers.plan import effective_variants
+from handlers.progress import Reporter, StageOutput
+
+SHARDS = 3
+PAUSE = float(os.environ.get("TOY_SECONDS", "0.02"))
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage that the context names."""
+    return {"merge": _merge, "validate": _validate}.get(context.stage, _export)(context, reporter)
+
+
+def _merge(context: StageContext, reporter: Reporter) -> StageOutput:
+    staging, kept = Path(context.staging), 0
+    for number in range(SHARDS):
+        shard = staging / f"model-{number}.bin"
+        data = hashlib.sha512(f"{context.checkpoint.digest} {number}".encode()).digest() * 64
+        if shard.is_file() and shard.read_bytes() == data:
+            kept += 1
+            continue
+        time.sleep(PAUSE)
+        shard.write_bytes(data)
+        fsync_file(shard)
+        faults.point(f"toy.shard-{number}")
+        reporter.progress(number / SHARDS, f"shard {number}")
+        reporter.checkpoint()
+    return StageOutput(figures={"resumed_files": kept})
+
+
+def _export(context: StageContext, reporter: Reporter) -> StageOutput:
+    reporter.progress(0.5, "working")
+    time.sleep(PAUSE)
+    made_of = {
+        name: [sha256_file(file) for file in sorted(Path(folder).iterdir())]
+        for name, folder in context.inputs.items() if name in ("merge", "onnx")
+    }  # fmt: skip
+    opset = context.work.export.opset if context.stage.startswith("onnx") else None
+    Path(context.staging, "model.json").write_text(json.dumps([context.stage, context.checkpoint.digest, made_of, opset]))
+    return StageOutput()
+
+
+def _validate(context: StageContext, reporter: Reporter) -> StageOutput:
+    time.sleep(PAUSE)
+    export = context.work.export
+    made = [name for name in effective_variants(export.variants, export.quantization) if name in context.inputs]
+    Path(context.staging, "validation.json").write_text(json.dumps(made))
+    return StageOutput(checks=[ArtifactCheck(variant=name, verdict=Verdict.PASSED) for name in made])

@@ -1,0 +1,119 @@
+"""The real entry of a child: job files of no use, safe points, processes of a stage's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from daemon import death
+from daemon.contract import ChildLimits, Outcome
+from daemon.worker import HANDLERS, Worker
+from handlers import __main__ as entry
+from handlers import child
+from handlers.progress import Interrupted
+from handlers.validate import client
+from handlers.validate.engines import EngineSpec
+from tests.workers.helpers import Start, fault_of, until, wait
+
+
+def test_a_real_child_fails_in_order(start: Start) -> None:
+    result = wait(start("real"))
+    assert result.outcome is Outcome.PERMANENT
+    assert result.fault is not None
+
+
+def test_a_stage_of_another_version_is_a_bad_job(start: Start) -> None:
+    fault = fault_of(wait(start("real", stage="telepathy")))
+    assert fault.code == "bad-job"
+    assert "telepathy" in fault.cause
+    assert "Traceback" not in (fault.details or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"contract": 99}', "version 99"),
+        ("{", "no JSON"),
+        ("[]", "version ?"),
+        ('{"contract": 1, "job": "x"}', "stage: Field required"),
+        (None, "No such file"),
+    ],
+)
+def test_a_job_file_of_no_use_is_one_line(tmp_path: Path, text: str | None, words: str) -> None:
+    job = tmp_path / "job.json"
+    if text is not None:
+        job.write_text(text)
+    done = subprocess.run([*HANDLERS, str(job)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == death.EXIT_BAD_JOB
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_both_wings_mean_the_same_by_an_exit_code() -> None:
+    assert (entry.EXIT_BAD_JOB, entry.EXIT_UNWRITABLE, entry.EXIT_DISK_FULL, child.EXIT_OTHER_PARENT) == (
+        death.EXIT_BAD_JOB, death.EXIT_UNWRITABLE, death.EXIT_DISK_FULL, death.EXIT_OTHER_PARENT,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["start", "run"])
+def test_a_child_can_be_killed_at_its_fault_points(start: Start, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv("CKPTD_FAULT", f"child.merge.{place}")
+    assert fault_of(wait(start("real"))).code == "killed"
+
+
+STAGE = """
+import time
+from pathlib import Path
+def run(context, reporter):
+    count = 0
+    while True:
+        try:
+            count += 1
+            reporter.progress(0.5, "unit")
+            time.sleep(0.02)
+        except Exception:
+            pass
+"""
+
+
+def run_patient(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, resumable: bool) -> Worker:
+    """The real entry with a stage that swallows every exception and works for ever."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/patient.py").write_text(STAGE)
+    (tmp_path / "lib/sitecustomize.py").write_text(
+        "import dataclasses, handlers.plan as plan\nplan.BY_NAME['merge'] = dataclasses.replace(plan.BY_NAME['merge'], module='patient')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    worker = start("real", limits={"resumable": resumable})
+    until(worker, lambda: worker.progress.message == "unit")
+    return worker
+
+
+def test_a_resumable_stage_ends_at_its_next_safe_point(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.5
+    worker = run_patient(start, tmp_path, monkeypatch, resumable=True)
+    worker.stop()
+    assert wait(worker).outcome is Outcome.INTERRUPTED
+    assert worker.process.returncode == 0
+    assert json.loads((worker.folder / "result.json").read_bytes())["outcome"] == "interrupted"
+
+
+def test_another_stage_ends_at_once(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = run_patient(start, tmp_path, monkeypatch, resumable=False)
+    worker.stop()
+    assert wait(worker).outcome is Outcome.INTERRUPTED
+    assert worker.process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_process_that_ends_with_its_stage_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    monkeypatch.setattr(child._stop, "asked", told)
+    spec = EngineSpec(engine="onnx", folder=str(tmp_path))
+    with client.Worker("onnx", spec, tmp_path, ChildLimits(idle=False, nice=0)) as nested:
+        os.kill(nested.pid, signal.SIGTERM)
+        with pytest.raises(Interrupted if told else client.WorkerFailed):
+            nested.load()
