@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import statistics
 import subprocess
@@ -181,10 +182,25 @@ def check_seconds(file: Path) -> tuple[float, float]:
         return checked - began, taken
 
 
+def memory_of_many(jobs: int) -> tuple[float, float]:
+    """MB of 10⁶ bytes that the daemon's parts hold after a tenth of `jobs` jobs, and after all of them. In memory, to spare the disk."""
+    with _common.scratch("many") as disk:
+        shared = Path("/dev/shm")
+        folder = shared / disk.name if shared.is_dir() else disk
+        try:
+            command = _common.python(str(Path(__file__).with_name("_many_jobs.py")), str(folder), str(jobs))
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    sizes = [int(line.split()[1]) / 1e6 for line in said if line]
+    return sizes[0], sizes[-1]
+
+
 def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = _common.parser("What the journal costs at a start and at each commit.")
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs in the large journal")
+    parser.add_argument("--many", type=int, default=10_000, help="jobs that are worked through to see whether memory grows")
     options = parser.parse_args()
     taken_on = _common.machine()
     with _common.scratch("journal") as folder:
@@ -192,11 +208,13 @@ def main() -> None:
         large, size = restart_ms(folder / "large", options.jobs, 5)
         checked, copied = check_seconds(folder / "large" / "state" / "journal.sqlite3")
         rates = commits(folder, 1.0, 3)
+    early, late = memory_of_many(options.many)
     figures: dict[str, Any] = {
         "restart_ms": round(small, 1), "restart_100k_ms": round(large, 1), "large_jobs": options.jobs, "large_mb": round(size, 1),
         "full_check_100k_s": round(checked, 2), "backup_100k_s": round(copied, 2),
         "commits_per_s": round(rates["ours"]), "wal_normal_commits_per_s": round(rates["wal"]),
-        "json_file_commits_per_s": round(rates["file"]),
+        "json_file_commits_per_s": round(rates["file"]), "commits_over_json_file": round(rates["ours"] / rates["file"], 2),
+        "rss_mb_after_a_tenth": round(early, 1), "rss_mb_after_all": round(late, 1), "many_jobs": options.many,
     }  # fmt: skip
     _common.write("journal", figures, options.json, libraries=("pydantic",), taken_on=taken_on)
 

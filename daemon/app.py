@@ -24,6 +24,7 @@ from daemon.complaints import Complaints
 from daemon.containment import adopt_orphans
 from daemon.contract import Work
 from daemon.custody import Custodian, open_journal
+from daemon.errors import Permanent
 from daemon.intake import Intake, target_of
 from daemon.journal import Journal
 from daemon.live import Loaded, live_view, write_live
@@ -106,6 +107,17 @@ class Daemon:
         self._watcher = self._make_watcher()
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
+        self._announce_rebuilding()
+
+    def _announce_rebuilding(self) -> None:
+        """Tell people, once, that the journal was damaged and came back."""
+        rebuilt = self._custodian.state()["rebuilt"]
+        if rebuilt and self._parts.settings.notify.urls:
+            body = (
+                f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
+                "Look at that disk."
+            )
+            self._parts.journal.announce(f"rebuilt {rebuilt.get('token')}", "partial", "ckptd: the journal was damaged", body)
 
     def _make_watcher(self) -> Watcher:
         return Watcher(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
@@ -129,6 +141,7 @@ class Daemon:
         self._notifier.start()
         self._watcher.start()
         self._ticks.start()
+        self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         self._say_watching("ckptd is watching")
         self._write_live()
         systemd.notify("READY=1\nSTATUS=watching")
@@ -160,6 +173,11 @@ class Daemon:
             self._parts.attention.clear()
             if self._stop.is_set():
                 return
+            if self._parts.paths.suspect.exists():
+                raise Permanent(
+                    "journal-damaged", "go on", "the journal has turned out to be damaged", "start again: it is set aside and rebuilt then",
+                    path=self._parts.paths.journal,
+                )  # fmt: skip
             if self._reload_wanted:
                 self._take_over_configuration()
             if self._ticks.look_at_clock():

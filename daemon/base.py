@@ -15,6 +15,9 @@ from daemon.errors import CkptdError, Fault, Permanent
 from daemon.safetensors_header import model_size, read_header
 from handlers.plan import ModelSize
 
+REMEMBERED = 64
+"""Sizes of models that are kept."""
+
 
 def is_model(folder: Path) -> bool:
     """Whether a folder looks like a transformers model: a config and weights."""
@@ -97,7 +100,7 @@ class Bases:
             return None, None
         try:
             folder = find_base(checkpoint.base_name or "", checkpoint.base_revision, self._search, self._mapped)
-            self._sizes[folder] = measure(folder)
+            self._remember(folder)
         except CkptdError as error:
             return None, error.fault
         return folder, None
@@ -106,7 +109,14 @@ class Bases:
         """Size of the model in `folder`; nothing for one that can't be read, which only the report is left to run for."""
         if folder not in self._sizes:
             try:
-                self._sizes[folder] = measure(folder)
+                self._remember(folder)
             except CkptdError:
                 return ModelSize(0, 0)
         return self._sizes[folder]
+
+    def _remember(self, folder: Path) -> None:
+        """A full fine-tune is its own base, so the table would grow with every job."""
+        self._sizes.pop(folder, None)
+        while len(self._sizes) >= REMEMBERED:
+            del self._sizes[next(iter(self._sizes))]
+        self._sizes[folder] = measure(folder)

@@ -91,7 +91,7 @@ class Children:
             self._make_staging(job.id, spec, staging, same=stages[spec.name].key == key)
         except OSError as error:
             return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
-        context = make_context(job, spec, number, stages, self._paths, limits, threads)
+        context = make_context(job, spec, number, stages, self._paths, limits, threads, key)
         if spec.name == "report":
             context = context.model_copy(update={"facts": facts_of(self._journal, job)})
         if not self._journal.claim(job.id, spec.name, number, context.strategy, folder, staging, need.memory, key):

@@ -11,9 +11,9 @@ import contextlib
 import hashlib
 import json
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError, field_validator
 
 from daemon.errors import Fault
 
@@ -95,6 +95,24 @@ class ExportOptions(Frozen):
     """ONNX operator set. 18 is the lowest that the exporter really produces and what most runtimes take."""
 
 
+class MergeOptions(Frozen):
+    """`[merge]`: how an adapter is merged into its base."""
+
+    dtype: Literal["base", "float32", "bfloat16", "float16"] = "base"
+    """Of the merged weights. "base" keeps each tensor's own, so that what the adapter leaves alone stays as it is, bit by bit."""
+    max_shard_size: Annotated[
+        Annotated[ByteSize, Field(ge=1 << 16)] | None, BeforeValidator(lambda value: None if value == "" else value)
+    ] = None
+    """Bytes of a weight file; None, or "" in the file, keeps the base's own division."""
+    base: Literal["original", "dequantized", "dequantized-double"] = "original"
+    """What an adapter is merged into whose base was loaded in 4 bits for training: the weights as they are stored, or as that
+    training saw them, with or without double quantization. "original", since nothing in an adapter tells that it was so trained."""
+    verify: Literal["sample", "full"] = "sample"
+    """How much of the unchanged weights is compared with the base's: a sample of each tensor, or all, which reads both once more."""
+    trust_remote_code: bool = False
+    """Copy the Python files of a model's own code. They are never executed here, but whoever loads the model may execute them."""
+
+
 DEFAULT_THRESHOLDS: dict[str, Thresholds] = {
     "pytorch": Thresholds(agreement=0.97, kl=0.001, error=0.25),
     "onnx": Thresholds(agreement=0.97, kl=0.001, error=0.25),
@@ -133,6 +151,7 @@ class Work(Frozen):
 
     export: ExportOptions
     validation: ValidateOptions
+    merge: MergeOptions = MergeOptions()
 
     @property
     def digest(self) -> str:
@@ -145,7 +164,7 @@ class Work(Frozen):
         try:
             return cls.model_validate_json(text)
         except ValidationError:
-            sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions()}
+            sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions(), "merge": MergeOptions()}
             for name, default in sections.items():
                 with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
                     sections[name] = type(default).model_validate(json.loads(text)[name])
@@ -286,6 +305,8 @@ class StageContext(Frozen):
     cache: str
     """Folder for what may be reused by other jobs."""
     work: Work
+    key: str | None = None
+    """Resume key: digest of all that determines the stage's output."""
     limits: ChildLimits = ChildLimits()
     facts: JobFacts | None = None
     """Only for the report stage."""

@@ -20,6 +20,8 @@ from daemon.naming import run_of
 from daemon.overrides import Effective, effective
 from daemon.paths import Paths
 from daemon.pin import Moved, PinRules, make_pin, pins_of, rewritten
+from daemon.remains import Entry, write_entry
+from daemon.rows import now
 from daemon.runs import choice_for
 from daemon.select import best_step
 from daemon.settings import Settings
@@ -140,10 +142,16 @@ class Intake:
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
+        target, latest = target_of(self.settings, self.paths, reference), settings.select.policy == "latest"
+        if candidate.fault is None:
+            # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
+            write_entry(self.paths, Entry(
+                job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
+                fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
+            ))  # fmt: skip
         new = self.journal.add_job(
             candidate.job, reference, settings.work, [spec.name for spec in plan(settings.variants)], pin=pin,
-            target=target_of(self.settings, self.paths, reference), fingerprint=candidate.known,
-            supersede=settings.select.policy == "latest", fault=candidate.fault, warnings=[warning] if warning else [],
+            target=target, fingerprint=candidate.known, supersede=latest, fault=candidate.fault, warnings=[warning] if warning else [],
         )  # fmt: skip
         if not new:
             return None

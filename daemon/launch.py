@@ -16,7 +16,8 @@ from handlers.plan import StageSpec
 
 
 def make_context(
-    job: JobRow, spec: StageSpec, number: int, stages: Mapping[str, StageRow], paths: Paths, limits: LimitSettings, threads: int
+    job: JobRow, spec: StageSpec, number: int, stages: Mapping[str, StageRow], paths: Paths, limits: LimitSettings, threads: int,
+    key: str,
 ) -> StageContext:  # fmt: skip
     """The context of attempt `number` of a stage; its inputs are the outputs of every stage that has succeeded."""
     folder = paths.attempt(job.id, spec.name, number)
@@ -33,6 +34,7 @@ def make_context(
         temporary=str(folder / "tmp"),
         cache=str(paths.cache),
         work=job.work,
+        key=key,
         limits=ChildLimits(threads=threads, device=limits.device, parent_pid=os.getpid(), resumable=spec.resumable),
     )
 

@@ -5,6 +5,8 @@ A part of `daemon.journal.Journal`; each method is one transaction. Called by th
 
 from __future__ import annotations
 
+import sqlite3
+
 from daemon.database import Database
 from daemon.rows import Message, now
 
@@ -35,6 +37,18 @@ class Outbox:
             "UPDATE outbox SET state = ?, attempts = attempts + 1, last_error = ?, next_at = ? WHERE id = ?",
             ("pending" if next_at is not None else "abandoned", error[:500], next_at or 0, message),
         ))  # fmt: skip
+
+    def announce(self, occasion: str, kind: str, title: str, body: str) -> bool:
+        """A notification that belongs to no job, once for each `occasion`; says whether it is new."""
+
+        def add(c: sqlite3.Connection) -> bool:
+            name = f"announced:{occasion}"
+            if not c.execute("INSERT OR IGNORE INTO control (name, value, at) VALUES (?, '', ?)", (name, now())).rowcount:
+                return False
+            c.execute("INSERT INTO outbox (job, kind, title, body, created) VALUES ('', ?, ?, ?, ?)", (kind, title, body, now()))
+            return True
+
+        return self._database.write("announce", add)
 
     def hasten_messages(self) -> None:
         """Whatever waits for its next attempt is due now."""

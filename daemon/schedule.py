@@ -35,6 +35,10 @@ class Ticks:
         """Begin to tick."""
         self._scheduler.start()
 
+    def soon(self, name: str) -> None:
+        """Let one tick fire now, besides its regular times."""
+        self._scheduler.modify_job(name, next_run_time=datetime.now(UTC))
+
     def stop(self) -> None:
         """No tick begins after this."""
         self._scheduler.shutdown(wait=False)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, fi
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon import windows
-from daemon.contract import ExportOptions, ValidateOptions, Work
+from daemon.contract import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.sources import ListFriendlyEnv, over, short_names
 from handlers.plan import effective_variants
 
@@ -197,6 +197,7 @@ with warnings.catch_warnings():
         output: OutputSettings = OutputSettings()
         state: StateSettings = StateSettings()
         pin: PinSettings = PinSettings()
+        merge: MergeOptions = MergeOptions()
         export: ExportOptions = ExportOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
@@ -239,7 +240,7 @@ with warnings.catch_warnings():
         @property
         def work(self) -> Work:
             """What determines a job's output."""
-            return Work(export=self.export, validation=self.validate)
+            return Work(export=self.export, validation=self.validate, merge=self.merge)
 
         @property
         def variants(self) -> tuple[str, ...]:

@@ -168,3 +168,11 @@ def test_pauses_grow_to_an_hour_and_end_after_about_a_day(monkeypatch: pytest.Mo
     assert known == sorted(known)
     assert (known[0], known[1], known[-1]) == (5.0, 10.0, 3600.0)
     assert 0.7 * 86400 < sum(known) < 1.3 * 86400
+
+
+def test_what_concerns_no_job_is_announced_once(journal: Journal, service: Service) -> None:
+    assert journal.announce("rebuilt 1", "partial", "ckptd: the journal was damaged", "look at that disk")
+    assert not journal.announce("rebuilt 1", "partial", "ckptd: the journal was damaged", "look at that disk")
+    assert journal.announce("rebuilt 2", "partial", "ckptd: the journal was damaged", "again")
+    Notifier(NotifySettings(urls=(service.url,)), journal).deliver_due()
+    assert [message["message"] for message in service.taken] == ["look at that disk", "again"]

@@ -143,3 +143,31 @@ def test_outside_its_windows_no_heavy_stage_starts_but_checkpoints_are_pinned(ma
     (job,) = toy.wait_ended()
     toy.stop()
     assert job["state"] == "succeeded" and artifacts(Path(job["target"]))
+
+
+def test_a_journal_that_is_damaged_while_it_is_used_ends_the_daemon_and_the_next_start_heals_it(
+    make_toy: Callable[..., Toy], add: Add
+) -> None:  # R6.1
+    toy = make_toy()
+    add(toy, "one", 1)
+    toy.start()
+    toy.wait_ended()
+    time.sleep(0.5)
+    journal = toy.state / "journal.sqlite3"
+    size = journal.stat().st_size
+    with journal.open("r+b") as stream:
+        stream.write(b"\xff" * size)
+    add(toy, "two", 2)
+    assert toy.wait_dead() == 1, "so that the service manager starts it again"
+    assert toy.run_verb("status") == 1 and "start ckptd again" in toy.said and "Traceback" not in toy.said
+    toy.start()
+    end = time.monotonic() + 60
+    while "journal-rebuilt" not in toy.log() and time.monotonic() < end:
+        time.sleep(0.1)
+    jobs = toy.wait_ended(2)
+    assert toy.stop() == 0
+    assert sorted(job["state"] for job in jobs) == ["succeeded", "succeeded"]
+    assert toy.stages_begun().count("merge") == 2, "what was published is not exported again"
+    assert list(toy.state.glob("journal.damaged-*")), "the damaged one is kept"
+    assert toy.run_verb("status") == 0 and "damaged and rebuilt" in toy.said
+    sound(toy)

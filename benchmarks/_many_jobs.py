@@ -1,0 +1,78 @@
+"""The real journal, intake's rows and runner on many jobs whose children are instant: `python _many_jobs.py FOLDER JOBS`.
+
+Prints `JOBS RESIDENT_BYTES` lines as the jobs end, for `journal.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from daemon import logs
+from daemon.contract import ArtifactCheck, CheckpointRef, Outcome, StageContext, StageResult, Verdict
+from daemon.durable import seal
+from daemon.journal import Journal
+from daemon.paths import prepare
+from daemon.runner import Runner
+from daemon.settings import LogSettings, Settings
+from daemon.worker import Bounds, Progress
+from handlers.plan import plan
+
+BATCH = 50
+
+
+class Instant:
+    """A child that has ended as soon as it began, with one small file."""
+
+    def __init__(self, context: StageContext, folder: Path, bounds: Bounds) -> None:
+        self.context, self.progress, self.process = context, Progress(), psutil.Process()
+        self.warnings: list[str] = []
+        self.memory = self.peak = 0
+        self.started = self.process_started = 0.0
+        self.ended, self.pipe = True, -1
+
+    def poll(self) -> StageResult:
+        """Its result."""
+        staging = Path(self.context.staging)
+        (staging / "model").write_text(self.context.stage)
+        made = [name for name in self.context.inputs if name != "merge"]
+        checks = [ArtifactCheck(variant=name, verdict=Verdict.PASSED) for name in made] if self.context.stage == "validate" else []
+        return StageResult(outcome=Outcome.SUCCEEDED, files=seal(staging), checks=tuple(checks))
+
+    def stop(self, fault: Any = None) -> None:
+        """Nothing runs."""
+
+    hurry = stop
+
+
+def main(folder: Path, jobs: int) -> None:
+    """Enter and work through `jobs` jobs, some at a time; say what this process holds after every tenth of them."""
+    settings = Settings.model_validate({"limits": {"disk_reserve": 0}, "export": {"variants": ["pytorch"]}, "retention": {"keep_last": 1}})
+    paths = prepare(folder / "state", folder / "out")
+    logs.set_up(LogSettings(level="error"), None)
+    journal = Journal(paths.journal)
+    runner = Runner(settings, journal, paths, spawn=Instant)  # type: ignore[arg-type]
+    process, names = psutil.Process(), [spec.name for spec in plan(("pytorch",))]
+    for first in range(0, jobs, BATCH):
+        for number in range(first, first + BATCH):
+            seen = CheckpointRef(
+                root="/runs", run=f"run-{number % 20}", step=number, path=f"/runs/run-{number % 20}/checkpoint-{number}", layout="trainer",
+                digest=f"{number:064}", method="full", metadata={"loss": 1.0, "history": [[step, 1.25] for step in range(20)]},
+            )  # fmt: skip
+            pin, target = paths.pins / str(number), paths.output / seen.run / f"step-{number}"
+            pin.mkdir()
+            journal.add_job(f"job-{number}", seen, settings.work, names, pin=pin, target=target, fingerprint="f")
+        while journal.open_ids():
+            runner.tick()
+        if (first + BATCH) % (jobs // 10) == 0:
+            print(first + BATCH, process.memory_info().rss, flush=True)
+    journal.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,53 @@
+"""What lasts is said once, in a sentence; and a clock that is set does not silence the ticks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from daemon.complaints import Complaints
+from daemon.errors import Retryable
+from daemon.schedule import Ticks
+
+
+def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:
+    complaints = Complaints(structlog.get_logger("test"), "the watcher")
+
+    def fail() -> None:
+        raise Retryable("disk-full", "write", "the disk is full", "free space")
+
+    def break_down() -> None:
+        raise RuntimeError("a bug")
+
+    with capture_logs() as logs:
+        assert [complaints.during(work) for work in (fail, fail, fail)] == [False] * 3
+        assert complaints.during(lambda: None)
+        complaints.during(break_down)
+        complaints.during(break_down)
+        complaints.during(lambda: 1 / 0)
+    assert [record["event"] for record in logs] == [
+        "Could not write: the disk is full. To mend it: free space.", "the watcher is well again",
+        "the watcher met an error that nobody foresaw, and goes on", "the watcher met an error that nobody foresaw, and goes on",
+    ]  # fmt: skip
+
+
+def test_a_clock_set_back_by_an_hour_does_not_silence_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:  # R6.5
+    ticked = threading.Event()
+    ticks = Ticks({"rescan": (3600.0, ticked.set)})
+    ticks.start()
+    try:
+        assert not ticks.look_at_clock() and not ticked.wait(0.2)
+        real: Any = time.time
+        monkeypatch.setattr("daemon.schedule.time.time", lambda: real() - 3600)
+        with capture_logs() as logs:
+            assert ticks.look_at_clock()
+        assert ticked.wait(10), "every interval starts afresh"
+        assert logs[0]["seconds"] == pytest.approx(-3600, abs=1)
+        assert not ticks.look_at_clock(), "once for each jump"
+    finally:
+        ticks.stop()
