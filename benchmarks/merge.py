@@ -1,10 +1,11 @@
 """The streaming merge beside `cp -r` of the base and PEFT's load + merge + save, in turns on the same machine.
 
-    python benchmarks/merge.py [--json FILE] [--large] [--rounds 3] [--threads N]
+    python benchmarks/merge.py [--json FILE] [--size small|0.6b|4b] [--rounds 3] [--threads N]
 
-The model is Qwen3-shaped with random weights in bf16, in shards, about 0.2 G parameters; `--large` takes the shape of the 0.6B
-model. The adapter has r=16 on all linear layers. Every way is a child process of its own; its time includes the interpreter and
-imports, and `merge_seconds` is the merge alone. A last step counts the elements in which our output and PEFT's differ.
+The model is Qwen3-shaped with random weights in bf16, in shards: about 0.2 G parameters, or the shape of the 0.6B or 4B model. The
+adapter has r=16 on all linear layers. Every way is a child process of its own. `wall_…` includes the interpreter and its imports,
+`merge_…` is the merge alone. `cold_…` are runs before which the base's pages were dropped from the page cache. A last step counts the
+elements in which our output and PEFT's differ. PEFT is left out, and its figures with it, where its memory is not there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,31 +25,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import _common
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LARGE = {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
-SMALL = {"vocab_size": 60000, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 18}
+SHAPES: dict[str, dict[str, Any]] = {
+    "small": {"vocab_size": 60000, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 18, "num_attention_heads": 16},
+    "0.6b": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "4b": {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
+SHARDS = {"small": 150_000_000, "0.6b": 500_000_000, "4b": 2_000_000_000}
+"""Size → bytes of a shard."""
 
 
-def make(folder: Path, large: bool) -> None:
-    """A base and a random adapter below `folder`."""
+def make(folder: Path, size: str) -> None:
+    """A base and a random adapter below `folder`, made shard by shard, so that the model never lies in memory as a whole."""
     import torch
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from safetensors.torch import save_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    from handlers.merge.options import resharded
+
     torch.manual_seed(0)
-    shape = LARGE if large else SMALL
-    config = Qwen3Config(**shape, num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True)
+    config = Qwen3Config(**SHAPES[size], num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, dtype="bfloat16")
+    config.architectures = ["Qwen3ForCausalLM"]
     with torch.device("meta"):
         model = Qwen3ForCausalLM(config)
-    model = model.to(torch.bfloat16).to_empty(device="cpu")
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    model.tie_weights()
-    model.save_pretrained(folder / "base", max_shard_size="500MB" if large else "150MB")
-    tuned = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=ALL_LINEAR, task_type="CAUSAL_LM"))
-    for name, parameter in tuned.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    tuned.save_pretrained(folder / "adapter")
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    noise = torch.randn(1 << 24).mul_(0.02)
+
+    def values(shape: torch.Size) -> torch.Tensor:
+        start = int(torch.randint(0, 1 << 20, ()))
+        tile = noise[start : start + (1 << 23)]
+        return tile.repeat(-(-shape.numel() // len(tile)))[: shape.numel()].view(shape)
+
+    (folder / "base").mkdir()
+    (folder / "adapter").mkdir()
+    plan = resharded(((name, 2 * shape.numel()) for name, shape in shapes.items()), SHARDS[size])
+    for name, tensors in plan.items():
+        table = {tensor: values(shapes[tensor]).bfloat16() for tensor in tensors}
+        save_file(table, folder / "base" / name, metadata={"format": "pt"})
+    mapping = {tensor: name for name, tensors in plan.items() for tensor in tensors}
+    index = {"metadata": {"total_size": sum(2 * shape.numel() for shape in shapes.values())}, "weight_map": mapping}
+    (folder / "base" / "model.safetensors.index.json").write_text(json.dumps(index))
+    config.save_pretrained(folder / "base")
+    with torch.device("meta"):
+        tuned = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=ALL_LINEAR, task_type="CAUSAL_LM"))
+    factors = {name: values(tensor.shape).clone() for name, tensor in get_peft_model_state_dict(tuned).items()}
+    save_file(factors, folder / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
+    tuned.peft_config["default"].save_pretrained(folder / "adapter")
 
 
 def ours(adapter: Path, base: Path, output: Path, threads: int) -> None:
@@ -98,52 +121,86 @@ def _names(path: Path) -> list[str]:
         return list(handle.keys())
 
 
-def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
-    """The three ways in turns; figures as the table shows them."""
-    base, adapter = folder / "base", folder / "adapter"
-    script = str(Path(__file__).resolve())
-    alone: dict[str, list[float]] = {"ours": [], "peft": []}
-    ways = {
-        "cp": ["cp", "-r", str(base), str(folder / "out-cp")],
-        **{
-            way: _common.python(script, "--way", way, str(adapter), str(base), str(folder / f"out-{way}"), str(threads)) for way in alone
-        },
-    }  # fmt: skip
+def drop_cached(folder: Path) -> None:
+    """Ask the kernel to forget a folder's pages, as far as they are written."""
+    os.sync()
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
-    def before(name: str) -> None:
-        collect(name)
-        shutil.rmtree(folder / f"out-{name}", ignore_errors=True)
-        os.sync()  # what the last way left to be written must not slow the next one
 
-    def collect(name: str) -> None:
-        seconds = folder / f"out-{name}.seconds"
+class Runs:
+    """Runs of the ways, and the seconds of the merge alone that they left."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.folder, self.base = folder, folder / "base"
+        self.alone: dict[str, list[float]] = {}
+        script, adapter = str(Path(__file__).resolve()), str(folder / "adapter")
+        self.ways = {"cp": ["cp", "-r", str(self.base), str(folder / "out-cp")]}
+        for way in ("ours", "peft"):
+            self.ways[way] = _common.python(script, "--way", way, adapter, str(self.base), str(folder / f"out-{way}"), str(threads))
+
+    def collect(self, name: str) -> None:
+        """Take what the last run of a way left."""
+        seconds = self.folder / f"out-{name}.seconds"
         if seconds.exists():
-            alone[name].append(float(seconds.read_text()))
+            self.alone.setdefault(name, []).append(float(seconds.read_text()))
             seconds.unlink()
 
-    found = _common.interleaved(ways, rounds, before=before)
-    for way in alone:
-        collect(way)
-    _common.run_child(
-        _common.python(script, "--compare", str(folder / "out-ours"), str(folder / "out-peft"), str(folder / "compared.json"))
-    )
-    merge_seconds, peft_seconds = (sorted(alone[way])[len(alone[way]) // 2] for way in ("ours", "peft"))
-    return {
-        "threads": threads,
-        "rounds": rounds,
-        "cp_seconds": found["cp"]["seconds"],
-        "wall_seconds": found["ours"]["seconds"],
-        "merge_seconds": merge_seconds,
-        "peft_wall_seconds": found["peft"]["seconds"],
-        "peft_merge_seconds": peft_seconds,
-        "wall_over_cp": found["ours"]["seconds"] / found["cp"]["seconds"],
-        "merge_over_cp": merge_seconds / found["cp"]["seconds"],
-        "speedup_over_peft": found["peft"]["seconds"] / found["ours"]["seconds"],
-        "merge_speedup_over_peft": peft_seconds / merge_seconds,
-        "peak_mb": found["ours"]["peak_mb"],
-        "peft_peak_mb": found["peft"]["peak_mb"],
-        **json.loads((folder / "compared.json").read_text()),
-    }
+    def take(self, names: list[str], rounds: int, *, cold: bool) -> dict[str, dict[str, float]]:
+        """Name → medians, those of the merge alone as `alone`."""
+
+        def before(name: str) -> None:
+            self.collect(name)
+            shutil.rmtree(self.folder / f"out-{name}", ignore_errors=True)
+            if cold:
+                drop_cached(self.base)
+            os.sync()  # what the last way left to be written must not slow the next one
+
+        self.alone = {}
+        found = _common.interleaved({name: self.ways[name] for name in names}, rounds, before=before)
+        for name in names:
+            self.collect(name)
+        return {name: {**figures, "alone": statistics.median(self.alone.get(name, [0.0]))} for name, figures in found.items()}
+
+
+def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
+    """The ways in turns; figures as the table shows them."""
+    import psutil
+
+    runs = Runs(folder, threads)
+    size = sum(path.stat().st_size for path in runs.base.iterdir())
+    with_peft = psutil.virtual_memory().available > 1.4 * size + (1 << 30)
+    warm = runs.take(["cp", "ours", *(["peft"] if with_peft else [])], rounds, cold=False)
+    figures: dict[str, Any] = {"threads": threads, "rounds": rounds, "base_mb": size / 1e6}
+    if with_peft:
+        script = str(Path(__file__).resolve())
+        compared = folder / "compared.json"
+        _common.run_child(_common.python(script, "--compare", str(folder / "out-ours"), str(folder / "out-peft"), str(compared)))
+        figures |= json.loads(compared.read_text())
+        shutil.rmtree(folder / "out-peft")
+    cold = runs.take(["cp", "ours"], rounds, cold=True)
+    for prefix, found in (("", warm), ("cold_", cold)):
+        cp, ours = found["cp"]["seconds"], found["ours"]
+        figures |= {
+            f"{prefix}cp_seconds": cp,
+            f"{prefix}wall_seconds": ours["seconds"],
+            f"{prefix}merge_seconds": ours["alone"],
+            f"{prefix}wall_over_cp": ours["seconds"] / cp,
+            f"{prefix}merge_over_cp": ours["alone"] / cp,
+        }
+    figures["peak_mb"] = warm["ours"]["peak_mb"]
+    if with_peft:
+        theirs, ours = warm["peft"], warm["ours"]
+        figures |= {
+            "peft_wall_seconds": theirs["seconds"],
+            "peft_merge_seconds": theirs["alone"],
+            "speedup_over_peft": theirs["seconds"] / ours["seconds"],
+            "merge_speedup_over_peft": theirs["alone"] / ours["alone"],
+            "peft_peak_mb": theirs["peak_mb"],
+        }
+    return figures
 
 
 def main() -> None:
@@ -152,21 +209,21 @@ def main() -> None:
         {"ours": ours, "peft": peft}[way](Path(adapter), Path(base), Path(output), int(threads))
         return
     if sys.argv[1:2] == ["--make"]:
-        make(Path(sys.argv[2]), sys.argv[3] == "large")
+        make(Path(sys.argv[2]), sys.argv[3])
         return
     if sys.argv[1:2] == ["--compare"]:
         compare(*(Path(one) for one in sys.argv[2:5]))
         return
     parser = _common.parser("streaming merge against cp -r and PEFT")
-    parser.add_argument("--large", action="store_true", help="the shape of Qwen3-0.6B")
+    parser.add_argument("--size", choices=list(SHAPES), default="small", help="whose shape the model has")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the daemon gives a child one by default")
     options = parser.parse_args()
     taken_on = _common.machine()
     with _common.scratch("merge") as folder:
         # In a child too: a process's peak counts from its parent's size at the fork, so this one stays small.
-        _common.run_child(_common.python(str(Path(__file__).resolve()), "--make", str(folder), "large" if options.large else "small"))
-        figures = measure(folder, options.rounds, options.threads)
+        _common.run_child(_common.python(str(Path(__file__).resolve()), "--make", str(folder), options.size))
+        figures = {"size": options.size, **measure(folder, options.rounds, options.threads)}
     _common.write("merge", figures, options.json, taken_on=taken_on)
 
 

@@ -133,7 +133,7 @@ def prune_command(
     run: Annotated[str, typer.Option("--run", help="Only exports of this run.")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Remove exports that no rule of [retention] keeps."""
+    """Remove exports that no rule of `retention` keeps."""
     import time
 
     from daemon.fsck_scene import paths_of

@@ -33,7 +33,8 @@ class Fault(BaseModel):
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show."""
         where = f" ({self.path})" if self.path else ""
-        return f"Could not {self.operation}{where}: {self.cause}. To mend it: {self.remedy}."
+        end = "" if self.cause.endswith("\n") else ". "  # after a list it begins a line of its own
+        return f"Could not {self.operation}{where}: {self.cause}{end}To mend it: {self.remedy}."
 
 
 class CkptdError(Exception):
@@ -77,7 +78,8 @@ def from_oserror(error: OSError, operation: str, where: str | None = None) -> Ck
 
     `where`: the path to name when the error itself names none, as a failed write does.
     """
-    path = error.filename or where
+    # Of a link or a renaming it is the target's disk that is full or can't be written, and that is the second name.
+    path = (error.filename2 if error.errno in {*FULL_DISK, errno.EROFS} else None) or error.filename or where
     cause = error.strerror or str(error)
     if error.errno in FULL_DISK:
         return Retryable.after(

@@ -142,7 +142,5 @@ def tidy_job(job: JobRow, paths: Paths) -> None:
     """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay."""
     remove_tree(paths.staging / job.id)
     remove_tree(job.pin)
-    folder = paths.jobs / job.id
-    if folder.is_dir():
-        for attempt in folder.iterdir():
-            remove_tree(attempt / "tmp")
+    for folder in (paths.jobs / job.id).glob("*/tmp"):
+        remove_tree(folder)

@@ -19,7 +19,8 @@ def make_context(
     job: JobRow, spec: StageSpec, number: int, stages: Mapping[str, StageRow], paths: Paths, limits: LimitSettings, threads: int,
     key: str,
 ) -> StageContext:  # fmt: skip
-    """The context of attempt `number` of a stage; its inputs are the outputs of every stage that has succeeded."""
+    """The context of attempt `number` of a stage. Its inputs are what the stages before it in the plan gave, and nothing that
+    its key doesn't know of."""
     folder = paths.attempt(job.id, spec.name, number)
     return StageContext(
         job=job.id,
@@ -28,7 +29,11 @@ def make_context(
         checkpoint=job.checkpoint,
         pin=str(job.pin),
         base=str(job.base) if job.base else None,
-        inputs={name: str(row.folder) for name, row in stages.items() if row.state == "succeeded" and row.folder},
+        inputs={
+            name: str(row.folder)
+            for name, row in stages.items()
+            if name in (*spec.needs, *spec.after) and row.state == "succeeded" and row.folder
+        },
         staging=str(staging_of(paths, job.id, spec.name, number)),
         result=str(folder / "result.json"),
         temporary=str(folder / "tmp"),

@@ -62,11 +62,10 @@ class _Rotating(logging.handlers.RotatingFileHandler):
                   "stderr has every line.", file=sys.stderr)  # fmt: skip
         self.said = True
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
-        size = self.stream.tell() if self.stream is not None else -1
-        super().emit(record)
-        if self.said and self.stream is not None and self.stream.tell() > size:
+    def flush(self) -> None:
+        """Called after each record. Raises OSError while the file can't be written, which `emit` hands to `handleError`."""
+        super().flush()
+        if self.stream is not None:
             self.said = False
 
     def doRollover(self) -> None:  # noqa: N802
@@ -93,7 +92,8 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
-        old.close()
+        with contextlib.suppress(OSError):  # the disk may be full
+            old.close()
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(settings.level.upper())

@@ -110,7 +110,7 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     with _journal(settings) as journal:
         if not journal.prefer_job(found["id"]):
             raise _refuse(found, "prefer", "prefer only what waits")
-    print(f"{found['id']} is next.")
+    print(f"{found['id']} is next{' once it is resumed' if found['paused'] else ''}.")
 
 
 def reload(config: ConfigOption = None) -> None:

@@ -183,10 +183,11 @@ def print_jobs(jobs: list[dict[str, Any]]) -> None:
         return
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("job", "run", "step", "loss", "state", "now", "artifacts"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title in ("job", "step", "state"))
     for job in jobs:
         active = next((stage for stage in job["stages"] if stage["state"] == "running"), None)
         what = f"{active['name']} {100 * (active['fraction'] or 0):.0f} %" if active else ""
+        what = "[yellow]paused[/yellow]" if job["paused"] and not active and job["state"] in ("pending", "running") else what
         verdicts = " ".join(f"{name}:{styled(verdict)}" for name, verdict in job["artifacts"].items())
         loss = "–" if job["loss"] is None else f"{job['loss']:.3f}"
         table.add_row(escape(job["id"]), escape(job["run"]), str(job["step"]), loss, styled(job["state"]), what, verdicts)
@@ -201,24 +202,12 @@ def print_job(job: Mapping[str, Any]) -> None:
     """`ckptd show`."""
     console = Console(highlight=False)
     for key in (
-        "id",
-        "run",
-        "step",
-        "epoch",
-        "loss",
-        "best_metric",
-        "state",
-        "method",
-        "rank",
-        "base",
-        "checkpoint",
-        "target",
-        "created",
-        "started",
-        "ended",
-    ):
-        if job[key] is not None:
-            console.print(f"[bold]{key:<11}[/bold] {styled(job[key]) if key == 'state' else escape(str(job[key]))}", soft_wrap=True)
+        "id", "run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target", "created",
+        "started", "ended",
+    ):  # fmt: skip
+        if (value := job[key]) is not None:
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            console.print(f"[bold]{key:<11}[/bold] {styled(text) if key == 'state' else escape(text)}", soft_wrap=True)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("stage", "state", "attempts", "seconds", "error"):
         table.add_column(title, overflow="fold")

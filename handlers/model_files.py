@@ -8,10 +8,9 @@ in it can't be told without unpickling, which is not done here.
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import shutil
-import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,50 +18,31 @@ from pathlib import Path
 from typing import Any
 
 from daemon.errors import Permanent
+from handlers.tensor_headers import DTYPES, TensorInfo, open_regular, read_header
+
+__all__ = [
+    "BIN_INDEX", "BIN_SINGLE", "CONV1D_MODELS", "DTYPES", "INDEX", "SINGLE", "TensorInfo", "TokenizerCopy", "WeightFiles", "copy_config",
+    "copy_tokenizer", "edited", "file_key", "main_dtype", "parameters", "read_header", "read_json", "setting", "stored_bytes", "tensors",
+    "weight_files",
+]  # fmt: skip
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 BIN_SINGLE = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"
-MAX_HEADER = 100_000_000
-"""Bytes; the limit that the safetensors format itself sets for a header."""
+MAX_JSON = 64 << 20
+"""Bytes of an index or a configuration; the largest known index has a few million."""
 
-DTYPES: dict[str, tuple[str, int]] = {
-    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
-    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1), "U8": ("uint8", 1), "BOOL": ("bool", 1),
-    "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "C64": ("complex64", 8),
-    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1),
-}  # fmt: skip
-"""Name in a header → (torch's name, bytes an element)."""
+CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+"""Model types whose linear layers are Conv1D: their weights lie as (in, out)."""
 
+_PLAIN = re.compile(r"[\w-][\w. +=@-]*\.(safetensors|bin)")
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "source.spm", "*.model")
 TOKENIZER = (
     *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "target.spm", "target_vocab.json"
 )  # fmt: skip
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "chat_templates", "additional_chat_templates")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor_config.json")
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor of a safetensors file; `start` and `end` are byte positions in the file."""
-
-    file: str
-    dtype: str
-    """As the header names it: "BF16", "F32"…"""
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -86,13 +66,19 @@ class TokenizerCopy:
 
 
 def read_json(path: Path, operation: str) -> Any:
-    """The JSON value in a file; Permanent when it is missing or is not JSON."""
+    """The JSON value in a file; Permanent when it is missing, is not JSON, or is too large to be one of a model."""
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise Permanent("file-missing", operation, "the file does not exist", "check that the folder is complete", path=path) from None
-    except ValueError as error:
+        with open_regular(path, operation) as stream:
+            text = stream.read(MAX_JSON + 1)
+        if len(text) > MAX_JSON:
+            raise ValueError(f"it has more than {MAX_JSON:,} bytes")
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise Permanent("not-json", operation, f"the file is not JSON ({error})", "restore the file from its source", path=path) from None
+
+
+def _bad_index(path: Path, cause: str) -> Permanent:
+    return Permanent("bad-index", "read the weights' index", cause, "restore the model's index file", path=path)
 
 
 def weight_files(folder: Path) -> WeightFiles:
@@ -104,10 +90,12 @@ def weight_files(folder: Path) -> WeightFiles:
             table = read_json(folder / index, "read the weights' index")
             mapping = table.get("weight_map") if isinstance(table, dict) else None
             if not isinstance(mapping, dict) or not mapping:
-                raise Permanent(
-                    "bad-index", "read the weights' index", "it has no weight_map", "restore the model's index file", path=folder / index
-                )
-            return WeightFiles(kind, tuple(sorted({str(name) for name in mapping.values()})), index)
+                raise _bad_index(folder / index, "it has no weight_map")
+            names = {name if isinstance(name, str) else repr(name) for name in mapping.values()}
+            # The same names are written below the output: a path would lead out of it.
+            if wrong := sorted(name for name in names if not _PLAIN.fullmatch(name)):
+                raise _bad_index(folder / index, f"it names the file {wrong[0][:80]!r}, which is no plain name of a weight file")
+            return WeightFiles(kind, tuple(sorted(names)), index)
     raise Permanent(
         "no-weights",
         "find the model's weights",
@@ -115,43 +103,6 @@ def weight_files(folder: Path) -> WeightFiles:
         "point to a folder that holds a transformers model",
         path=folder,
     )
-
-
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Name → tensor of one safetensors file. Permanent when the header is unsound or the file is cut short."""
-    operation = "read the safetensors header"
-
-    def broken(cause: str) -> Permanent:
-        return Permanent("truncated-weights", operation, cause, "copy or download the file again, or take another checkpoint", path=path)
-
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as stream:
-            prefix = stream.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 0 < length <= MAX_HEADER:
-                raise broken(f"the file has {size:,} bytes and no sound header length")
-            text = stream.read(length)
-    except FileNotFoundError:
-        raise Permanent("file-missing", operation, "the file does not exist", "check that the folder is complete", path=path) from None
-    if len(text) < length:
-        raise broken(f"the header has {length:,} bytes, but the file only {size:,}")
-    try:
-        table = json.loads(text)
-        found = {
-            name: TensorInfo(path.name, str(entry["dtype"]), tuple(entry["shape"]), *(8 + length + at for at in entry["data_offsets"]))
-            for name, entry in table.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise broken(f"the header is not sound ({type(error).__name__}: {error})") from None
-    expected = max((info.end for info in found.values()), default=8 + length)
-    if size != expected:
-        raise broken(f"the file has {size:,} bytes, its header describes {expected:,}")
-    for name, info in found.items():
-        if info.dtype in DTYPES and info.size != info.elements * DTYPES[info.dtype][1]:
-            raise broken(f"{name} has {info.size:,} bytes, its shape {list(info.shape)} as {info.dtype} another number")
-    return found
 
 
 def tensors(folder: Path) -> dict[str, TensorInfo]:
@@ -166,7 +117,10 @@ def tensors(folder: Path) -> dict[str, TensorInfo]:
         )
     found: dict[str, TensorInfo] = {}
     for name in files.names:
-        found.update(read_header(folder / name))
+        header = read_header(folder / name)
+        if twice := sorted(found.keys() & header.keys()):
+            raise _bad_index(folder / str(files.index), f"{found[twice[0]].file} and {name} both hold {twice[0]}")
+        found.update(header)
     if files.index:
         mapping = read_json(folder / files.index, "read the weights' index")["weight_map"]
         wrong = sorted(name for name in mapping if name not in found or found[name].file != mapping[name])

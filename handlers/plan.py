@@ -71,7 +71,7 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec(
         "merge", "handlers.merge.stage", 1,
         about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
-        libraries=("torch", "peft", "safetensors"),
+        settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
     ),
     StageSpec(
         "pytorch", "handlers.pytorch", 1, needs=("merge",), artifact=True,

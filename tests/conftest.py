@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from daemon.journal import Journal
 from tests import models
-from tests.service import Service
+from tests.service import Service, making
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -37,18 +36,7 @@ def pico_checkpoint(pico_run: Path) -> Path:
 @pytest.fixture
 def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Makes daemons in child processes and ends whatever is left of them."""
-    made: list[Service] = []
-
-    def make(**options: Any) -> Service:
-        folder = tmp_path / f"service-{len(made)}"
-        folder.mkdir()
-        made.append(Service(folder, **options))
-        return made[-1]
-
-    yield make
-    for service in made:
-        if service.process is not None and service.process.poll() is None:
-            service.kill()
+    yield from making(Service, tmp_path)
 
 
 @pytest.fixture

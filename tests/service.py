@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -118,6 +118,25 @@ class Service:
         target = self.root / run / (name or checkpoint.name)
         shutil.copytree(checkpoint, target)
         return target
+
+
+Made = TypeVar("Made", bound=Service)
+
+
+def making(kind: type[Made], below: Path) -> Iterator[Callable[..., Made]]:
+    """For a fixture: gives a function that makes services in folders below `below`, and ends whatever is left of them."""
+    made: list[Made] = []
+
+    def make(**options: Any) -> Made:
+        folder = below / f"service-{len(made)}"
+        folder.mkdir()
+        made.append(kind(folder, **options))
+        return made[-1]
+
+    yield make
+    for service in made:
+        if service.process is not None and service.process.poll() is None:
+            service.kill()
 
 
 def listing(folder: Path) -> list[str]:

@@ -57,21 +57,44 @@ class Adapter:
 
     def tensor(self, key: str) -> torch.Tensor:
         """One tensor in fp32, read from the file now (`.bin`: taken from memory)."""
+        return self.part(key, 0, math.prod(self.shapes[key])).view(self.shapes[key]).float()
+
+    def part(self, key: str, first: int, count: int) -> torch.Tensor:
+        """`count` elements of a tensor from element `first` on, flat, as stored."""
         import torch
 
         if self.unpickled:
             tensor: torch.Tensor = self.unpickled[key]
-            return tensor.float()
+            return tensor.reshape(-1)[first : first + count]
         info = self.headers[key]
         if info.dtype not in DTYPES:
             raise Permanent("adapter-dtype", OPERATION, f"{key} has the unknown dtype {info.dtype}", "save it as float32", path=self.file)
-        raw = bytearray(info.size)
+        dtype = getattr(torch, DTYPES[info.dtype][0])
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        raw = bytearray(count * dtype.itemsize)
         with open(self.file, "rb") as stream:
-            if os.preadv(stream.fileno(), [raw], info.start) != info.size:
+            if os.preadv(stream.fileno(), [raw], info.start + first * dtype.itemsize) != len(raw):
                 raise Permanent(
                     "truncated-weights", OPERATION, f"{key} ends before its {info.size:,} bytes", "take another checkpoint", path=self.file
                 )
-        return torch.frombuffer(raw, dtype=getattr(torch, DTYPES[info.dtype][0])).view(info.shape).float()
+        return torch.frombuffer(raw, dtype=dtype)
+
+
+class AdapterSource:
+    """A tensor of the adapter that takes the place of one of the base's, read by rows and cast to the dtype it is written in."""
+
+    def __init__(self, adapter: Adapter, key: str, dtype: torch.dtype) -> None:
+        self.name, self.shape, self.dtype = key, adapter.shapes[key], dtype
+        self._adapter, self._width = adapter, math.prod(adapter.shapes[key][1:])
+
+    def cast(self, dtype: torch.dtype) -> AdapterSource:
+        """The same tensor for another dtype."""
+        return AdapterSource(self._adapter, self.name, dtype)
+
+    def rows(self, first: int, count: int, out: torch.Tensor) -> None:
+        """Fill `out` with `count` rows from `first` on."""
+        out.view(-1).copy_(self._adapter.part(self.name, first * self._width, count * self._width))
 
 
 def _unpickle(path: Path) -> dict[str, Any]:

@@ -10,22 +10,26 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Fallback
+from daemon.contract import Fallback, digest_of
+from daemon.durable import sha256_file
 from daemon.errors import Permanent, Retryable
 from daemon.faults import point
 from handlers.merge.adapter import Adapter, read_adapter
 from handlers.merge.digests import base_digest
+from handlers.merge.layout import Plan, plan
 from handlers.merge.ledger import Ledger, States, file_state, purpose, sweep
-from handlers.merge.match import Delta, NeedsPeft, match
-from handlers.model_files import WeightFiles, copy_config, main_dtype, parameters, read_json, setting, stored_bytes, tensors, weight_files
+from handlers.merge.match import Delta, Matched
+from handlers.merge.names import NeedsPeft
+from handlers.merge.planning import match_all, refuse_base, refuse_peft, rewrite
+from handlers.merge.several import Bundle
+from handlers.model_files import WeightFiles, copy_config, main_dtype, parameters, read_json, stored_bytes, tensors, weight_files
 
 Progress = Callable[[float, str], None]
-UNMERGEABLE_BASES = ("gptq", "awq")
 
 
 @dataclass(frozen=True)
@@ -86,53 +90,68 @@ class _Meter:
             self._done += count
             self._progress(min(self._done / self._total, 1.0), message)
 
+    def moved(self, doing: str) -> Callable[[int, str], None]:
+        """For the engine, which tells bytes and what they belong to."""
+        return lambda count, name: self.add(count, f"{doing} {name}")
+
     def beat(self, message: str) -> Callable[[int], None]:
         """For work that moves nothing on: says that it still goes on."""
         return lambda count: self.add(0, message)
 
 
-def _refuse_base(config: dict[str, Any], base: Path) -> None:
-    """Permanent for a quantized base whose weights can't be brought back."""
-    quantization = setting(config, "quantization_config")
-    if not quantization:
-        return
-    method = str(quantization.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in quantization else "unknown"))
-    if method != "bitsandbytes":
-        known = "its packed weights can't take a delta" if method in UNMERGEABLE_BASES else "ckptd can't dequantize it"
-        raise Permanent(
-            "quantized-base",
-            "merge the adapter",
-            f"the base is quantized with {method}: {known}",
-            "set the base to the original model in 16 bits that the quantized one was made of",
-            path=base,
-        )
+def _made_for(adapters: Sequence[Adapter], matched: Matched, planned: Plan, states: States) -> dict[str, Any]:
+    """What determines every byte of the merged files, for the ledger."""
+    deltas = [Delta(one.module, repr(one.kernel), one.origin, 1.0, False, one.stored) for one in planned.computed]
+    others = [sha256_file(adapter.file) for adapter in adapters[1:]]
+    made_for = purpose(adapters[0], deltas, states)
+    return {**made_for, "others": others, "plan": digest_of(planned.describe()), "edits": digest_of(matched.edits)}
 
 
-def _stream(adapter: Adapter, deltas: list[Delta], base: Path, files: WeightFiles, output: Path, meter: _Meter, states: States) -> _Done:
+def _stream(
+    adapters: Sequence[Adapter],
+    matched: Matched,
+    base: Path,
+    files: WeightFiles,
+    headers: dict[str, Any],
+    output: Path,
+    meter: _Meter,
+    states: States,
+) -> _Done:
     """Merge file by file; with `states`, those of the base's files before anything of them was read, so that it can be resumed."""
     from handlers.merge.streaming import StreamingMerge
 
-    ledger = Ledger(output, purpose(adapter, deltas, states), files.names, _checking(meter)) if states else None
+    planned = plan(base, files, headers, matched.outputs)
+    ledger = Ledger(output, _made_for(adapters, matched, planned, states), planned.names, _checking(meter)) if states else None
     kept = ledger.kept if ledger else ()
+    # A file may hold tensors of other files of the base; then all of them are looked at.
+    moved_here = {one.file for file in planned.files for one in file.outputs if one.stored and one.stored.file != one.file}
 
     def finished(name: str) -> None:
         point("merge.shard.written")
-        if name in states and file_state(base / name) != states[name]:
-            raise Retryable(
-                "base-changed",
-                "merge the adapter",
-                "the base's file changed while it was read",
-                "leave the base alone while it is merged",
-                path=base / name,
-            )
+        for one in [name] if name in states and name not in moved_here else states:
+            if file_state(base / one) != states[one]:
+                raise Retryable(
+                    "base-changed",
+                    "merge the adapter",
+                    "the base's file changed while it was read",
+                    "leave the base alone while it is merged",
+                    path=base / one,
+                )
         if ledger is not None:
             ledger.record(name)
 
-    missing = tuple(name for name in files.names if name not in kept)
-    StreamingMerge(adapter, deltas, base, missing, output, lambda count, name: meter.add(count, f"merging {name}"), finished).run()
-    if files.index:
-        shutil.copyfile(base / files.index, output / files.index)
-    return _Done("streaming", len(deltas), sum(delta.info.elements for delta in deltas), ledger=ledger)
+    missing = tuple(name for name in planned.names if name not in kept)
+    StreamingMerge(
+        Bundle(adapters), planned, base, missing, output, lambda count, name: meter.add(count, f"merging {name}"), finished
+    ).run()
+    if planned.index is not None:
+        (output / str(planned.index_name)).write_bytes(planned.index)
+    elif planned.index_name:
+        shutil.copyfile(base / planned.index_name, output / planned.index_name)
+    changed = [one for one in matched.outputs if one.changed]
+    return _Done(
+        "streaming", len(changed), sum(one.elements for one in changed), matched.edits, warnings=tuple(matched.warnings), ledger=ledger
+    )
 
 
 def _checking(meter: _Meter) -> Callable[[str], Callable[[int], None]]:
@@ -161,15 +180,21 @@ def _ranks(adapter: Adapter) -> tuple[tuple[int, ...], tuple[float, ...]]:
 
 def merge_adapter(
     adapter: Path, base: Path, output: Path, *, threads: int = 1, cache: Path | None = None, progress: Progress | None = None,
-    resume: bool = False,
+    resume: bool = False, adapters: Sequence[tuple[Path, float]] = (),
+    dtype: str = "base", shard_bytes: int = 0, verify: str = "sample",
+    base_values: str = "original",
 ) -> MergeReport:  # fmt: skip
     """Write base + adapter into the existing, empty folder `output`, as a folder that transformers loads.
 
-    Plain LoRA on linear layers (fp32, fp16, bf16) streams in bounded memory, into files named and sharded as the base's; anything else
-    goes through PEFT with the whole model in memory, and the report's `fallbacks` say why. `progress` gets fractions of
-    0 to 1 and a message, from several threads, one at a time; what it raises ends the merge. With `cache`, a folder, the base's digest is
-    computed and remembered there. With `resume`, each finished weight file is made durable and noted in `output`; called again with the
-    same arguments after an interruption, the merge keeps those that are whole and removes whatever else lies there.
+    LoRA, DoRA and AdaLoRA on every kind of layer (fp32, fp16, bf16) and what they save along stream in bounded memory, into files named
+    and sharded as the base's; other methods go through PEFT with the whole model in memory, and the report's `fallbacks` say why.
+    `adapters` are further plain LoRA adapters, each with a weight, added along with the first and rounded with it. `progress` gets
+    fractions of 0 to 1 and a message, from several threads, one at a time; what it raises ends the merge. With `cache`, a folder, the
+    base's digest is computed and remembered there. With `resume`, each finished weight file is made durable and noted in `output`;
+    called again with the same arguments after an interruption, the merge keeps those that are whole and removes whatever else lies there.
+    `dtype` ("float32", "bfloat16", "float16") and `shard_bytes` write the model in another dtype, in files of that size at most.
+    `base_values` "dequantized" or "dequantized-double" takes the base as a QLoRA training saw it: quantized to nf4 and back.
+    The written files are read back and held against base and adapter: `verify` is "sample", "full" or "none".
 
     Raises Permanent when adapter and base do not belong together, are damaged, or can't be merged; Retryable when memory is short;
     OSError as it comes.
@@ -182,19 +207,24 @@ def merge_adapter(
     files = weight_files(base)
     states: States = {name: file_state(base / name) for name in files.names}
     loaded = read_adapter(adapter)
-    _refuse_base(config, base)
+    refuse_base(config, base)
     headers = tensors(base) if files.kind == "safetensors" else {}
     ranks, scales = _ranks(loaded)
     meter = _Meter(sum((base / name).stat().st_size for name in files.names), tell)
     _set_threads(threads)
+    others = [(read_adapter(path), weight) for path, weight in adapters]
     try:
-        deltas = _plan(loaded, base, headers, config)
+        matched = match_all([(loaded, 1.0), *others], base, headers, config, base_values)
+        rewrite(matched, base, config, dtype, shard_bytes)
     except NeedsPeft as reason:
+        refuse_peft(adapter, bool(others), (dtype, shard_bytes, base_values) != ("base", 0, "original"), str(reason))
         sweep(output)
         done = _merge_with_peft(loaded, base, config, output, str(reason), tell)
     else:
-        done = _stream(loaded, deltas, base, files, output, meter, states if resume else {})
+        done = _stream([loaded, *(one for one, _ in others)], matched, base, files, headers, output, meter, states if resume else {})
     copy_config(base, output, done.edits)
+    if done.strategy == "streaming":
+        _verify([loaded, *(one for one, _ in others)], matched, base, output, meter, verify)
     written = tensors(output).values()
     digest = base_digest(base, cache, meter.beat("reading the base for its digest")) if cache else None
     if done.ledger is not None:
@@ -228,12 +258,14 @@ def _refuse_leftovers(output: Path) -> None:
         raise Permanent("output-not-empty", "merge the adapter", cause, "give an empty folder", path=output)
 
 
-def _plan(adapter: Adapter, base: Path, headers: dict[str, Any], config: dict[str, Any]) -> list[Delta]:
-    if setting(config, "quantization_config"):
-        raise NeedsPeft("the base is stored quantized and has to be dequantized first")
-    if not headers:
-        raise NeedsPeft("the base's weights are pickled .bin files")
-    return match(adapter, base, headers, config)
+def _verify(adapters: Sequence[Adapter], matched: Matched, base: Path, output: Path, meter: _Meter, how: str) -> None:
+    """Permanent when the written files do not hold what they should."""
+    if how == "none":
+        return
+    from handlers.merge.checked import check
+
+    beat = meter.beat("checking the merged weights")
+    check(matched.outputs, Bundle(adapters).tensor, base, output, full=how == "full", beat=beat)
 
 
 def _set_threads(threads: int) -> None:

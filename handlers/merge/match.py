@@ -1,237 +1,286 @@
-"""Which base tensor each LoRA pair changes, and whether the merge can stream at all.
+"""What a merge does to each tensor of the base, and whether it can stream at all.
 
 Called by `handlers.merge.api`. Every key of the adapter ends in the plan or in an error; what streaming does not know
-raises `NeedsPeft` with the reason in words. Only headers are looked at; when names don't fit, the model's
-structure is built without weights to tell a renamed module from a wrong base.
+raises `NeedsPeft` with the reason in words. Only headers are looked at; when names don't fit or weights may be shared, the model's
+structure is built without weights.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daemon.errors import Permanent
-from handlers.merge.adapter import Adapter, rank_of, scale_of, targeted
+from handlers.merge.adapter import Adapter, targeted
+from handlers.merge.ends import End, decide
+from handlers.merge.experts import expert_outputs
+from handlers.merge.heads import Head, new_head
+from handlers.merge.kernels import Bias, Kernel
+from handlers.merge.keys import parse
+from handlers.merge.layout import Output, header_dtype
+from handlers.merge.lowrank import low_rank
+from handlers.merge.names import OPERATION, Names, NeedsPeft, choose, nothing_matches, wrong_shape
+from handlers.merge.replaced import carried, rows_of_tokens
+from handlers.merge.wishes import Wish, gather
 from handlers.model_files import TensorInfo, setting
 
-OPERATION = "merge the adapter"
-_PAIR = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
+if TYPE_CHECKING:
+    from handlers.merge.sources import Source
+
 STREAMED_DTYPES = ("F32", "F16", "BF16")
-CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
-"""Model types whose layers are Conv1D: weights lie as (in, out)."""
-PLAIN_INITIALIZERS = (None, True, False, "gaussian")
+PLAIN_INITIALIZERS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base as it is, so that reloading needs no initializer."""
-OTHER_WAYS: dict[str, str] = {
-    "use_dora": "DoRA rescales whole weights",
-    "modules_to_save": "modules_to_save replaces whole modules",
-    "lora_bias": "lora_bias changes biases too",
-    "trainable_token_indices": "trainable_token_indices replaces embedding rows",
-    "target_parameters": "target_parameters changes fused parameters",
+LOST_INITIALIZERS = {
+    "lora_ga": "LoRA-GA moved the base's weights by gradients of the training data",
+    "corda": "CorDA moved the base's weights by statistics of the training data",
 }
+"""Initializers that moved the base in a way that neither the adapter nor PEFT can repeat."""
 NEUTRAL = frozenset({
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
     "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora", "layers_to_transform",
     "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config",
-    "bias", "init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "bias", "init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "use_dora", "modules_to_save",
+    "lora_bias", "trainable_token_indices", "target_parameters",
+    # AdaLoRA's schedule
+    "target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step",
 })  # fmt: skip
 """Keys of adapter_config.json that streaming understands or that do not change the merge."""
 
 
-class NeedsPeft(Exception):
-    """The adapter can't be streamed; the message is the reason, as a clause."""
-
-
 @dataclass(frozen=True)
 class Delta:
-    """One LoRA pair and the base tensor that it changes: W + scale · B·A, transposed for Conv1D."""
+    """One change as the ledger of a resumable merge records it."""
 
     module: str
-    tensor: str
-    info: TensorInfo
     a: str
     b: str
-    rank: int
     scale: float
     transposed: bool
+    info: TensorInfo | None
+
+
+@dataclass
+class Matched:
+    """The outputs of a merge, and the keys of config.json that have to change with them."""
+
+    outputs: list[Output]
+    edits: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
 def check_configuration(adapter: Adapter) -> None:
-    """Raise NeedsPeft when adapter_config.json asks for more than plain LoRA on linear layers."""
+    """Raise NeedsPeft when adapter_config.json asks for more than streaming knows, Permanent when nobody can do it."""
     config = adapter.config
-    if adapter.method != "LORA":
+    if adapter.method not in ("LORA", "ADALORA"):
         raise NeedsPeft(f"the method is {adapter.method}, not LoRA")
-    for key, reason in OTHER_WAYS.items():
-        if config.get(key):
-            raise NeedsPeft(reason)
-    if config.get("bias") not in (None, "none"):
-        raise NeedsPeft(f"bias={config['bias']} replaces biases")
-    if config.get("init_lora_weights") not in PLAIN_INITIALIZERS:
-        raise NeedsPeft(f"the initializer {config['init_lora_weights']} changes the base before the adapter is added")
-    unknown = sorted(key for key, value in config.items() if value and key not in NEUTRAL and key not in OTHER_WAYS)
+    initializer = config.get("init_lora_weights")
+    if initializer in LOST_INITIALIZERS:
+        raise Permanent(
+            "adapter-not-mergeable",
+            OPERATION,
+            f"{LOST_INITIALIZERS[str(initializer)]}, which the adapter does not hold",
+            "save the adapter with path_initial_model_for_weight_conversion, which turns it into a plain LoRA",
+            path=adapter.folder,
+        )
+    if initializer not in PLAIN_INITIALIZERS:
+        raise NeedsPeft(f"the initializer {initializer} changes the base before the adapter is added")
+    unknown = sorted(key for key, value in config.items() if value and key not in NEUTRAL)
     if unknown:
         raise NeedsPeft(f"adapter_config.json sets {', '.join(unknown)}")
 
 
-def _pairs(adapter: Adapter) -> dict[str, dict[str, str]]:
-    """Module path → its keys by side. NeedsPeft for a key of another form; Permanent for half a pair."""
-    found: dict[str, dict[str, str]] = {}
-    for key in sorted(adapter.shapes):
-        match = _PAIR.match(key)
-        if match is None:
-            raise NeedsPeft(f"the adapter's key {key} is not that of a linear LoRA layer")
-        found.setdefault(match["module"], {})[match["side"]] = key
-    for module, sides in found.items():
-        if len(sides) == 1:
-            raise Permanent(
-                "half-a-pair",
-                OPERATION,
-                f"{module} has lora_{next(iter(sides))} but not its counterpart",
-                "take another checkpoint; this one was saved while parameters were sharded or was cut",
-                path=adapter.file,
+class _Matcher:
+    """The state of one match."""
+
+    def __init__(
+        self, adapter: Adapter, folder: Path, stored: Mapping[str, TensorInfo], config: dict[str, Any], sources: Mapping[str, Source]
+    ) -> None:
+        self.adapter, self.folder, self.stored, self.config, self.sources = adapter, folder, stored, config, sources
+        self.names = Names(stored)
+        self.changed: dict[str, Output] = {}
+        self.pending: list[tuple[Wish, str, Output]] = []
+        self.edits: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        self.resized: tuple[int, int] | None = None
+
+    def run(self) -> Matched:
+        """The plan."""
+        keys = parse(self.adapter.shapes)
+        if len(keys.adapters) > 1:
+            raise NeedsPeft(f"the file holds several adapters: {', '.join(sorted(keys.adapters))}")
+        certain = [f"{module}.weight" for module, _ in keys.factors]
+        self.names = choose(certain, self.stored)
+        for output in expert_outputs(self.adapter, keys, self.names, self.folder, self._expert):
+            self.changed[output.name] = output
+        wishes = gather(self.adapter, keys)
+        head = self._head(wishes)
+        for end in decide(self.adapter, self.folder, self.config, self.names, wishes, self._unmatched):
+            self._end(end)
+            self.edits.update(end.edits)
+            self.warnings.extend(end.warnings)
+        self._orient()
+        self._check_resized()
+        self._check_untouched()
+        self._check_named(keys.tokens, wishes)
+        kept = [self._copied(name, info) for name, info in self.stored.items() if name not in self.changed and name not in head.drop]
+        self.edits.update(head.edits)
+        self.warnings.extend(head.warnings)
+        return Matched([*kept, *self.changed.values()], self.edits, self.warnings)
+
+    def _head(self, wishes: dict[str, Wish]) -> Head:
+        """A head that the base does not have, when the adapter brings one: it is added, and its wishes are fulfilled."""
+        missing = {name: wish for name, wish in wishes.items() if wish.saved and self.names.info(name) is None}
+        head = new_head(self.adapter, self.folder, self.names, missing, self._unmatched) if missing else Head()
+        for name in head.added:
+            wish = wishes.pop(name)
+            tensor = self.names.tensor(name)
+            self.changed[tensor] = carried(self.adapter, str(wish.saved), tensor, self._last_file(), self._dtype(), wish.module, None)
+        return head
+
+    def _last_file(self) -> str:
+        return max(info.file for info in self.stored.values())
+
+    def _dtype(self) -> str:
+        """The dtype of what is added: the one that holds most of the base's numbers."""
+        sizes: dict[str, int] = {}
+        for name, info in self.stored.items():
+            dtype = self._target_dtype(name, info)
+            sizes[dtype] = sizes.get(dtype, 0) + info.elements
+        return max((dtype for dtype in sizes if dtype in STREAMED_DTYPES), key=lambda dtype: sizes[dtype], default="F32")
+
+    def _target_dtype(self, name: str, info: TensorInfo) -> str:
+        return header_dtype(self.sources[name].dtype) if name in self.sources else info.dtype
+
+    def _copied(self, name: str, info: TensorInfo) -> Output:
+        dtype = self._target_dtype(name, info)
+        return Output(name, info.file, dtype, info.shape, info, source=self.sources.get(name), origin="")
+
+    def _expert(self, name: str, info: TensorInfo, module: str, kernel: Kernel) -> Output:
+        self._check_dtype(name, info)
+        return replace(self._copied(name, info), kernel=kernel, module=module)
+
+    def _check_dtype(self, name: str, info: TensorInfo) -> None:
+        if self._target_dtype(name, info) not in STREAMED_DTYPES:
+            raise NeedsPeft(f"{name} is stored as {info.dtype} with {len(info.shape)} dimensions")
+
+    def _end(self, end: End) -> None:
+        """The output for one parameter: stored, or written beside the one that it was shared with."""
+        wish, info = end.wish, end.info
+        self._check_dtype(end.tensor, info)
+        output = replace(self._copied(end.stored, info), name=end.tensor, module=wish.module)
+        if end.tensor != end.stored:
+            output = replace(output, stored=info)
+        key = wish.saved or wish.base or end.base
+        if key is not None:
+            output = carried(
+                self.adapter, key, end.tensor, info.file, output.dtype, wish.module, info if end.tensor == end.stored else None
             )
-    return found
+            self._check_carried(wish, output, info)
+        if wish.tokens:
+            if wish.factors:
+                raise NeedsPeft(f"{wish.module} has trained tokens and low-rank factors at once")
+            output = replace(output, kernel=rows_of_tokens(self.adapter, wish, output.shape))
+        elif wish.bias:
+            output = replace(output, kernel=Bias(wish.bias, wish.scale))
+        elif wish.factors:
+            self.pending.append((wish, end.tensor, output))
+        if output.computed or end.tensor != end.stored or wish.factors:
+            self.changed[end.tensor] = output
 
+    def _check_carried(self, wish: Wish, output: Output, info: TensorInfo) -> None:
+        if output.shape == info.shape:
+            return
+        vocabulary = setting(self.config, "vocab_size")
+        same_rest = len(output.shape) == len(info.shape) and output.shape[1:] == info.shape[1:]
+        if same_rest and len(info.shape) == 2 and info.shape[0] >= (vocabulary or 0) > 0:
+            self.resized = (info.shape[0], output.shape[0])
+            self.edits["vocab_size"] = output.shape[0]
+            return
+        raise wrong_shape(self.adapter, wish.module, info.shape, f"the adapter saved it as {' × '.join(map(str, output.shape))}")
 
-def _tensor_names(modules: Collection[str], base: dict[str, TensorInfo]) -> dict[str, str]:
-    """Module path → base tensor, as it stands or without the model's prefix (a base saved from the headless class)."""
-    exact = {module: f"{module}.weight" for module in modules}
-    if not any(name in base for name in exact.values()):
-        bare = {module: f"{module.partition('.')[2]}.weight" for module in modules}
-        if all(name in base for name in bare.values()):
-            return bare
-    return exact
+    def _orient(self) -> None:
+        """The kernels of the low-rank changes, once all are known: square weights lie as their neighbours do."""
+        kernels = low_rank(self.adapter, self.folder, self.config, [(wish, output.shape) for wish, _, output in self.pending])
+        for (_, tensor, output), kernel in zip(self.pending, kernels, strict=True):
+            if kernel is not None:
+                self.changed[tensor] = replace(output, kernel=kernel)
+            elif not output.computed:
+                self.changed.pop(tensor)
 
+    def _check_resized(self) -> None:
+        """NeedsPeft when something else of the model is as long as the old vocabulary was."""
+        if self.resized is None:
+            return
+        old, new = self.resized
+        left = [n for n, info in self.stored.items() if n not in self.changed and info.shape and old in (info.shape[0], info.shape[-1])]
+        if left and old != new:
+            raise NeedsPeft(f"the vocabulary was resized from {old} to {new}, and {left[0]} has to follow")
 
-def _unmatched(adapter: Adapter, folder: Path, missing: list[str], base: dict[str, TensorInfo]) -> None:
-    """Raise Permanent when the model has no such module, else NeedsPeft: its weights lie under other names."""
-    from handlers.merge.structure import module_names
+    def _unmatched(self, missing: list[str]) -> Exception:
+        """The error when the model has no such module, else NeedsPeft: its weights lie under other names."""
+        from handlers.merge.structure import module_names
 
-    names = module_names(folder)
-    if names is not None and all(module in names for module in missing):
-        raise NeedsPeft(f"the base stores the weights of {missing[0]} under another name")
-    raise nothing_matches(adapter, missing, names or {name.removesuffix(".weight") for name in base})
+        names = module_names(self.folder)
+        if names is not None and all(module in names for module in missing):
+            return NeedsPeft(f"the base stores the weights of {missing[0]} under another name")
+        return nothing_matches(self.adapter, missing, names or {name.removesuffix(".weight") for name in self.stored})
 
-
-def nothing_matches(adapter: Adapter, missing: list[str], names: Collection[str]) -> Permanent:
-    """The error for adapter modules that the base does not have, with the three nearest names that it has."""
-    module = next((name for name in missing if name not in names), missing[0])
-    nearest = difflib.get_close_matches(module, sorted(names), n=3, cutoff=0.0)
-    count = f"{len(missing)} modules of the adapter match" if len(missing) > 1 else "one module of the adapter matches"
-    return Permanent(
-        "adapter-key-unmatched",
-        OPERATION,
-        f"{count} nothing in the base, for example {module}; the nearest names there are {', '.join(nearest)}",
-        f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
-        path=adapter.folder,
-    )
-
-
-def _check_ranks(adapter: Adapter, module: str, a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    rank = rank_of(adapter.config, module)
-    if len(a) != 2 or len(b) != 2 or 0 in a + b:
-        raise Permanent(
-            "adapter-sharded",
-            OPERATION,
-            f"lora_A and lora_B of {module} have the shapes {list(a)} and {list(b)}",
-            "save the adapter with its parameters gathered (DeepSpeed ZeRO-3 and FSDP keep shards)",
-            path=adapter.file,
-        )
-    if a[0] != rank or b[1] != rank:
-        raise Permanent(
-            "rank-mismatch",
-            OPERATION,
-            f"{module} has rank {a[0]} (lora_A) and {b[1]} (lora_B) in the weights, but {rank} by adapter_config.json",
-            "use weights and adapter_config.json of one and the same save",
-            path=adapter.folder,
-        )
-    return rank
-
-
-def _orientation(adapter: Adapter, module: str, info: TensorInfo, a: tuple[int, ...], b: tuple[int, ...]) -> bool | None:
-    """True for a weight stored as (in, out), False for (out, in), None for a square one; Permanent when neither fits."""
-    straight, turned = (b[0], a[1]), (a[1], b[0])
-    if info.shape not in (straight, turned):
-        raise Permanent(
-            "adapter-for-another-base",
-            OPERATION,
-            f"{module} is {' × '.join(map(str, info.shape))} in the base, but the adapter's delta is {b[0]} × {a[1]}; "
-            "most likely the adapter was trained on a base of another size",
-            f"set the base to the one the adapter was trained on, which it names {adapter.base_name}",
-            path=adapter.folder,
-        )
-    return None if straight == turned else info.shape == turned
-
-
-def _square_orientation(adapter: Adapter, config: dict[str, Any], others: set[bool]) -> bool:
-    """How square weights lie, which their shape can't tell: as the adapter's flag says, if nothing speaks against it."""
-    flag = bool(adapter.config.get("fan_in_fan_out"))
-    if others - {flag} or (not flag and config.get("model_type") in CONV1D_MODELS):
-        raise NeedsPeft("the orientation of square weights can't be told from the adapter's configuration")
-    return flag
-
-
-def _check_untouched(adapter: Adapter, folder: Path, deltas: list[Delta], base: dict[str, TensorInfo]) -> None:
-    """Permanent when target_modules names a layer of the base for which the adapter has no weights."""
-    config = adapter.config
-    if config.get("exclude_modules") or config.get("layers_to_transform") is not None:
-        return
-    changed = {delta.tensor for delta in deltas}
-    prefix = next((d.module[: -len(d.tensor.removesuffix(".weight"))] for d in deltas if d.module != d.tensor.removesuffix(".weight")), "")
-    left = [
-        prefix + name.removesuffix(".weight")
-        for name, info in base.items()
-        if name.endswith(".weight") and name not in changed and len(info.shape) == 2
-        if targeted(config, prefix + name.removesuffix(".weight"))
-    ]
-    if not left:
-        return
-    from handlers.merge.structure import module_names
-
-    # A file may hold layers that the model never builds, or experts that it fuses: only what is a module counts.
-    real = sorted(set(left) & (module_names(folder) or set()))
-    if real:
-        raise Permanent(
+    def _unchanged(self, what: str) -> Permanent:
+        return Permanent(
             "base-weight-unchanged",
             OPERATION,
-            f"target_modules names {len(real)} layers of the base for which the adapter has no weights, for example {real[0]}",
-            f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
-            path=adapter.folder,
+            what,
+            f"check that the base is the one the adapter was trained on, which it names {self.adapter.base_name}",
+            path=self.adapter.folder,
         )
 
+    def _check_untouched(self) -> None:
+        """Permanent when target_modules names a layer of the base for which the adapter has no weights."""
+        config = self.adapter.config
+        if config.get("exclude_modules") or config.get("layers_to_transform") is not None or config.get("target_modules") is None:
+            return
+        left = []
+        for name, info in self.stored.items():
+            module = self.names.parameter(name).removesuffix(".weight")
+            if name.endswith(".weight") and name not in self.changed and len(info.shape) >= 2 and targeted(config, module):
+                left.append(module)
+        if not left:
+            return
+        from handlers.merge.structure import module_names
 
-def match(adapter: Adapter, folder: Path, base: dict[str, TensorInfo], config: dict[str, Any]) -> list[Delta]:
-    """The plan of a streaming merge: one Delta for each LoRA pair, every key of the adapter consumed.
+        # A file may hold layers that the model never builds, or experts that it fuses: only what is a module counts.
+        pruned = {name for name, ranks in (config.get("rank_pattern") or {}).items() if isinstance(ranks, list) and not any(ranks)}
+        real = sorted(one for one in set(left) & (module_names(self.folder) or set()) if f"{one}.lora_E" not in pruned)
+        if real:
+            raise self._unchanged(
+                f"target_modules names {len(real)} layers of the base for which the adapter has no weights, for example {real[0]}"
+            )
 
-    `base` is what the headers of the model in `folder` say, `config` its config.json. Raises NeedsPeft when streaming does not
-    know the case, and Permanent, with the figures, when adapter and base do not belong together.
+    def _check_named(self, tokens: Mapping[str, str], wishes: Mapping[str, Wish]) -> None:
+        """Permanent when the configuration names saved modules, tokens or parameters of which the weights have nothing."""
+        config = self.adapter.config
+        keys = " ".join(f".{key}" for key in self.adapter.shapes)
+        saved = config.get("modules_to_save")
+        if saved and not any(f".{name}." in keys for name in saved):
+            raise self._unchanged(f"modules_to_save names {', '.join(saved)}, but the adapter has no weights of them")
+        if config.get("trainable_token_indices") and not tokens:
+            raise self._unchanged("trainable_token_indices names tokens, but the adapter has no rows of them")
+        for target in config.get("target_parameters") or ():
+            holder = str(target).rpartition(".")[0]
+            if holder and f".{holder}.lora_A" not in keys and f".{holder}.base_layer.lora_A" not in keys:
+                raise self._unchanged(f"target_parameters names {target}, but the adapter has no weights of it")
+
+
+def match(
+    adapter: Adapter, folder: Path, base: Mapping[str, TensorInfo], config: dict[str, Any], sources: Mapping[str, Source] | None = None
+) -> Matched:
+    """The outputs of a streaming merge: all tensors, changed, replaced, added or copied, every key of the adapter consumed.
+
+    `base` is what the headers of the model in `folder` say, `config` its config.json; `sources` replaces how single tensors are
+    read. Raises NeedsPeft when streaming does not know the case, and Permanent, with the figures, when adapter and base do not
+    belong together.
     """
     check_configuration(adapter)
-    pairs = _pairs(adapter)
-    names = _tensor_names(pairs.keys(), base)
-    heads = [module for module in pairs if module.rpartition(".")[2] in ("lm_head", "embed_out", "embed_tokens", "wte")]
-    if heads and setting(config, "tie_word_embeddings") is not False:
-        raise NeedsPeft(f"{heads[0]} may share its weight with the embeddings")
-    missing = [module for module, name in names.items() if name not in base]
-    if missing:
-        _unmatched(adapter, folder, missing, base)
-    deltas: list[Delta] = []
-    turned: dict[str, bool | None] = {}
-    for module, name in names.items():
-        info, sides = base[name], pairs[module]
-        if len(info.shape) != 2 or info.dtype not in STREAMED_DTYPES:
-            raise NeedsPeft(f"{name} is stored as {info.dtype} with {len(info.shape)} dimensions")
-        a, b = adapter.shapes[sides["A"]], adapter.shapes[sides["B"]]
-        rank = _check_ranks(adapter, module, a, b)
-        turned[module] = _orientation(adapter, module, info, a, b)
-        deltas.append(Delta(module, name, info, sides["A"], sides["B"], rank, scale_of(adapter.config, module), bool(turned[module])))
-    if None in turned.values():
-        square = _square_orientation(adapter, config, {value for value in turned.values() if value is not None})
-        deltas = [
-            Delta(**{**vars(delta), "transposed": square}) if turned[delta.module] is None else delta for delta in deltas
-        ]  # fmt: skip
-    _check_untouched(adapter, folder, deltas, base)
-    return deltas
+    return _Matcher(adapter, folder, base, config, sources or {}).run()

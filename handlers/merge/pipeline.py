@@ -1,17 +1,18 @@
-"""A three-stage pipeline of threads: reader → compute → writer, with small queues and reused buffers.
+"""Threads that work on one merge: tasks shared among equal workers, or a pipeline of reader, compute and writer.
 
 Called by the streaming merge. The first error of any part stops the others and is raised in the caller; no part can
-wait for one that has gone. Compute runs in the calling thread.
+wait for one that has gone. One of the threads is always the calling one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+Task = TypeVar("Task")
 
 
 class Stopped(Exception):
@@ -92,3 +93,39 @@ def run(gate: Gate, reader: Callable[[], None], compute: Callable[[], None], wri
         thread.join()
     if gate.error is not None:
         raise gate.error
+
+
+def share(tasks: Iterable[Task], workers: Sequence[Callable[[Task], None]]) -> None:
+    """Give each task to a worker that is free, in order, until none is left; the first worker runs in the calling thread.
+
+    A task that is read, computed and written by one thread stays in its core's cache, and while one thread waits for the disk
+    another computes. After an error tasks that run are finished, and no further one is begun.
+    """
+    queue, lock = iter(tasks), threading.Lock()
+    errors: list[BaseException] = []
+
+    def work(do: Callable[[Task], None]) -> None:
+        while True:
+            try:
+                with lock:
+                    if errors:
+                        return
+                    task = next(queue)
+            except StopIteration:
+                return
+            except BaseException as error:
+                errors.append(error)
+                return
+            try:
+                do(task)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(worker,), name=f"merge-{number}") for number, worker in enumerate(workers[1:], 2)]
+    for thread in threads:
+        thread.start()
+    work(workers[0])
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

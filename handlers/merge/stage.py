@@ -33,6 +33,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             "leave the base unset for this run",
             path=context.checkpoint.path,
         )
+    options = context.work.merge
     report = merge_adapter(
         Path(context.pin),
         Path(context.base),
@@ -41,6 +42,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         cache=Path(context.cache),
         progress=reporter.progress,
         resume=True,
+        dtype=options.dtype,
+        shard_bytes=int(options.max_shard_size or 0),
+        verify=options.verify,
+        base_values=options.base,
     )
     return StageOutput(
         strategy=report.strategy,

@@ -14,7 +14,7 @@ from typing import Any
 
 from daemon.errors import Permanent, Retryable
 from handlers.merge.adapter import Adapter
-from handlers.merge.match import OPERATION, nothing_matches
+from handlers.merge.names import OPERATION, nothing_matches
 from handlers.merge.structure import model_class
 from handlers.model_files import DTYPES, TensorInfo, main_dtype, setting, tensors, weight_files
 

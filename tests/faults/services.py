@@ -11,13 +11,17 @@ from typing import Any
 
 from daemon.durable import sha256_file
 from tests.faults.layer import Faults, settle
-from tests.service import Service
+from tests.runner.conftest import Toy
 
 QUICK_RETRIES = "[limits]\nretry_seconds = 0.3\nattempts = 50\ndisk_reserve = 0\n"
 
 
-class FaultyService(Service):
-    """A daemon whose files may fail it."""
+class FaultyService(Toy):
+    """A daemon whose files may fail it. Its stages are toys of a few seconds; everything else is real."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, variants=("pytorch",), extra=QUICK_RETRIES)
+        self.environment |= {"TOY_SECONDS": "1.0"}
 
     _hidden = False
     """Whether its state lies on a file system that only it sees."""
@@ -25,7 +29,7 @@ class FaultyService(Service):
     def start_under(self, faults: Faults) -> None:
         """Start it under the layer."""
         with (self.folder / "daemon.log").open("ab") as log:
-            self.process = faults.start(self._command(), stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+            self.process = faults.start(self._command(), stdout=log, stderr=log, env={**os.environ, **self.environment})
 
     def start_with_disk(self, mounted: Path, size: str) -> None:
         """Start it in a mount namespace of its own in which `mounted` is a small file system."""
@@ -36,7 +40,7 @@ class FaultyService(Service):
         with (self.folder / "daemon.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [*unshare, "bash", "-c", script, "daemon", *self._command()], stdout=log, stderr=log,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, **self.environment},
             )  # fmt: skip
 
     def remount(self, mounted: Path, how: str) -> None:
@@ -64,7 +68,7 @@ class FaultyService(Service):
         return ["nsenter", "--target", str(self.process.pid), "--mount", *user]
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "daemon", "run", "--config", str(self.config)]
+        return [*self.command, str(self.config)]
 
     def wait_stage(self, name: str, state: str = "running") -> None:
         """Wait until the first job's stage is in that state."""

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.faults.layer import Faults, Rule
-from tests.faults.services import QUICK_RETRIES, FaultyService, assert_said, assert_went_on
+from tests.faults.services import FaultyService, assert_said, assert_went_on
 
 FAULTY_SECONDS = 3.0
 HOLD = """
@@ -31,7 +31,7 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[FaultyService]:
-    one = FaultyService(tmp_path, extra=QUICK_RETRIES)
+    one = FaultyService(tmp_path)
     yield one
     if one.process is not None and one.process.poll() is None:
         one.kill()
@@ -71,6 +71,7 @@ def test_the_daemon_outlives_a_failing_disk_and_then_finishes_the_job(
         assert_went_on(service)
 
 
+@pytest.mark.slow
 def test_a_full_output_is_told_in_a_sentence_and_waited_for(service: FaultyService, pico_checkpoint: Path) -> None:  # R6.2
     with Faults(kinds=("mkdir",)) as faults:
         service.start_under(faults)
@@ -119,7 +120,7 @@ def test_a_journal_that_another_process_holds_is_waited_for(service: FaultyServi
 
 @pytest.mark.slow
 def test_an_output_that_becomes_read_only_is_waited_for(service: FaultyService, pico_checkpoint: Path) -> None:  # R6.2
-    service.start_with_disk(service.exports, "20m")
+    service.start_with_disk(service.exports, "400m")
     service.wait_for(running, 60)
     service.add(pico_checkpoint)
     service.wait_stage("validate")

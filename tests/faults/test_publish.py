@@ -18,7 +18,7 @@ from tests.faults.publish_work import NEW, OLD, target_in
 from tests.publish.parts import expected, listing, version_of
 
 KINDS = ("write", "fsync", "rename", "link", "symlink", "mkdir", "open", "unlink")
-ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS)
+ERRORS = (errno.EIO, errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.slow))
 FOR = {"once": 1, "for good": None}
 lasting_or_not = pytest.mark.parametrize("lasting", ["once", pytest.param("for good", marks=pytest.mark.slow)])
 
@@ -159,7 +159,7 @@ def state_of(folder: Path) -> list[tuple[object, ...]]:
 
 @lasting_or_not
 @pytest.mark.parametrize("copy_limit", [0, 1 << 30], ids=["links", "copies"])
-@pytest.mark.parametrize("number", [*ERRORS, errno.EMFILE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [*ERRORS, pytest.param(errno.EMFILE, marks=pytest.mark.slow)], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", ["write", "fsync", "rename", "link", "mkdir", "open", "unlink"])
 def test_a_pin_is_whole_or_not_there_and_the_checkpoint_is_never_touched(
     faults: Faults, forks: Forks, tmp_path: Path, kind: str, number: int, copy_limit: int, lasting: str

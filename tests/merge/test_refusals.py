@@ -63,7 +63,7 @@ def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter
 
 
 def test_a_foreign_key_in_an_adapter_for_peft_is_not_dropped(pico_base: Path, tmp_path: Path, output: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "dora", use_dora=True)
+    adapter = helpers.make_adapter(pico_base, tmp_path / "olora", init_lora_weights="olora")
 
     def add(table: dict[str, Any]) -> None:
         table["base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight"] = torch.zeros(4, 64)
@@ -74,9 +74,9 @@ def test_a_foreign_key_in_an_adapter_for_peft_is_not_dropped(pico_base: Path, tm
     assert "model.layers.0.self_attn.x_proj" in sentence
 
 
-@pytest.mark.parametrize("dora", [False, True], ids=["streaming", "peft"])
-def test_a_target_without_adapter_weights_is_an_error(pico_base: Path, tmp_path: Path, output: Path, dora: bool) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=dora)
+@pytest.mark.parametrize("initializer", [True, "olora"], ids=["streaming", "peft"])
+def test_a_target_without_adapter_weights_is_an_error(pico_base: Path, tmp_path: Path, output: Path, initializer: Any) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights=initializer)
 
     def drop(table: dict[str, Any]) -> None:
         for key in [key for key in table if key.startswith(Q_PROJ)]:
@@ -139,7 +139,7 @@ def test_adapters_that_merged_weights_cannot_express_are_refused(
     assert word in sentence
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "hqq"])
 def test_a_base_quantized_for_good_is_refused(adapter: Path, pico_base: Path, tmp_path: Path, output: Path, method: str) -> None:
     base = shutil.copytree(pico_base, tmp_path / "base")
     config = json.loads((base / "config.json").read_text())
@@ -221,7 +221,7 @@ def test_a_base_that_shrinks_while_it_is_read_ends_the_merge(
 
 def test_an_architecture_that_transformers_does_not_know_is_named(pico_base: Path, tmp_path: Path, output: Path) -> None:  # R1.5
     base = shutil.copytree(pico_base, tmp_path / "base")
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True)
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora")
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen99ForCausalLM"]}))
     code, sentence = refusal(adapter, base, output)

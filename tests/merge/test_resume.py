@@ -297,6 +297,30 @@ def test_another_base_or_adapter_makes_the_merge_begin_again(case: Case, tmp_pat
     assert digests(output) == digests(tmp_path / "fresh") != case.digests
 
 
+def test_another_dtype_of_the_output_makes_the_merge_begin_again(case: Case, tmp_path: Path) -> None:
+    output = case.interrupted(tmp_path / "out", 2)
+    assert case.merge(output, dtype="float32").resumed_files == 0
+    (tmp_path / "fresh").mkdir()
+    merge_adapter(case.adapter, case.base, tmp_path / "fresh", dtype="float32")
+    assert digests(output) == digests(tmp_path / "fresh") != case.digests
+
+
+def test_a_merge_into_files_of_another_size_goes_on_where_it_stopped(case: Case, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+
+    def stop(fraction: float, message: str) -> None:
+        if len(noted(output)) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        case.merge(output, progress=stop, shard_bytes=100_000)
+    assert case.merge(output, shard_bytes=100_000).resumed_files == 2
+    (tmp_path / "fresh").mkdir()
+    merge_adapter(case.adapter, case.base, tmp_path / "fresh", shard_bytes=100_000)
+    assert digests(output) == digests(tmp_path / "fresh")
+
+
 def test_a_base_that_changes_while_it_is_merged_is_noticed_and_nothing_of_it_is_kept(case: Case, tmp_path: Path) -> None:
     base, output = shutil.copytree(case.base, tmp_path / "base"), tmp_path / "out"
     output.mkdir()
@@ -407,7 +431,7 @@ def test_the_digests_that_a_merge_hands_on_are_those_of_its_files(case: Case, tm
 
 
 def test_a_merge_by_peft_begins_again_in_an_emptied_folder(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True)
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora")
     (tmp_path / "fresh").mkdir()
     merge_adapter(adapter, pico_base, tmp_path / "fresh")
     context = helpers.context(tmp_path / "job", adapter, pico_base)

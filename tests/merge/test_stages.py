@@ -53,10 +53,12 @@ def test_merge_and_pytorch_leave_a_folder_that_transformers_loads(
 
 
 def test_the_fallback_and_its_reason_reach_the_stage_s_output(pico_base: Path, tmp_path: Path) -> None:
-    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True)
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora")
     output = stage.run(helpers.context(tmp_path / "merge", adapter, pico_base), helpers.reporter())
     assert output.strategy == "peft"
-    assert [(one.wanted, one.taken, one.reason) for one in output.fallbacks] == [("streaming", "peft", "DoRA rescales whole weights")]
+    assert [(one.wanted, one.taken, one.reason) for one in output.fallbacks] == [
+        ("streaming", "peft", "the initializer olora changes the base before the adapter is added")
+    ]
 
 
 def test_the_checkpoint_s_own_tokenizer_and_template_win_over_the_base_s(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:

@@ -84,6 +84,18 @@ def test_conv1d_weights_of_gpt2_are_merged_transposed_square_ones_too(tmp_path: 
     assert_equal_to_peft(base, adapter, tmp_path / "out")
 
 
+def test_square_conv1d_weights_are_told_from_the_model_where_the_flag_is_wrong(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    GPT2LMHeadModel(GPT2Config(n_embd=48, n_layer=1, n_head=4, n_positions=64, vocab_size=320)).save_pretrained(base)
+    adapter = helpers.make_adapter(base, tmp_path / "adapter", target_modules=["attn.c_proj"], fan_in_fan_out=True)
+    helpers.edit_config(adapter, fan_in_fan_out=False)
+    assert merged(adapter, base, tmp_path / "out").strategy == "streaming"
+    assert_equal_to_peft(base, adapter, tmp_path / "out", "float32")
+
+
 def test_the_merged_model_answers_like_the_live_adapter(tmp_path: Path) -> None:  # R1.3 R1.4
     base = models.make_base(tmp_path / "base", dtype="float32")
     adapter = helpers.make_adapter(base, tmp_path / "adapter")

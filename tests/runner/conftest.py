@@ -15,7 +15,7 @@ import pytest
 from daemon.contract import digest_of
 from daemon.durable import sha256_file
 from tests.detection.helpers import copy_of
-from tests.service import ENDED, Service
+from tests.service import ENDED, Service, making
 
 ROOT = Path(__file__).parents[2]
 ALL = ("pytorch", "onnx", "onnx-int8")
@@ -76,18 +76,7 @@ def copied(checkpoint: Path, service: Service, run: str = "run", step: int = 4) 
 @pytest.fixture
 def make_toy(tmp_path: Path) -> Iterator[Callable[..., Toy]]:
     """Makes daemons with toy stages and ends whatever is left of them."""
-    made: list[Toy] = []
-
-    def make(**options: Any) -> Toy:
-        folder = tmp_path / f"toy-{len(made)}"
-        folder.mkdir()
-        made.append(Toy(folder, **options))
-        return made[-1]
-
-    yield make
-    for service in made:
-        if service.process is not None and service.process.poll() is None:
-            service.kill()
+    yield from making(Toy, tmp_path)
 
 
 @pytest.fixture

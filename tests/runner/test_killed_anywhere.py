@@ -14,10 +14,12 @@ import pytest
 from daemon.durable import sha256_file
 from tests.service import Service, listing, stray_handlers
 
-QUICK_POINTS = ("after.claim", "after.settle-attempt", "publish.renamed")
+QUICK_POINTS = ("after.settle-attempt",)
+"""One with the real stages; `test_killed_in_rounds` tries them all with toys."""
 SLOW_POINTS = (
-    "before.add-job", "after.add-job", "before.start-job", "after.start-job", "before.claim", "before.spawned", "runner.spawned",
-    "before.settle-attempt", "publish.assembled", "publish.manifest", "before.finish-job", "after.finish-job",
+    "before.add-job", "after.add-job", "before.start-job", "after.start-job", "before.claim", "after.claim", "before.spawned",
+    "runner.spawned", "before.settle-attempt", "publish.assembled", "publish.manifest", "publish.renamed", "before.finish-job",
+    "after.finish-job",
 )  # fmt: skip
 POINTS = [*QUICK_POINTS, *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW_POINTS)]
 
@@ -74,7 +76,8 @@ def test_a_daemon_killed_at_any_point_ends_with_the_same_artifacts(  # R6.5
         assert repeated == []
 
 
-@pytest.mark.parametrize("stage", ["merge", pytest.param("validate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["merge", "validate"])
 def test_a_daemon_killed_while_a_stage_runs_takes_its_child_along_and_goes_on(
     stage: str, make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_child_killed_from_outside_is_tried_again_and_the_attempt_is_told(  # 
     assert "its process was killed by SIGKILL" in service.log()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_children_and_the_next_start_goes_on(
     make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
 ) -> None:

@@ -24,7 +24,7 @@ from tests.service import stray_handlers
 Add = Callable[..., Path]
 QUICK = 4
 """Points tried in the quick set; the slow one tries them all."""
-ROUNDS = int(os.environ.get("CKPTD_KILL_ROUNDS", "200"))
+ROUNDS = int(os.environ.get("KILL_ROUNDS", "200"))
 STAGES = 6
 
 

@@ -12,7 +12,7 @@ from tests.runner.test_resuming import sound
 from tests.service import stray_handlers
 
 Add = Callable[..., Path]
-SLOW = {"TOY_SECONDS": "2"}
+SLOW = {"TOY_SECONDS": "1"}
 
 
 def running(toy: Toy, stage: str) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.fsck import examine
-from tests.runner.conftest import Toy, artifacts
+from handlers.plan import BY_NAME
+from tests.runner.conftest import Toy, artifacts, read_json
 from tests.service import Service
 
 Add = Callable[..., Path]
@@ -30,6 +31,9 @@ def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(
     assert job["state"] == "succeeded", toy.log()[-3000:]
     assert sorted(toy.stages_begun()) == sorted(ALL_STAGES)
     sound(toy)
+    told = {stage: read_json(toy.state / "jobs" / job["id"] / f"{stage}.1" / "job.json") for stage in ALL_STAGES}
+    for stage, context in told.items():
+        assert set(context["inputs"]) == {*BY_NAME[stage].needs, *BY_NAME[stage].after}, "what its key doesn't know of is no input"
 
 
 def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
@@ -99,7 +103,7 @@ def test_a_finished_output_that_was_damaged_while_the_daemon_was_down_is_made_ag
 
 
 def test_an_interrupted_merge_goes_on_at_the_shard_where_it_was(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
-    toy = make_toy()
+    toy = make_toy(extra="[limits]\nretry_seconds = 0.1\n")
     add(toy)
     once = toy.folder / "once"
     once.touch()

@@ -1,0 +1,165 @@
+"""The arithmetic of a merge: how rows of a merged tensor come from the same rows of the base's and from the adapter's factors.
+
+Called by the streaming engine through `handlers.merge.kernels`, one tensor at a time. All sums are fp32; the engine rounds, once.
+Formulas: LoRA (Hu et al. 2021), DoRA (Liu et al. 2024), AdaLoRA (Zhang et al. 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from handlers.merge.kernels import Experts, LowRank
+
+Read = Callable[[str], torch.Tensor]
+"""Gives a tensor of the adapter, in fp32, by its key."""
+
+
+class Prepared:
+    """A kernel with its factors in memory."""
+
+    def __init__(self, *factors: torch.Tensor) -> None:
+        self.factors = factors
+        """What was read of the adapter, to tell where a value that is not finite came from."""
+
+    def look(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """See rows of the base in a first pass; `out` may be written over. Called for kernels that say `twice`."""
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Put the merged values of the rows from `first` on into `out` (fp32), given the base's."""
+        raise NotImplementedError
+
+
+class PreparedLowRank(Prepared):
+    """LowRank with its factors."""
+
+    def __init__(self, kernel: LowRank, a: torch.Tensor, b: torch.Tensor, magnitude: torch.Tensor | None) -> None:
+        super().__init__(a, b, *(() if magnitude is None else (magnitude,)))
+        # A power of two scales without rounding, so it may as well be applied once to the small factor.
+        exact = math.frexp(kernel.scale)[0] == 0.5
+        self._a, self._b, self._factor = (a, b * kernel.scale, 1.0) if exact else (a, b, kernel.scale)
+        self._kernel, self._magnitude = kernel, magnitude
+        self._squares = torch.zeros(b.shape[0], dtype=torch.float64)
+        self._columns: torch.Tensor | None = None
+
+    def _add(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        rows = slice(first, first + weights.shape[0])
+        if self._kernel.transposed:
+            out.copy_((self._b @ self._a[:, rows]).T)
+        else:
+            torch.mm(self._b[rows], self._a, out=out)
+        if self._factor != 1.0:
+            out.mul_(self._factor)
+        if self._kernel.divisor != 1.0:
+            out.div_(self._kernel.divisor)
+        if self._kernel.rounded:
+            out.copy_(out.to(weights.dtype))
+        out.add_(weights)
+
+    def look(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        self._add(first, weights, out)
+        self._squares += out.double().square_().sum(0)
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        self._add(first, weights, out)
+        if self._magnitude is None:
+            return
+        if self._kernel.transposed:
+            if self._columns is None:
+                self._columns = self._magnitude / self._squares.sqrt_().float()
+            out.mul_(self._columns)
+        else:
+            rows = slice(first, first + weights.shape[0])
+            out.mul_((self._magnitude[rows] / torch.linalg.norm(out, dim=1))[:, None])
+
+
+class PreparedExperts(Prepared):
+    """Experts with its factors."""
+
+    def __init__(self, kernel: Experts, a: torch.Tensor, b: torch.Tensor) -> None:
+        super().__init__(a, b)
+        self._kernel = kernel
+        self._a = a.reshape(kernel.experts, -1, a.shape[-1])
+        self._b = b.reshape(b.shape[0], -1, kernel.experts)
+        self._current: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def _pair(self, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The factors of one expert: rows of its tensor × rank, rank × columns."""
+        if self._current is None or self._current[0] != expert:
+            left, right = self._b[:, :, expert].contiguous(), self._a[expert]
+            if self._kernel.transposed:
+                left, right = right.T.contiguous(), left.T.contiguous()
+            self._current = (expert, left, right)
+        return self._current[1], self._current[2]
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        kernel, done = self._kernel, 0
+        columns = (self._b.shape[0] if kernel.transposed else self._a.shape[-1]) or 1
+        # Whole experts may come as rows: then each is taken as the matrix that it is.
+        first *= weights.shape[1] // columns
+        weights, out = weights.view(-1, columns), out.view(-1, columns)
+        while done < weights.shape[0]:
+            expert, row = divmod(first + done, kernel.rows) if kernel.expert is None else (kernel.expert, first + done)
+            count = min(weights.shape[0] - done, kernel.rows - row)
+            left, right = self._pair(expert)
+            torch.mm(left[kernel.offset + row : kernel.offset + row + count], right, out=out[done : done + count])
+            done += count
+        out.mul_(kernel.scale).add_(weights)
+
+
+class PreparedBias(Prepared):
+    """Bias with its factors."""
+
+    def __init__(self, delta: torch.Tensor) -> None:
+        super().__init__(delta)
+        self._delta = delta
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        out.copy_(weights)
+        out.view(-1).add_(self._delta[first : first + weights.shape[0]])
+
+
+class PreparedRows(Prepared):
+    """Rows with its factors."""
+
+    def __init__(self, values: torch.Tensor, indices: tuple[int, ...]) -> None:
+        super().__init__(values)
+        self._values, self._indices = values, torch.tensor(indices)
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        out.copy_(weights)
+        here = (self._indices >= first) & (self._indices < first + weights.shape[0])
+        out[self._indices[here] - first] = self._values[here]
+
+
+class PreparedSum(Prepared):
+    """Sum with its factors."""
+
+    def __init__(self, parts: list[Prepared]) -> None:
+        super().__init__(*(factor for part in parts for factor in part.factors))
+        self._parts = parts
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        self._parts[0].fill(first, weights, out)
+        for part in self._parts[1:]:
+            other = torch.empty_like(out)
+            part.fill(first, out, other)
+            out.copy_(other)
+
+
+class PreparedCopy(Prepared):
+    """Copy with its factors."""
+
+    def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """As Prepared says."""
+        out.copy_(weights)

@@ -1,0 +1,45 @@
+"""How the outputs of a merge are written: in which dtype, and in which files.
+
+Called by `handlers.merge.api` between matching and planning, for whoever wants something else than the base's own dtypes and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from handlers.merge.adapter import AdapterSource
+from handlers.merge.layout import Output
+from handlers.merge.options import resharded
+from handlers.merge.sources import StoredSource, torch_dtype
+
+FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Names of dtypes in settings → in headers."""
+CAST = ("F64", *FLOATS.values())
+"""What a dtype that is asked for replaces; integers and fp8 stay as they are."""
+
+
+def cast(outputs: Iterable[Output], base: Path, name: str) -> list[Output]:
+    """The outputs, floating-point ones in the dtype `name`, each value rounded once."""
+    wanted = FLOATS[name]
+    result = []
+    for output in outputs:
+        if output.dtype not in CAST or output.dtype == wanted:
+            result.append(output)
+            continue
+        source = output.source
+        if isinstance(source, AdapterSource):
+            source = source.cast(torch_dtype(wanted, base))
+        elif not output.computed and output.stored is not None:
+            source = StoredSource(output.name, base / output.stored.file, output.stored)
+        result.append(replace(output, dtype=wanted, source=source))
+    return result
+
+
+def divide(outputs: Iterable[Output], limit: int) -> list[Output]:
+    """The outputs in files of at most `limit` bytes of values each, in the order in which the base has them."""
+    table = {output.name: output for output in outputs}
+    order = sorted(table.values(), key=lambda output: (output.file, output.stored.start if output.stored else 1 << 62, output.name))
+    files = resharded(((output.name, output.size) for output in order), limit)
+    return [replace(table[name], file=file) for file, names in files.items() for name in names]

@@ -1,0 +1,399 @@
+"""Adapters that are saved in older or unusual ways, or bring more along than low-rank factors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from daemon.errors import Permanent
+from handlers.merge import merge_adapter
+from tests import models
+from tests.merge import helpers, zoo
+
+IDS = torch.arange(2, 34)[None]
+
+
+@pytest.fixture(scope="module")
+def base32(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.make_base(tmp_path_factory.mktemp("bases") / "fp32", dtype="float32")
+
+
+def merge(adapter: Path, base: Path, output: Path, **options: Any) -> Any:
+    output.mkdir()
+    return merge_adapter(adapter, base, output, **options)
+
+
+def config(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text())
+
+
+def rename(adapter: Path, change: Callable[[str], str]) -> None:
+    def every(table: dict[str, Any]) -> None:
+        for key in list(table):
+            table[change(key)] = table.pop(key)
+
+    helpers.rewrite(adapter / "adapter_model.safetensors", every)
+
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "the adapter's name in the key": lambda key: key.replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default."),
+    "no prefix": lambda key: key.removeprefix("base_model.model."),
+    "compiled": lambda key: key.replace("base_model.model.", "base_model.model._orig_mod."),
+    "sharded by FSDP": lambda key: key.replace(".layers.", "._fsdp_wrapped_module.layers."),
+    "distributed": lambda key: f"module.{key}",
+    "checkpointed activations": lambda key: key.replace(".mlp.", "._checkpoint_wrapped_module.mlp."),
+    "a magnitude with a weight": lambda key: key.replace("lora_magnitude_vector", "lora_magnitude_vector.weight"),
+    "a magnitude under the adapter's name": lambda key: key.replace("lora_magnitude_vector", "lora_magnitude_vector.default"),
+    "saved modules under their wrapper's name": lambda key: key.replace("model.norm.weight", "model.norm.modules_to_save.weight"),
+    "saved modules under wrapper and adapter": lambda key: key.replace("model.norm.weight", "model.norm.modules_to_save.default.weight"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_keys_in_other_forms_mean_the_same(form: str, pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True, modules_to_save=["norm"])
+    merge(adapter, pico_base, tmp_path / "plain")
+    before = (adapter / "adapter_model.safetensors").read_bytes()
+    rename(adapter, FORMS[form])
+    assert (adapter / "adapter_model.safetensors").read_bytes() != before
+    assert merge(adapter, pico_base, tmp_path / "other").strategy == "streaming"
+    assert (tmp_path / "plain/model.safetensors").read_bytes() == (tmp_path / "other/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_resized_in_training_is_resized_in_the_output(tied: bool, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = models.make_base(tmp_path / "base", dtype="float32", tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.resize_token_embeddings(333, mean_resizing=False)
+    live = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False))
+    live.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    report = merge(tmp_path / "adapter", base, tmp_path / "out")
+    with torch.no_grad():
+        expected = live.eval()(input_ids=IDS).logits
+    assert (report.strategy, report.warnings) == ("streaming", ())
+    assert config(tmp_path / "out") == {**config(base), "vocab_size": 333}
+    got = helpers.logits(tmp_path / "out", IDS)
+    assert got.shape[-1] == 333
+    assert (got - expected).abs().max() < 2e-4
+
+
+def test_a_resized_vocabulary_under_a_lora_of_the_embeddings_is_resized_first(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = models.make_base(tmp_path / "base", dtype="float32", tie_word_embeddings=False)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.resize_token_embeddings(333, mean_resizing=False)
+    targets = ["q_proj", "embed_tokens", "lm_head"]
+    live = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False))
+    live.save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "adapter", base, tmp_path / "out")
+    with torch.no_grad():
+        expected = live.eval()(input_ids=IDS).logits
+    assert (helpers.logits(tmp_path / "out", IDS) - expected).abs().max() < 2e-4
+
+
+def test_an_added_tensor_enters_header_and_index_of_a_sharded_base(base32: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from transformers import AutoModelForCausalLM
+
+    base = tmp_path / "base"
+    AutoModelForCausalLM.from_pretrained(base32, dtype=torch.float32).save_pretrained(base, max_shard_size="100KB")
+    adapter = helpers.make_adapter(base, tmp_path / "adapter", target_modules=["lm_head"])
+    merge(adapter, base, tmp_path / "out")
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    old = json.loads((base / "model.safetensors.index.json").read_text())
+    home = old["weight_map"]["model.embed_tokens.weight"]
+    assert index["weight_map"] == {**old["weight_map"], "lm_head.weight": home}
+    assert index["metadata"]["total_size"] == old["metadata"]["total_size"] + 320 * 64 * 4
+    for name in set(old["weight_map"].values()):
+        same = (tmp_path / "out" / name).read_bytes()[:100] == (base / name).read_bytes()[:100]
+        assert same is (name != home)
+        with safe_open(tmp_path / "out" / name, "pt") as stream:
+            assert stream.metadata() == {"format": "pt"}
+    live = helpers.live_logits(base, adapter, IDS)
+    assert (helpers.logits(tmp_path / "out", IDS) - live).abs().max() < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "saved", "labels"),
+    [("llama", ["q_proj"], None, 3), ("bert", ["query"], ["classifier", "pooler"], 2), ("gpt2", ["c_attn"], None, 4)],
+)
+def test_a_classification_head_that_the_adapter_brings_makes_the_output_a_classifier(
+    family: str, targets: list[str], saved: list[str] | None, labels: int, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    base = zoo.make(family, tmp_path / "base", "float32")
+    torch.manual_seed(3)
+    load = AutoModelForSequenceClassification.from_pretrained
+    model = get_peft_model(
+        load(base, num_labels=labels, dtype=torch.float32), LoraConfig(task_type="SEQ_CLS", target_modules=targets, modules_to_save=saved)
+    )
+    zoo.randomize(model)
+    model.save_pretrained(tmp_path / "adapter")
+    report = merge(tmp_path / "adapter", base, tmp_path / "out")
+    example = {"input_ids": torch.arange(3, 19)[None]}
+    with torch.no_grad():
+        live = PeftModel.from_pretrained(load(base, num_labels=labels, dtype=torch.float32), tmp_path / "adapter").eval()
+        merged = load(tmp_path / "out", dtype=torch.float32).eval()
+        error = (merged(**example).logits - live(**example).logits).abs().max()
+    assert merged.num_labels == labels
+    assert error < 1e-5
+    assert report.strategy == "streaming"
+    assert any(f"with {labels} labels" in warning for warning in report.warnings)
+    assert config(tmp_path / "out")["architectures"] == [type(merged).__name__]
+    assert not {name for name in helpers.stored(tmp_path / "out") if name.startswith(("lm_head", "cls."))}
+
+
+def test_a_head_that_is_incomplete_is_refused(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    base = zoo.make("bert", tmp_path / "base", "float32")
+    model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32)
+    get_peft_model(model, LoraConfig(task_type="SEQ_CLS", target_modules=["query"])).save_pretrained(tmp_path / "adapter")
+    code, sentence = refusal(tmp_path / "adapter", base, tmp_path / "out")
+    assert code == "head-incomplete"
+    assert "needs bert.pooler.dense.bias" in sentence
+
+
+def refusal(adapter: Path, base: Path, output: Path) -> tuple[str, str]:
+    output.mkdir(exist_ok=True)
+    with pytest.raises(Permanent) as caught:
+        merge_adapter(adapter, base, output)
+    assert list(output.iterdir()) == []
+    return caught.value.fault.code, caught.value.fault.sentence()
+
+
+def test_a_bias_for_a_layer_without_one_is_refused(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", lora_bias=True)
+    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
+    assert code == "adapter-not-mergeable"
+    assert "the base's layer has none to add it to" in sentence
+
+
+def test_a_grouped_convolution_is_refused(tmp_path: Path) -> None:
+    base = zoo.make("wav2vec2", tmp_path / "base", "float32")
+    from safetensors.torch import save_file
+
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    base_weights = helpers.stored(base)
+    name = next(key for key, value in base_weights.items() if value.ndim == 3 and "pos_conv" not in key and value.shape[1] == 16)
+    base_weights[name] = base_weights[name][:, :8].contiguous()
+    save_file(base_weights, base / "model.safetensors", metadata={"format": "pt"})
+    module = name.removesuffix(".weight")
+    table = {
+        f"base_model.model.{module}.lora_A.weight": torch.ones(2, 16, 3),
+        f"base_model.model.{module}.lora_B.weight": torch.ones(16, 2, 1),
+    }
+    save_file(table, adapter / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": [module]}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    code, sentence = refusal(adapter, base, tmp_path / "out")
+    assert code == "adapter-not-mergeable"
+    assert "a convolution in 2 groups" in sentence
+
+
+@pytest.mark.parametrize("initializer", ["lora_ga", "corda"])
+def test_an_initializer_that_nobody_can_repeat_is_refused(initializer: str, pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
+    helpers.edit_config(adapter, init_lora_weights=initializer)
+    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
+    assert code == "adapter-not-mergeable"
+    assert "moved the base's weights" in sentence
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"modules_to_save": ["norm"]}, "modules_to_save names norm"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices names tokens"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters names mlp.experts.down_proj"),
+    ],
+)
+def test_what_the_configuration_names_and_the_weights_lack_is_an_error(
+    setting: dict[str, Any], words: str, pico_base: Path, tmp_path: Path
+) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
+    helpers.edit_config(adapter, **setting)
+    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
+    assert code == "base-weight-unchanged"
+    assert words in sentence
+
+
+def test_a_magnitude_without_use_dora_is_an_error(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", use_dora=True)
+    helpers.edit_config(adapter, use_dora=False)
+    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
+    assert code == "dora-mismatch"
+    assert "has a magnitude" in sentence
+
+
+def test_a_saved_module_of_another_shape_names_both(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", modules_to_save=["norm"])
+    rewrite: Callable[[dict[str, Any]], Any] = lambda table: table.update({"base_model.model.model.norm.weight": torch.ones(65)})  # noqa: E731
+    helpers.rewrite(adapter / "adapter_model.safetensors", rewrite)
+    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
+    assert code == "adapter-for-another-base"
+    assert "model.norm is 64 in the base, but the adapter saved it as 65" in sentence
+
+
+def test_a_trained_token_beyond_the_vocabulary_is_an_error(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", trainable_token_indices=[5, 6])
+    helpers.edit_config(adapter, trainable_token_indices=[5, 320])
+    code, sentence = refusal(adapter, pico_base, tmp_path / "out")
+    assert code == "adapter-for-another-base"
+    assert "token 320" in sentence
+
+
+def test_values_of_a_saved_module_that_are_not_finite_are_the_adapter_s_fault(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", modules_to_save=["norm"])
+    helpers.rewrite(
+        adapter / "adapter_model.safetensors", lambda table: table["base_model.model.model.norm.weight"][:1].fill_(float("nan"))
+    )
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Permanent, match=r"merge model\.norm.*the adapter's own weights"):
+        merge_adapter(adapter, pico_base, tmp_path / "out")
+
+
+def test_several_adapters_are_added_with_their_weights_and_rounded_once(tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = models.make_base(tmp_path / "base", dtype="float32")
+    first = helpers.make_adapter(base, tmp_path / "first", seed=3)
+    second = helpers.make_adapter(base, tmp_path / "second", seed=4, r=2, target_modules=["q_proj", "down_proj"])
+    report = merge(first, base, tmp_path / "out", adapters=[(second, 0.5)])
+    assert report.strategy == "streaming"
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), first, adapter_name="first")
+    model.load_adapter(second, adapter_name="second")
+    model.base_model.set_adapter(["first", "second"])
+    for module in model.modules():
+        if hasattr(module, "set_scale") and "second" in getattr(module, "scaling", {}):
+            module.set_scale("second", 0.5)
+    with torch.no_grad():
+        live = model.eval()(input_ids=IDS).logits
+    assert (helpers.logits(tmp_path / "out", IDS) - live).abs().max() < 2e-4
+    assert (helpers.live_logits(base, first, IDS) - live).abs().max() > 0.01
+
+
+def test_several_adapters_of_which_one_replaces_something_are_refused(pico_base: Path, tmp_path: Path) -> None:
+    first = helpers.make_adapter(pico_base, tmp_path / "first")
+    second = helpers.make_adapter(pico_base, tmp_path / "second", use_dora=True)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Permanent, match="only plain LoRA adapters can be added"):
+        merge_adapter(first, pico_base, tmp_path / "out", adapters=[(second, 1.0)])
+
+
+def test_resuming_tells_another_second_adapter_from_the_first(pico_base: Path, tmp_path: Path) -> None:
+    first = helpers.make_adapter(pico_base, tmp_path / "first")
+    second = helpers.make_adapter(pico_base, tmp_path / "second", seed=4)
+    merge(first, pico_base, tmp_path / "one", adapters=[(second, 1.0)])
+    merge(first, pico_base, tmp_path / "two", adapters=[(second, 0.5)], resume=True)
+    assert (tmp_path / "one/model.safetensors").read_bytes() != (tmp_path / "two/model.safetensors").read_bytes()
+    shutil.rmtree(tmp_path / "two")
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_a_base_quantized_by_bitsandbytes_is_unpacked_and_says_so(bits: str, pico_base: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    base = tmp_path / "base"
+    load = AutoModelForCausalLM.from_pretrained
+    load(pico_base, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(**{bits: True})).save_pretrained(base)
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", target_modules=[*helpers.ALL_LINEAR, "embed_tokens"])
+    report = merge(adapter, base, tmp_path / "out")
+    assert report.strategy == "streaming"
+    assert "quantization_config" not in config(tmp_path / "out")
+    assert any("dequantized to bfloat16" in warning for warning in report.warnings)
+    unpacked = load(base).dequantize()
+    expected = PeftModel.from_pretrained(unpacked, adapter).merge_and_unload().state_dict()
+    got = {name: tensor for name, tensor in helpers.stored(tmp_path / "out").items() if name != "lm_head.weight"}
+    if bits == "load_in_4bit":
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in got.items())
+    # Values of eight bits are not rounded to bf16 before the sum, as transformers rounds them.
+    assert all((tensor.float() - expected[name].float()).abs().max() <= 2**-6 * expected[name].abs().max() for name, tensor in got.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_another_dtype_is_rounded_once_from_the_exact_sum(dtype: str, pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", modules_to_save=["norm"])
+    merge(adapter, pico_base, tmp_path / "out", dtype=dtype)
+    wide = shutil.copytree(pico_base, tmp_path / "wide")
+    helpers.rewrite(wide / "model.safetensors", lambda table: table.update({name: value.float() for name, value in table.items()}))
+    merge(adapter, wide, tmp_path / "exact")
+    expected = helpers.stored(tmp_path / "exact")
+    got = helpers.stored(tmp_path / "out")
+    assert all(torch.equal(tensor, expected[name].to(getattr(torch, dtype))) for name, tensor in got.items())
+    assert config(tmp_path / "out") == {**config(pico_base), "dtype": dtype}
+
+
+def test_another_size_of_files_gives_the_same_tensors(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
+    merge(adapter, pico_base, tmp_path / "one")
+    merge(adapter, pico_base, tmp_path / "many", shard_bytes=60_000)
+    merge(adapter, tmp_path / "many", tmp_path / "back", shard_bytes=1 << 30)
+    names = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
+    assert len(names) > 3 and names[0] == f"model-00001-of-{len(names):05}.safetensors"
+    one, many = helpers.stored(tmp_path / "one"), helpers.stored(tmp_path / "many")
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+    assert [path.name for path in (tmp_path / "back").glob("model*")] == ["model.safetensors"]
+    assert torch.equal(helpers.logits(tmp_path / "one", IDS), helpers.logits(tmp_path / "many", IDS))
+
+
+def test_what_only_streaming_can_do_is_refused_for_an_adapter_that_needs_peft(pico_base: Path, tmp_path: Path) -> None:
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Permanent, match="PEFT's way writes the base's own values"):
+        merge_adapter(adapter, pico_base, tmp_path / "out", dtype="float32")
+
+
+def test_the_base_as_a_qlora_training_saw_it_can_be_what_is_merged_into(pico_base: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
+    report = merge(adapter, pico_base, tmp_path / "out", base_values="dequantized")
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+    packed = AutoModelForCausalLM.from_pretrained(pico_base, dtype=torch.bfloat16, quantization_config=settings).dequantize()
+    expected = PeftModel.from_pretrained(packed, adapter).merge_and_unload().state_dict()
+    got = helpers.stored(tmp_path / "out")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in got.items())
+    assert any("quantized to nf4 and back" in warning for warning in report.warnings)
+    assert report.changed_modules == 14
+
+
+@pytest.mark.parametrize("how", ["sample", "full"])
+def test_a_written_file_that_does_not_hold_base_and_adapter_is_noticed(
+    how: str, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from handlers.merge import arithmetic
+
+    fill = arithmetic.PreparedLowRank.fill
+
+    def wrong(self: Any, first: int, weights: Any, out: Any) -> None:
+        fill(self, first, weights, out)
+        out[0, 0] += 0.5
+
+    adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
+    monkeypatch.setattr(arithmetic.PreparedLowRank, "fill", wrong)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Permanent, match="is not base") as caught:
+        merge_adapter(adapter, pico_base, tmp_path / "out", verify=how)
+    assert caught.value.fault.code == "merge-not-exact"
