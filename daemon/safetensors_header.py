@@ -33,7 +33,7 @@ def read_header(path: Path) -> dict[str, Any]:
         raise ValueError(f"ends inside its header ({size} of at least {8 + length} bytes)")
     try:
         header = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"has a header that is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise ValueError("has a header that is not a JSON object")
@@ -41,8 +41,12 @@ def read_header(path: Path) -> dict[str, Any]:
     end = 0
     for name, tensor in header.items():
         try:
-            end = max(end, int(tensor["data_offsets"][1]))
-        except (TypeError, KeyError, IndexError, ValueError) as error:
+            first, last = tensor["data_offsets"]
+            shape = tensor["shape"]
+            if not all(type(number) is int and number >= 0 for number in (first, last, *shape)) or first > last:
+                raise ValueError
+            end = max(end, last)
+        except (TypeError, KeyError, ValueError) as error:
             raise ValueError(f"has a malformed entry for {name!r}") from error
     expected = 8 + length + end
     if size != expected:

@@ -45,9 +45,13 @@ class Starter:
 
     def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
         """Do what can be done about a job's ready stages; True where one ended without a child, so that others may be ready."""
+        lost = [name for name, row in stages.items() if row.state == "running" and (job.id, name) not in self._children.running]
+        for name in lost:  # claimed, and then neither started nor settled, since the disk was full in between
+            result = StageResult(outcome=Outcome.INTERRUPTED)
+            settle(self._journal, self._settings.limits, job.id, name, stages[name].attempts, result)
         ready = ready_stages(stages)
         moved = [self._step(job, spec, stages, len(ready), may_start) for spec in ready]
-        return any(moved)
+        return bool(lost) or any(moved)
 
     def _step(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], ready: int, may_start: bool) -> bool:
         broken = [need for need in spec.needs if stages[need].state in ("failed", "skipped")]

@@ -76,7 +76,7 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec(
         "pytorch", "handlers.pytorch", 1, needs=("merge",), artifact=True,
         about="a standard transformers folder: config, safetensors, tokenizer, chat template", heavy=False, threads=1,
-        libraries=("transformers", "tokenizers"),
+        settings=("merge.trust_remote_code",), libraries=("transformers", "tokenizers"),
     ),
     StageSpec(
         "onnx", "handlers.onnx.stage", 1, needs=("merge",), artifact=True,

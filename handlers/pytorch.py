@@ -10,6 +10,7 @@ from pathlib import Path
 from daemon.contract import StageContext
 from daemon.durable import place
 from daemon.errors import Permanent
+from handlers.model_code import copy_code
 from handlers.model_files import copy_config, copy_tokenizer, read_json, stored_bytes, tensors, weight_files
 from handlers.progress import Reporter, StageOutput
 
@@ -28,6 +29,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reporter.progress(0.8, "checking the structure")
     weight_bytes = _check(staging)
     output = StageOutput(figures={"weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template})
+    output.warnings += copy_code(base or pin, staging, trusted=context.work.merge.trust_remote_code)
     if copied.source is None:
         output.warnings.append("neither the checkpoint nor its base has a tokenizer, so the folder has none")
     return output

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Fallback, digest_of
-from daemon.durable import sha256_file
+from daemon.contract import Fallback
 from daemon.errors import Permanent, Retryable
 from daemon.faults import point
 from handlers.merge.adapter import Adapter, read_adapter
 from handlers.merge.digests import base_digest
-from handlers.merge.layout import Plan, plan
+from handlers.merge.layout import plan
 from handlers.merge.ledger import Ledger, States, file_state, purpose, sweep
-from handlers.merge.match import Delta, Matched
+from handlers.merge.match import Matched
 from handlers.merge.names import NeedsPeft
 from handlers.merge.planning import match_all, refuse_base, refuse_peft, rewrite
 from handlers.merge.several import Bundle
@@ -99,14 +98,6 @@ class _Meter:
         return lambda count: self.add(0, message)
 
 
-def _made_for(adapters: Sequence[Adapter], matched: Matched, planned: Plan, states: States) -> dict[str, Any]:
-    """What determines every byte of the merged files, for the ledger."""
-    deltas = [Delta(one.module, repr(one.kernel), one.origin, 1.0, False, one.stored) for one in planned.computed]
-    others = [sha256_file(adapter.file) for adapter in adapters[1:]]
-    made_for = purpose(adapters[0], deltas, states)
-    return {**made_for, "others": others, "plan": digest_of(planned.describe()), "edits": digest_of(matched.edits)}
-
-
 def _stream(
     adapters: Sequence[Adapter],
     matched: Matched,
@@ -118,10 +109,14 @@ def _stream(
     states: States,
 ) -> _Done:
     """Merge file by file; with `states`, those of the base's files before anything of them was read, so that it can be resumed."""
+    import torch
+
     from handlers.merge.streaming import StreamingMerge
 
     planned = plan(base, files, headers, matched.outputs)
-    ledger = Ledger(output, _made_for(adapters, matched, planned, states), planned.names, _checking(meter)) if states else None
+    ledger = (
+        Ledger(output, purpose(adapters, [planned.describe(), matched.edits], states), planned.names, _checking(meter)) if states else None
+    )
     kept = ledger.kept if ledger else ()
     # A file may hold tensors of other files of the base; then all of them are looked at.
     moved_here = {one.file for file in planned.files for one in file.outputs if one.stored and one.stored.file != one.file}
@@ -141,8 +136,10 @@ def _stream(
             ledger.record(name)
 
     missing = tuple(name for name in planned.names if name not in kept)
+    # One thread more than computes: while one waits for the disk, the others go on.
+    workers = torch.get_num_threads() + 1
     StreamingMerge(
-        Bundle(adapters), planned, base, missing, output, lambda count, name: meter.add(count, f"merging {name}"), finished
+        Bundle(adapters), planned, base, missing, output, lambda count, name: meter.add(count, f"merging {name}"), finished, workers
     ).run()
     if planned.index is not None:
         (output / str(planned.index_name)).write_bytes(planned.index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ from daemon.durable import fsync_directory, fsync_file, remove_tree, sha256_file
 from daemon.faults import point
 from handlers.merge.adapter import Adapter
 from handlers.merge.digests import Beat, digest_file
-from handlers.merge.match import Delta
 
 LEDGER = ".merge-progress.json"
 VERSION = 1
-ENGINE = 1
+ENGINE = 2
 """Raised whenever the streaming merge writes other bytes for the same input."""
 
 
@@ -36,17 +35,21 @@ def file_state(path: Path) -> list[int]:
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-def purpose(adapter: Adapter, deltas: list[Delta], states: States) -> dict[str, Any]:
-    """What determines every byte of the merged files, as a JSON value: base, adapter, what is done with them, by what."""
+def purpose(adapters: Sequence[Adapter], plan: Any, states: States) -> dict[str, Any]:
+    """What determines every byte of the merged files, as a JSON value: base, adapters, what is done with them, by what.
+
+    `plan`: a JSON value that says what is done.
+    """
     import torch
 
-    steps = [[delta.module, delta.a, delta.b, delta.scale, delta.transposed, repr(delta.info)] for delta in deltas]
     return {
         "engine": ENGINE,
         "torch": str(torch.__version__),
         "base": states,
-        "adapter": {path.name: sha256_file(path) for path in (adapter.folder / "adapter_config.json", adapter.file)},
-        "deltas": digest_of(steps),
+        "adapters": [
+            {path.name: sha256_file(path) for path in (adapter.folder / "adapter_config.json", adapter.file)} for adapter in adapters
+        ],
+        "plan": digest_of(plan),
     }
 
 

@@ -49,18 +49,6 @@ NEUTRAL = frozenset({
 """Keys of adapter_config.json that streaming understands or that do not change the merge."""
 
 
-@dataclass(frozen=True)
-class Delta:
-    """One change as the ledger of a resumable merge records it."""
-
-    module: str
-    a: str
-    b: str
-    scale: float
-    transposed: bool
-    info: TensorInfo | None
-
-
 @dataclass
 class Matched:
     """The outputs of a merge, and the keys of config.json that have to change with them."""

@@ -8,6 +8,7 @@ when the last one is finished, so that an interruption never costs more than one
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -22,15 +23,18 @@ from handlers.merge import pipeline
 from handlers.merge.arithmetic import Prepared
 from handlers.merge.kernels import Copy, Kernel
 from handlers.merge.layout import FilePlan, Output, Plan
-from handlers.merge.ranges import copy_shifted
 from handlers.merge.several import Bundle
-from handlers.merge.transfer import Copier, create, read_into, write_from
+from handlers.merge.transfer import copy_range, create, read_into, write_from
 from handlers.model_files import DTYPES
 
-BLOCK = 1 << 20
-"""Elements of a block: large enough for the matrix product, small enough for the processor's caches."""
-BUFFERS = 3
-"""Blocks between two parts: one in use on each side and one in between."""
+BLOCK = 1 << 18
+"""Elements of a block: large enough for the matrix product, small enough to stay in a core's own cache from reading to writing."""
+SHARE = 32
+"""Blocks of a tensor that one thread does in a row, so that several can work on a large one."""
+PIECE = 1 << 25
+"""Bytes of what stays that are copied at once."""
+AHEAD = 4
+"""Tasks whose bytes the kernel is asked to read before their turn."""
 CACHED = 4
 """Tensors of the adapter that are kept for the next tensor of the base: experts that lie apart share theirs."""
 
@@ -86,128 +90,127 @@ class Filled:
         return self.buffer.numpy().data[: self.size]
 
 
+class Desk:
+    """What one thread works with: room for a block as it is read, as it is summed and as it is written."""
+
+    def __init__(self, elements: int) -> None:
+        # Eight bytes hold an element of every dtype; pages that no block reaches are never touched.
+        self.read = torch.empty(elements * 8, dtype=torch.uint8)
+        self.total = torch.empty(elements)
+        self.written = torch.empty(elements * 8, dtype=torch.uint8)
+
+
+Task = Callable[[Desk], None]
+
+
 class StreamingMerge:
-    """One merge after a plan: `files` of it, written into `output` from the base's files in `base`.
+    """One merge after a plan: `files` of it, written into `output` from the base's files in `base`, by `workers` threads.
 
     `moved` is told the bytes of each step and what they belong to, from several threads; `finished` each file, as written.
     """
 
     def __init__(
         self, adapter: Bundle, plan: Plan, base: Path, files: tuple[str, ...], output: Path,
-        moved: Callable[[int, str], None], finished: Callable[[str], None],
+        moved: Callable[[int, str], None], finished: Callable[[str], None], workers: int = 2,
     ) -> None:  # fmt: skip
         self._adapter, self._base, self._output = adapter, base, output
         self._moved, self._finished = moved, finished
         self._plans = [one for one in plan.files if one.name in files]
         self._read_factor = functools.lru_cache(CACHED)(adapter.tensor)
-        self._gate = pipeline.Gate()
-        self._free_in: pipeline.Channel[torch.Tensor] = pipeline.Channel(self._gate, BUFFERS)
-        self._free_out: pipeline.Channel[torch.Tensor] = pipeline.Channel(self._gate, BUFFERS)
         elements = max((_rows(one) * one.matrix[1] for file in self._plans for one in file.outputs if one.computed), default=1)
-        for _ in range(BUFFERS):
-            # Eight bytes hold an element of every dtype; pages that no block reaches are never touched.
-            self._free_in.put(torch.empty(elements * 8, dtype=torch.uint8))
-            self._free_out.put(torch.empty(elements * 8, dtype=torch.uint8))
-        self._sum = torch.empty(elements)
+        self._desks = [Desk(elements) for _ in range(workers)]
 
     def run(self) -> None:
         """Write all files. OSError and Permanent pass through; files written so far stay for the caller to remove."""
-        with torch.inference_mode():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # threads share the blocks, not the operations on one
+        try:
             for file in self._plans:
                 self._write(file)
                 self._finished(file.name)
+        finally:
+            torch.set_num_threads(threads)
 
     def _write(self, file: FilePlan) -> None:
-        """One file, by the three parts of the pipeline."""
-        self._read: pipeline.Channel[Filled] = pipeline.Channel(self._gate, BUFFERS)
-        self._done: pipeline.Channel[Filled] = pipeline.Channel(self._gate, BUFFERS)
+        """One file, its tasks shared among the threads."""
         with contextlib.ExitStack() as stack:
+            names = {one.stored.file for one in file.outputs if one.stored is not None and one.source is None}
             sources: dict[str, int] = {}
-            for name in sorted({one.stored.file for one in file.outputs if one.stored is not None and one.source is None}):
+            for name in sorted(names | ({file.name} if file.header is None else set())):
                 sources[name] = os.open(self._base / name, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, sources[name])
             target = create(self._output / file.name, file.size)
             stack.callback(os.close, target)
-            blocks = self._blocks(file, sources, target)
-            pipeline.run(self._gate, functools.partial(self._reader, blocks), self._compute, self._writer)
+            if file.header is not None:
+                write_from(target, memoryview(file.header), 0)
+            tasks = _ahead(self._tasks(file, sources, target))
+            pipeline.share(tasks, [functools.partial(_do, desk) for desk in self._desks])
 
-    def _reader(self, blocks: Iterator[Block]) -> None:
-        for block in blocks:
-            buffer = self._free_in.get()
-            assert buffer is not None
-            filled = Filled(block, buffer, block.dtype(read=True))
-            if block.output.source is not None:
-                block.output.source.rows(block.first, block.rows, filled.values())
-            else:
-                assert block.output.stored is not None
-                start = block.output.stored.start + block.first * block.width * filled.dtype.itemsize
-                read_into(block.source, filled.bytes(), start, block.path)
-            self._read.put(filled)
-        self._read.close()
-
-    def _blocks(self, file: FilePlan, sources: dict[str, int], target: int) -> Iterator[Block]:
-        """Copy what stays and give the blocks of what is computed, in file order."""
-        if file.header is None:
-            yield from self._like_the_base(file, sources, target)
-            return
-        write_from(target, memoryview(file.header), 0)
+    def _tasks(self, file: FilePlan, sources: dict[str, int], target: int) -> Iterator[Task]:
+        """The file in pieces that need nothing of each other, in its order: what stays, and the rows of what is computed."""
+        position = 0
         for output, start in zip(file.outputs, file.starts, strict=True):
-            if output.computed:
-                yield from self._tensor(output, sources, target, start)
-            elif output.stored is not None:
+            if file.header is not None and not output.computed and output.stored is not None:
                 stored = output.stored
-                path = self._base / stored.file
-                copy_shifted(sources[stored.file], target, stored.start, start, output.size, path, lambda n: self._moved(n, file.name))
-
-    def _like_the_base(self, file: FilePlan, sources: dict[str, int], target: int) -> Iterator[Block]:
-        """A file that keeps the base's header: everything but what is computed lies where it lay."""
-        path = self._base / file.name
-        with contextlib.ExitStack() as stack:
-            source = sources.get(file.name)
-            if source is None:
-                source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                stack.callback(os.close, source)
-            copier = Copier(lambda count: self._moved(count, file.name))
-            position = 0
-            for output, start in zip(file.outputs, file.starts, strict=True):
-                if output.computed:
-                    copier.copy(source, target, position, start, path)
+                yield from self._copies(file, stored.file, sources, target, stored.start, start, output.size)
+            elif output.computed:
+                if file.header is None:
+                    yield from self._copies(file, file.name, sources, target, position, position, start - position)
                     position = start + output.size
-                    yield from self._tensor(output, sources, target, start)
-            copier.copy(source, target, position, file.size, path)
+                yield from self._parts(output, sources, target, start)
+        if file.header is None:
+            yield from self._copies(file, file.name, sources, target, position, position, file.size - position)
 
-    def _tensor(self, output: Output, sources: dict[str, int], target: int, start: int) -> Iterator[Block]:
+    def _copies(self, file: FilePlan, name: str, sources: dict[str, int], target: int, start: int, to: int, size: int) -> Iterator[Task]:
+        for done in range(0, size, PIECE):
+            length = min(PIECE, size - done)
+            os.posix_fadvise(sources[name], start + done, length, os.POSIX_FADV_WILLNEED)
+            yield functools.partial(self._copy, file.name, self._base / name, sources[name], target, start + done, to + done, length)
+
+    def _copy(self, told: str, path: Path, source: int, target: int, start: int, to: int, size: int, desk: Desk) -> None:
+        copy_range(source, target, start, to, size, path, lambda count: self._moved(count, told))
+
+    def _parts(self, output: Output, sources: dict[str, int], target: int, start: int) -> Iterator[Task]:
+        """The tensor's rows, together where a source or a kernel goes through them in order."""
         if not output.elements:
             return
-        step, length = _rows(output), output.matrix[0]
-        row_bytes = output.size // length
-        file = output.stored.file if output.stored is not None else output.file
-        source = sources.get(file, -1) if output.source is None else -1
-        passes = (False, True) if output.kernel is not None and output.kernel.twice else (True,)
-        for final in passes:
-            for first in range(0, length, step):
-                rows = min(step, length - first)
-                yield Block(output, target, source, self._base / file, start + first * row_bytes, first, rows, final)
+        length, stored = output.matrix[0], output.stored
+        source = sources[stored.file] if output.source is None and stored is not None else -1
+        together = output.source is not None or (output.kernel is not None and output.kernel.twice)
+        step = length if together else _rows(output) * SHARE
+        for first in range(0, length, step):
+            rows = range(first, min(first + step, length))
+            if source >= 0 and stored is not None:
+                width = stored.size // length
+                os.posix_fadvise(source, stored.start + first * width, len(rows) * width, os.POSIX_FADV_WILLNEED)
+            yield functools.partial(self._part, output, source, target, start, rows)
 
-    def _compute(self) -> None:
-        current: Output | None = None
-        while (filled := self._read.get()) is not None:
-            block = filled.block
-            if block.output is not current:
-                kernel: Kernel = block.output.kernel or Copy()
-                prepared, current = kernel.prepare(self._read_factor), block.output
-            total = self._sum[: block.rows * block.width].view(block.rows, block.width)
-            if not block.final:
-                prepared.look(block.first, filled.values(), total)
-                self._free_in.put(filled.buffer)
-                continue
-            buffer = self._free_out.get()
-            assert buffer is not None
-            result = Filled(block, buffer, block.dtype(read=False))
-            self._round(filled, result, total, prepared)
-            self._free_in.put(filled.buffer)
-            self._done.put(result)
-        self._done.close()
+    def _part(self, output: Output, source: int, target: int, start: int, part: range, desk: Desk) -> None:
+        """Rows of one tensor, block by block."""
+        kernel: Kernel = output.kernel or Copy()
+        prepared, step, width = kernel.prepare(self._read_factor), _rows(output), output.size // output.matrix[0]
+        path = self._base / (output.stored.file if output.stored is not None else output.file)
+        for final in (False, True) if kernel.twice else (True,):
+            for first in range(part.start, part.stop, step):
+                rows = min(step, part.stop - first)
+                self._block(Block(output, target, source, path, start + first * width, first, rows, final), prepared, desk)
+
+    def _block(self, block: Block, prepared: Prepared, desk: Desk) -> None:
+        filled = Filled(block, desk.read, block.dtype(read=True))
+        if block.output.source is not None:
+            block.output.source.rows(block.first, block.rows, filled.values())
+        else:
+            assert block.output.stored is not None
+            start = block.output.stored.start + block.first * block.width * filled.dtype.itemsize
+            read_into(block.source, filled.bytes(), start, block.path)
+        total = desk.total[: block.rows * block.width].view(block.rows, block.width)
+        if not block.final:
+            prepared.look(block.first, filled.values(), total)
+            return
+        result = Filled(block, desk.written, block.dtype(read=False))
+        self._round(filled, result, total, prepared)
+        write_from(block.target, result.bytes(), block.offset)
+        self._moved(result.size, block.output.module or block.output.name)
 
     def _round(self, filled: Filled, result: Filled, total: torch.Tensor, prepared: Prepared) -> None:
         weights = filled.values()
@@ -234,11 +237,20 @@ class StreamingMerge:
         )
         raise Permanent("non-finite-weights", f"merge {output.module or output.name}", cause, remedy, path=where)
 
-    def _writer(self) -> None:
-        while (filled := self._done.get()) is not None:
-            write_from(filled.block.target, filled.bytes(), filled.block.offset)
-            self._moved(filled.size, filled.block.output.module or filled.block.output.name)
-            self._free_out.put(filled.buffer)
+
+def _do(desk: Desk, task: Task) -> None:
+    with torch.inference_mode():  # which a thread does not inherit
+        task(desk)
+
+
+def _ahead(tasks: Iterator[Task]) -> Iterator[Task]:
+    """The tasks, each made some turns before it is given: what it reads is on its way then."""
+    waiting: collections.deque[Task] = collections.deque()
+    for task in tasks:
+        waiting.append(task)
+        if len(waiting) > AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _rows(output: Output) -> int:

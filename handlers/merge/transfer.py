@@ -5,7 +5,6 @@ Called by the streaming merge. No mmap: mapped pages count as resident memory of
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from daemon.errors import Permanent
 
 CHUNK = 1 << 24
 """Bytes that one copy moves before progress is told."""
-_NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EBADF)
 
 
 def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
@@ -55,32 +53,23 @@ def create(path: Path, size: int) -> int:
     return descriptor
 
 
-class Copier:
-    """Copies byte ranges between two files at the same offsets, in the kernel as long as the file system lets it."""
+def copy_range(source: int, target: int, start: int, to: int, size: int, path: Path, moved: Callable[[int], None]) -> None:
+    """Copy `size` bytes from `start` of `source` to `to` of `target`, in the kernel where the file system lets it.
 
-    def __init__(self, moved: Callable[[int], None]) -> None:
-        self._moved = moved
-        self._kernel = True
-
-    def copy(self, source: int, target: int, start: int, end: int, path: Path) -> None:
-        """Copy [start, end); `moved` is called with the bytes of each step."""
-        while start < end:
-            length = min(CHUNK, end - start)
-            count = self._in_kernel(source, target, start, length) if self._kernel else 0
-            if count == 0:
-                buffer = memoryview(bytearray(length))
-                read_into(source, buffer, start, path)
-                write_from(target, buffer, start)
-                count = length
-            self._moved(count)
-            start += count
-
-    def _in_kernel(self, source: int, target: int, start: int, length: int) -> int:
-        """Bytes copied; 0 when this pair of files needs another way."""
-        try:
-            return os.copy_file_range(source, target, length, start, start)
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-            self._kernel = False
-            return 0
+    `moved` is told the bytes of each step. Permanent when the source ends before that.
+    """
+    done, kernel = 0, True
+    while done < size:
+        length, count = min(CHUNK, size - done), 0
+        if kernel:
+            try:
+                count = os.copy_file_range(source, target, length, start + done, to + done)
+            except OSError:
+                kernel = False  # whatever the reason: if it is a real one, the plain way meets it too
+        if not count:
+            buffer = memoryview(bytearray(length))
+            read_into(source, buffer, start + done, path)
+            write_from(target, buffer, to + done)
+            count = length
+        moved(count)
+        done += count

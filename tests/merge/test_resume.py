@@ -251,7 +251,7 @@ LEDGERS: dict[str, Callable[[Path], None]] = {
     "a list": lambda path: path.write_text("[1, 2]") and None,
     "newer": lambda path: edit(path, lambda value: value.update(version=value["version"] + 1)),
     "other engine": lambda path: edit(path, lambda value: value["made_for"].update(engine=0)),
-    "other adapter": lambda path: edit(path, lambda value: value["made_for"]["adapter"].update({"adapter_config.json": "0"})),
+    "other adapter": lambda path: edit(path, lambda value: value["made_for"]["adapters"][0].update({"adapter_config.json": "0"})),
     "wrong entry": lambda path: edit(path, lambda value: value["files"].update({"x.safetensors": 5})),
     "missing": Path.unlink,
 }
