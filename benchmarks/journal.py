@@ -29,7 +29,7 @@ OPEN_JOBS = 10
 START = """
 import sys, time
 from pathlib import Path
-from daemon.custody import open_journal
+from daemon.store.custody import open_journal
 from daemon.paths import prepare
 began = time.perf_counter()
 paths = prepare(Path(sys.argv[1]), Path(sys.argv[2]))
@@ -168,7 +168,7 @@ def commits(folder: Path, seconds: float, rounds: int) -> dict[str, float]:
 
 def check_seconds(file: Path) -> tuple[float, float]:
     """Seconds of the scheduled full check, and of one backup."""
-    from daemon.database import Database
+    from daemon.store.database import Database
 
     database = Database(file)
     began = time.perf_counter()

@@ -19,11 +19,8 @@ import psutil
 import structlog
 
 from daemon import __version__, logs, metrics, systemd
-from daemon.children import Spawn
 from daemon.complaints import Complaints
-from daemon.containment import adopt_orphans
 from daemon.contract import Work
-from daemon.custody import Custodian, open_journal
 from daemon.errors import Permanent
 from daemon.intake import Intake, target_of
 from daemon.journal import Journal
@@ -32,12 +29,15 @@ from daemon.naming import run_of
 from daemon.notify import Notifier
 from daemon.overrides import effective
 from daemon.paths import Paths, prepare
+from daemon.process.containment import adopt_orphans
 from daemon.reload import changed_for_good, reread
-from daemon.rows import JobRow, now
 from daemon.runner import Runner
+from daemon.running.children import Spawn
 from daemon.schedule import Ticks
 from daemon.settings import Settings
 from daemon.status import locked
+from daemon.store.custody import Custodian, open_journal
+from daemon.store.rows import JobRow, now
 from daemon.watch import Watcher
 from daemon.worker import Worker
 

@@ -109,7 +109,7 @@ def _states(state: Path) -> list[Path]:
 
 def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
     from daemon.fsck import examine
-    from daemon.fsck_scene import paths_of
+    from daemon.invariants.scene import paths_of
     from daemon.pin import pins_of
     from daemon.status import is_locked
 
@@ -136,7 +136,7 @@ def prune_command(
     """Remove exports that no rule of `retention` keeps."""
     import time
 
-    from daemon.fsck_scene import paths_of
+    from daemon.invariants.scene import paths_of
     from daemon.paths import prepare
     from daemon.retention import plan_removal, prune, read_exports
     from daemon.verify import exports_below
@@ -161,8 +161,8 @@ def prune_command(
 
 def _busy(state: Path) -> set[str]:
     """Ids of all jobs that are open now. Raises UsageError for a journal of another version."""
-    from daemon.database import reading
-    from daemon.fsck_scene import usable_version
+    from daemon.invariants.scene import usable_version
+    from daemon.store.database import reading
 
     found: set[str] = set()
     for folder in _states(state):

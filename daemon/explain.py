@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoint import Inspection, export_files, fingerprint, inspect
-from daemon.database import reading
 from daemon.errors import UsageError, from_oserror
 from daemon.intake import digest_of_fingerprint
 from daemon.layouts import TABLE
@@ -25,6 +24,7 @@ from daemon.runs import choice_for
 from daemon.scan import checkpoint_of, find_checkpoints
 from daemon.settings import Settings
 from daemon.status import snapshot
+from daemon.store.database import reading
 
 
 def explain(settings: Settings, path: Path) -> dict[str, Any]:

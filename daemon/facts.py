@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daemon.contract import AttemptFacts, JobFacts, StageFacts
 from daemon.journal import Journal
-from daemon.rows import AttemptRow, JobRow
+from daemon.store.rows import AttemptRow, JobRow
 
 
 def _attempt(row: AttemptRow) -> AttemptFacts:

@@ -18,9 +18,9 @@ from daemon.paths import Paths
 from daemon.publish import Part, assemble, is_export, link_to, manifest_of, swap_in
 from daemon.resources import human
 from daemon.retention import prune
-from daemon.rows import JobRow, StageRow
 from daemon.select import best_step
 from daemon.settings import RetentionSettings, Settings
+from daemon.store.rows import JobRow, StageRow
 from daemon.verdicts import asked_variants, judge, status_of
 
 log = structlog.get_logger("runner")

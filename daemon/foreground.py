@@ -24,13 +24,13 @@ from daemon.naming import run_of, step_of
 from daemon.paths import existing, foreground_state, prepare
 from daemon.pin import Moved, make_pin
 from daemon.publish import MANIFEST
-from daemon.rows import ENDED_JOB
 from daemon.settings import BaseModelSettings, OutputSettings, Settings
 from daemon.status import snapshot
+from daemon.store.rows import ENDED_JOB
 from daemon.view import ExportView
 from handlers.plan import effective_variants, plan
 
-LACKING = ("disk-now", "memory-now", "disk-full")
+LACKING = ("disk-now", "memory-now", "disk-full", "read-only", "unexpected")
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
 
 

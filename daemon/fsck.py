@@ -14,14 +14,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.database import reading
 from daemon.errors import Permanent
-from daemon.fsck_disk import check_disk
-from daemon.fsck_journal import check_file, check_plans, check_rules, check_verdicts
-from daemon.fsck_processes import check_processes
-from daemon.fsck_scene import Finding, Scene, paths_of, read_rows, usable_version
-from daemon.soundness import misshapen
-from daemon.sqlite_errors import damaged
+from daemon.invariants.disk import check_disk
+from daemon.invariants.journal import check_file, check_plans, check_rules, check_verdicts
+from daemon.invariants.processes import check_processes
+from daemon.invariants.scene import Finding, Scene, paths_of, read_rows, usable_version
+from daemon.store.database import reading
+from daemon.store.soundness import misshapen
+from daemon.store.sqlite_errors import damaged
 
 PAUSES = (0.3, 1.0, 2.0)
 """Seconds between the looks at a working daemon. A child that ended is settled within them."""

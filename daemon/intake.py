@@ -20,11 +20,11 @@ from daemon.naming import run_of
 from daemon.overrides import Effective, effective
 from daemon.paths import Paths
 from daemon.pin import Moved, PinRules, make_pin, pins_of, rewritten
-from daemon.remains import Entry, write_entry
-from daemon.rows import now
 from daemon.runs import choice_for
 from daemon.select import best_step
 from daemon.settings import Settings
+from daemon.store.remains import Entry, write_entry
+from daemon.store.rows import now
 from handlers.plan import plan
 
 log = structlog.get_logger("intake")

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from daemon.contract import CheckpointRef, Work
-from daemon.controls import Controls
-from daemon.database import Database
 from daemon.errors import Fault
-from daemon.outbox import Outbox
-from daemon.rows import JobRow, Lane, job_of, now
-from daemon.sightings import Sightings, record_sighting
-from daemon.stages import Stages, close_stage
+from daemon.store.controls import Controls
+from daemon.store.database import Database
+from daemon.store.outbox import Outbox
+from daemon.store.rows import JobRow, Lane, job_of, now
+from daemon.store.sightings import Sightings, record_sighting
+from daemon.store.stages import Stages, close_stage
 
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""

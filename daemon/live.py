@@ -12,9 +12,9 @@ from typing import Any
 import structlog
 
 from daemon.durable import write_atomic
-from daemon.rows import now
 from daemon.runner import Runner
 from daemon.settings import Settings
+from daemon.store.rows import now
 from daemon.watch import Watcher
 
 log = structlog.get_logger("daemon")

@@ -14,8 +14,8 @@ import structlog
 
 from daemon.complaints import Complaints
 from daemon.journal import Journal
-from daemon.rows import Message
 from daemon.settings import NotifySettings
+from daemon.store.rows import Message
 
 log = structlog.get_logger("notify")
 

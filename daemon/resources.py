@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from daemon.errors import Fault
-from daemon.estimates import Estimate
+from daemon.running.estimates import Estimate
 from handlers.plan import StageSpec
 
 WAIT_SECONDS = 30.0

@@ -17,25 +17,25 @@ from datetime import UTC, datetime
 import structlog
 
 from daemon.base import Bases
-from daemon.children import Children, Running, Spawn
 from daemon.complaints import Complaints
 from daemon.contract import Outcome, StageResult, Work
 from daemon.errors import CkptdError, Fault, from_oserror
 from daemon.finish import close_job, tidy_job
 from daemon.journal import Journal
-from daemon.kept import Kept
-from daemon.lanes import next_lane
-from daemon.outcomes import inputs_are_there, measure, settle
 from daemon.paths import Paths
 from daemon.pin import pins_of, rewritten
-from daemon.recovery import left_open, tidy_up
 from daemon.resources import WAIT_SECONDS
-from daemon.resumption import Resumption
-from daemon.rows import ENDED_STAGE, JobRow, StageRow
+from daemon.running.children import Children, Running, Spawn
+from daemon.running.kept import Kept
+from daemon.running.lanes import next_lane
+from daemon.running.outcomes import inputs_are_there, measure, settle
+from daemon.running.recovery import left_open, tidy_up
+from daemon.running.resumption import Resumption
+from daemon.running.starter import Starter
+from daemon.running.steps import verifying
+from daemon.running.waits import Waits
 from daemon.settings import Settings
-from daemon.starter import Starter
-from daemon.steps import verifying
-from daemon.waits import Waits
+from daemon.store.rows import ENDED_STAGE, JobRow, StageRow
 from daemon.worker import Worker
 
 log = structlog.get_logger("runner")

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from daemon import windows
 from daemon.contract import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.running import windows
 from daemon.sources import ListFriendlyEnv, over, short_names
 from handlers.plan import effective_variants
 

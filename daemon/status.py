@@ -16,8 +16,8 @@ from typing import Any
 
 from daemon import __version__
 from daemon.contract import StageResult
-from daemon.database import reading
 from daemon.errors import Fault, UsageError
+from daemon.store.database import reading
 
 
 @contextmanager

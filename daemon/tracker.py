@@ -19,10 +19,10 @@ from daemon.intake import Intake, digest_of_fingerprint
 from daemon.layouts import PATIENCE_SECONDS
 from daemon.naming import run_of
 from daemon.pin import Moved
-from daemon.rows import now as wall_clock
 from daemon.scan import checkpoint_of, find_checkpoints
 from daemon.settings import WatchSettings
 from daemon.settle import Quiet, Settler
+from daemon.store.rows import now as wall_clock
 
 log = structlog.get_logger("watch")
 

@@ -17,8 +17,8 @@ from daemon.checkpoint import Inspection
 from daemon.resources import human
 
 if TYPE_CHECKING:
-    from daemon.children import Running
-    from daemon.rows import StageRow
+    from daemon.running.children import Running
+    from daemon.store.rows import StageRow
 
 STATE_STYLE = {
     "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",

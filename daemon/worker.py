@@ -17,14 +17,14 @@ from pathlib import Path
 
 import structlog
 
-from daemon import procfs
-from daemon.attempt_log import AttemptLog, tail
-from daemon.channel import Channel, Progress
-from daemon.containment import Enclosure, kill_marked, kill_session
 from daemon.contract import StageContext, StageResult
-from daemon.death import Death, conclude, mib, read_result
 from daemon.durable import write_atomic
 from daemon.errors import Fault
+from daemon.process import procfs
+from daemon.process.attempt_log import AttemptLog, tail
+from daemon.process.channel import Channel, Progress
+from daemon.process.containment import Enclosure, kill_marked, kill_session
+from daemon.process.death import Death, conclude, mib, read_result
 
 __all__ = ["Bounds", "Progress", "Worker", "kill_stray", "read_result", "tail"]
 

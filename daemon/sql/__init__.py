@@ -1,6 +1,6 @@
 """The journal's schema: one script a version, each bringing the version before it up to itself.
 
-Called by `daemon.database`, which runs them, and by `daemon.soundness`, which compares a file with what they make.
+Called by `daemon.store.database`, which runs them, and by `daemon.store.soundness`, which compares a file with what they make.
 A script that has been released is never changed.
 """
 

@@ -11,8 +11,8 @@ import pytest
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.paths import prepare
-from daemon.rows import JobRow
 from daemon.settings import Settings
+from daemon.store.rows import JobRow
 from daemon.tracker import Tracker
 
 

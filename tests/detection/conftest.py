@@ -17,8 +17,8 @@ import pytest
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.paths import prepare
-from daemon.rows import JobRow
 from daemon.settings import Settings
+from daemon.store.rows import JobRow
 from daemon.watch import Watcher
 from tests.detection.bench import bench  # noqa: F401 - a fixture for every test of this folder
 

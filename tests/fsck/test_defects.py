@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract import Outcome
-from daemon.fsck_journal import RULES
+from daemon.invariants.journal import RULES
 from daemon.publish import MANIFEST
 from daemon.status import locked
 from tests.fsck.world import World, child_of

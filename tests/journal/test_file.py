@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon import database
-from daemon.database import SCHEMA_VERSION, reading
 from daemon.errors import Permanent, Retryable, UsageError
 from daemon.journal import Journal
 from daemon.status import snapshot
+from daemon.store import database
+from daemon.store.database import SCHEMA_VERSION, reading
 from tests.journal.conftest import enter
 
 PROGRAM = """

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from daemon.custody import open_journal
-from daemon.database import SCHEMA_VERSION
 from daemon.errors import Permanent
 from daemon.journal import Journal
 from daemon.paths import prepare
 from daemon.sql import statements
 from daemon.status import snapshot
+from daemon.store.custody import open_journal
+from daemon.store.database import SCHEMA_VERSION
 from tests.journal.conftest import STAGES, WORK, enter, reference
 
 
@@ -157,7 +157,7 @@ def test_a_migration_that_fails_in_its_middle_leaves_nothing_of_itself(old: Path
     with closing(sqlite3.connect(old)) as raw:
         before = "\n".join(raw.iterdump())
     good = list(statements(2))
-    monkeypatch.setattr("daemon.database.statements", lambda _: [*good[:-1], "INSERT INTO nowhere VALUES (1)"])
+    monkeypatch.setattr("daemon.store.database.statements", lambda _: [*good[:-1], "INSERT INTO nowhere VALUES (1)"])
     with pytest.raises(Permanent, match="it is sound, and schema 2 can't be made of it: no such table: nowhere"):
         Journal(old)
     with closing(sqlite3.connect(old)) as raw:

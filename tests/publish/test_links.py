@@ -13,8 +13,8 @@ from daemon.finish import publish_job
 from daemon.paths import Paths, prepare
 from daemon.publish import link_to
 from daemon.retention import prune
-from daemon.rows import JobRow, StageRow
 from daemon.settings import RetentionSettings
+from daemon.store.rows import JobRow, StageRow
 from tests.journal.conftest import WORK
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from daemon.contract import Outcome, StageResult
 from daemon.errors import Fault
-from daemon.estimates import MARGIN, estimate
-from daemon.lanes import next_lane
-from daemon.retry import after_crash, decide
-from daemon.rows import Lane
-from daemon.stages import Measured
-from daemon.windows import Windows, problem_of, zone_problem
+from daemon.running.estimates import MARGIN, estimate
+from daemon.running.lanes import next_lane
+from daemon.running.retry import after_crash, decide
+from daemon.running.windows import Windows, problem_of, zone_problem
+from daemon.store.rows import Lane
+from daemon.store.stages import Measured
 from handlers.plan import BY_NAME, ModelSize
 
 GIB = 1 << 30

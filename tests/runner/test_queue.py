@@ -327,7 +327,7 @@ def test_when_memory_runs_out_the_largest_child_ends_and_is_tried_again(make_des
     desk.add("two", 2)
     desk.tick(2)
     desk.fakes[0].memory, desk.fakes[1].memory = gib, 2 * gib
-    monkeypatch.setattr("daemon.children.memory", lambda: (8 * gib, gib // 2))
+    monkeypatch.setattr("daemon.running.children.memory", lambda: (8 * gib, gib // 2))
     desk.tick(4)
     assert [fake.stopped for fake in desk.fakes] == [False, True]
     fault = desk.journal.stages("two-2")["merge"].fault

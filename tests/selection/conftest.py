@@ -15,10 +15,10 @@ from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.paths import prepare
 from daemon.pin import pins_of
-from daemon.rows import JobRow
 from daemon.runner import Runner
 from daemon.settings import Settings
 from daemon.status import snapshot
+from daemon.store.rows import JobRow
 from daemon.tracker import Tracker
 from tests.detection.helpers import copy_of, set_state
 

@@ -18,7 +18,7 @@ from daemon.checkpoint import Fingerprint, Inspection
 from daemon.intake import Intake
 from daemon.journal import Journal
 from daemon.paths import Paths, prepare
-from daemon.recovery import collect_orphans
+from daemon.running.recovery import collect_orphans
 from daemon.settings import Settings
 from daemon.settle import PEEK_SECONDS
 from daemon.tracker import Tracker

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon import cgroup, containment
+from daemon.process import cgroup, containment
 from daemon.worker import HANDLERS, Bounds, Worker
 from tests.workers.helpers import BOUNDS, HAS_GROUPS, SCRIPT, UNIFIED, Start, leftovers, make_context, wait
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from daemon import death, procfs
-from daemon.attempt_log import AttemptLog
 from daemon.contract import Outcome
 from daemon.errors import Fault
+from daemon.process import death, procfs
+from daemon.process.attempt_log import AttemptLog
 from tests.workers.helpers import Start, fault_of, make_context, until, wait
 
 

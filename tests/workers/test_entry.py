@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon import death
 from daemon.contract import ChildLimits, Outcome
+from daemon.process import death
 from daemon.worker import HANDLERS, Worker
 from handlers import __main__ as entry
 from handlers import child

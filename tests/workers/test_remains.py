@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon import containment, procfs
 from daemon.contract import Outcome, StageResult
+from daemon.process import containment, procfs
 from daemon.worker import Worker, kill_stray
 from tests.workers.helpers import BOUNDS, SCRIPT, SHORT, Start, fault_of, leftovers, make_context, until, wait
 

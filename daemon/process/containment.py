@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from daemon import cgroup, procfs
+from daemon.process import cgroup, procfs
 
 MARK = "CKPTD_ATTEMPT"
 _PR_SET_CHILD_SUBREAPER = 36

@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 import structlog
 
 from daemon.base import Bases
-from daemon.children import Children
 from daemon.contract import Outcome, StageResult
-from daemon.estimates import Estimate, estimate
 from daemon.journal import Journal
-from daemon.keys import keys_of
-from daemon.outcomes import settle
 from daemon.paths import Paths
 from daemon.resources import WAIT_SECONDS, Admission, Reserved, admit
-from daemon.resumption import Resumption
-from daemon.rows import JobRow, StageRow
+from daemon.running.children import Children
+from daemon.running.estimates import Estimate, estimate
+from daemon.running.keys import keys_of
+from daemon.running.outcomes import settle
+from daemon.running.resumption import Resumption
+from daemon.running.steps import because_of, ready_stages, retrying, verifying
+from daemon.running.waits import Waits
+from daemon.running.windows import Windows
 from daemon.settings import Settings
-from daemon.steps import because_of, ready_stages, retrying, verifying
-from daemon.waits import Waits
-from daemon.windows import Windows
+from daemon.store.rows import JobRow, StageRow
 from handlers.plan import BY_NAME, ModelSize, StageSpec
 
 log = structlog.get_logger("runner")

@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from daemon.attempt_log import AttemptLog
 from daemon.contract import CONTRACT_VERSION, Outcome, StageContext, StageResult
 from daemon.errors import Fault
+from daemon.process.attempt_log import AttemptLog
 
 RESULT_LIMIT = 64 << 20
 """Bytes of the largest result file that is read: ten thousand files take one or two MiB."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from daemon.children import Children
 from daemon.errors import Fault
 from daemon.resources import memory
+from daemon.running.children import Children
 
 log = structlog.get_logger("runner")
 

@@ -21,11 +21,12 @@ from typing import TypeVar
 
 import structlog
 
-from daemon import backups, faults, soundness
+from daemon import faults
 from daemon.durable import fsync_directory, fsync_file, write_atomic
 from daemon.errors import CkptdError, Permanent, Retryable, UsageError
 from daemon.sql import SCHEMA_VERSION, statements
-from daemon.sqlite_errors import damaged, explained, explaining, gone
+from daemon.store import backups, soundness
+from daemon.store.sqlite_errors import damaged, explained, explaining, gone
 
 log = structlog.get_logger("journal")
 
@@ -95,7 +96,7 @@ class Database:
                 connection = self._begin()
                 try:
                     value = function(connection)
-                    connection.execute("COMMIT")
+                    self._commit(connection)
                 except BaseException:
                     self._roll_back(connection)
                     raise
@@ -103,6 +104,17 @@ class Database:
             return value
 
         return self._thread.submit(run).result()
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_DIR_FSYNC:
+                raise
+            # The rollback journal is gone, and that is the commit: to call it refused would let it be done twice.
+            self._drop()
+            log.error("a change of the journal is made and may not outlast a power cut: its folder could not be synced",
+                      code="journal-not-durable", path=str(self.path))  # fmt: skip
 
     @contextmanager
     def _explaining(self, operation: str) -> Iterator[None]:
@@ -163,7 +175,7 @@ class Database:
             return [error.fault.cause]
 
     def backup(self, target: Path) -> None:
-        """Write a checked copy to `target`, atomically, while work goes on. Raises as `daemon.backups.write_backup` does."""
+        """Write a checked copy to `target`, atomically, while work goes on. Raises as `daemon.store.backups.write_backup` does."""
         with reading(self.path) as connection:
             backups.write_backup(connection, target)
 

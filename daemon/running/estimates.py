@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from daemon.stages import Measured
+from daemon.store.stages import Measured
 from handlers.plan import ModelSize, StageSpec
 
 MARGIN = 1.15

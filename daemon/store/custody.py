@@ -19,17 +19,18 @@ from typing import Any
 
 import structlog
 
-from daemon import backups, faults
+from daemon import faults
 from daemon.contract import CheckpointRef
-from daemon.database import Database, mark_suspect, reading
 from daemon.durable import fsync_directory, fsync_file, write_atomic
 from daemon.errors import CkptdError, Permanent, Retryable
 from daemon.journal import Journal
 from daemon.paths import Paths
-from daemon.rebuild import Rebuilt, rebuild
 from daemon.resources import free_disk, human
-from daemon.rows import now
 from daemon.sql import SCHEMA_VERSION
+from daemon.store import backups
+from daemon.store.database import Database, mark_suspect, reading
+from daemon.store.rebuild import Rebuilt, rebuild
+from daemon.store.rows import now
 
 log = structlog.get_logger("journal")
 

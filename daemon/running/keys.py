@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract import Work, digest_of
-from daemon.rows import JobRow, StageRow
+from daemon.store.rows import JobRow, StageRow
 from handlers.plan import BY_NAME, StageSpec
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from daemon.database import Database
-from daemon.rows import now
+from daemon.store.database import Database
+from daemon.store.rows import now
 
 
 class Sightings:

@@ -17,14 +17,14 @@ from daemon import faults
 from daemon.contract import Outcome, StageContext, StageResult
 from daemon.durable import remove_tree
 from daemon.errors import Fault, from_oserror
-from daemon.estimates import Estimate
 from daemon.facts import facts_of
 from daemon.journal import Journal
-from daemon.launch import bounds_of, make_context, staging_of
 from daemon.paths import Paths
 from daemon.resources import Reserved, human, memory
-from daemon.rows import JobRow, StageRow
+from daemon.running.estimates import Estimate
+from daemon.running.launch import bounds_of, make_context, staging_of
 from daemon.settings import LimitSettings
+from daemon.store.rows import JobRow, StageRow
 from daemon.worker import Bounds, Worker
 from handlers.plan import ModelSize, StageSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daemon.errors import Fault
-from daemon.rows import ENDED_STAGE, StageRow
+from daemon.store.rows import ENDED_STAGE, StageRow
 from handlers.plan import BY_NAME, StageSpec
 
 

@@ -14,9 +14,9 @@ import structlog
 
 from daemon.contract import FileEntry, Work
 from daemon.journal import Journal
-from daemon.kept import Kept, is_whole
-from daemon.keys import keys_of
-from daemon.rows import JobRow, StageRow
+from daemon.running.kept import Kept, is_whole
+from daemon.running.keys import keys_of
+from daemon.store.rows import JobRow, StageRow
 from handlers.plan import effective_variants, plan
 
 log = structlog.get_logger("runner")

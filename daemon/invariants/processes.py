@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import psutil
 
-from daemon.fsck_scene import Scene
+from daemon.invariants.scene import Scene
 from daemon.status import is_locked
 
 _STRAY = "end that process; the next start of the daemon does it too"

@@ -13,11 +13,11 @@ import structlog
 from pydantic import ValidationError
 
 from daemon.contract import Outcome, StageContext, StageResult
-from daemon.death import examine
 from daemon.durable import remove_tree, sweep_temporaries
 from daemon.journal import Journal
 from daemon.paths import Paths
-from daemon.rows import AttemptRow
+from daemon.process.death import examine
+from daemon.store.rows import AttemptRow
 from daemon.swap import mend_swaps
 from daemon.worker import kill_stray
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daemon.rows import Lane
+from daemon.store.rows import Lane
 
 
 def next_lane(lanes: Sequence[Lane]) -> Lane | None:

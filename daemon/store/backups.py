@@ -1,6 +1,6 @@
 """Copies of the journal: taken while work goes on, checked before they count, the newest few kept.
 
-Called by `daemon.database` and `daemon.custody`. A backup is a journal of its own; nothing but the name tells it apart.
+Called by `daemon.store.database` and `daemon.store.custody`. A backup is a journal of its own; nothing but the name tells it apart.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from daemon import faults, soundness
+from daemon import faults
 from daemon.durable import fsync_directory, fsync_file
 from daemon.errors import Permanent
+from daemon.store import soundness
 
 STEP_PAGES = 1024
 """Pages (of 4 KiB) copied at a time: a writer waits for one such step, some ten milliseconds."""

@@ -1,6 +1,6 @@
 """Rebuilds or completes a journal from what is on disk: job files, results, pins and published exports.
 
-Called by `daemon.custody` on a fresh journal or on a backup, before it takes the place of the damaged one. A job
+Called by `daemon.store.custody` on a fresh journal or on a backup, before it takes the place of the damaged one. A job
 whose export is published, or whose report says how it ended, is ended; one whose pin is still there is open, and
 its finished stages stay finished; of any other the checkpoint, if it still exists, is found again by the watcher.
 Can be repeated: what the journal knows already is not made worse.
@@ -18,12 +18,12 @@ import structlog
 from pydantic import BaseModel
 
 from daemon.contract import CheckpointRef, Outcome
-from daemon.database import Database
 from daemon.errors import Fault
 from daemon.paths import Paths
 from daemon.publish import same_files
-from daemon.remains import Remains, Tried, find
-from daemon.rows import now
+from daemon.store.database import Database
+from daemon.store.remains import Remains, Tried, find
+from daemon.store.rows import now
 from handlers.plan import effective_variants, plan
 
 log = structlog.get_logger("journal")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract import Outcome, StageResult
-from daemon.database import Database
 from daemon.errors import Fault
-from daemon.rows import AttemptRow, StageRow, attempt_of, now, stage_of
+from daemon.store.database import Database
+from daemon.store.rows import AttemptRow, StageRow, attempt_of, now, stage_of
 from handlers.plan import ModelSize
 
 MEASUREMENTS = 200

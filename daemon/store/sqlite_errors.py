@@ -1,4 +1,4 @@
-"""What SQLite's errors mean to us: wait, mend, or our own mistake. Called by `daemon.database` and `daemon.custody`."""
+"""What SQLite's errors mean to us: wait, mend, or our own mistake. Called by `daemon.store.database` and `daemon.store.custody`."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from daemon.contract import ChildLimits, StageContext
 from daemon.paths import Paths
 from daemon.resources import memory
-from daemon.rows import JobRow, StageRow
 from daemon.settings import LimitSettings
+from daemon.store.rows import JobRow, StageRow
 from daemon.worker import Bounds
 from handlers.plan import StageSpec
 

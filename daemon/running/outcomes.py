@@ -11,14 +11,14 @@ from pathlib import Path
 
 import structlog
 
-from daemon.children import Running
 from daemon.contract import Outcome, StageResult
 from daemon.durable import remove_tree
 from daemon.journal import Journal
 from daemon.publish import same_files
-from daemon.retry import Decision, after_crash, decide
+from daemon.running.children import Running
+from daemon.running.retry import Decision, after_crash, decide
 from daemon.settings import LimitSettings
-from daemon.stages import Measured
+from daemon.store.stages import Measured
 from handlers.plan import BY_NAME
 
 log = structlog.get_logger("runner")

@@ -1,6 +1,6 @@
 """Whether a journal is what it should be: SQLite's own checks, the shape of its schema, what its open jobs say.
 
-Functions of a connection, called by `daemon.database` when it opens a file and by `daemon.custody` on a schedule.
+Functions of a connection, called by `daemon.store.database` when it opens a file and by `daemon.store.custody` on a schedule.
 SQLite keeps no checksums: a byte that changed inside a text is found only where the text stops making sense.
 """
 

@@ -9,10 +9,10 @@ import sqlite3
 from dataclasses import dataclass
 
 from daemon.contract import JobFacts, StageFacts, Work
-from daemon.fsck_scene import REPORTED, Scene
-from daemon.rows import ENDED_STAGE, job_of, stage_of
-from daemon.soundness import unbelievable, unsound
-from daemon.sqlite_errors import MEND
+from daemon.invariants.scene import REPORTED, Scene
+from daemon.store.rows import ENDED_STAGE, job_of, stage_of
+from daemon.store.soundness import unbelievable, unsound
+from daemon.store.sqlite_errors import MEND
 from daemon.verdicts import asked_variants, judge, status_of
 from handlers.plan import BY_NAME, effective_variants, plan
 

@@ -14,7 +14,7 @@ from daemon.checkpoint import export_files, identify
 from daemon.contract import CheckpointRef, StageResult
 from daemon.durable import dead_temporaries, sha256_file
 from daemon.finish import FAILED_SUFFIX
-from daemon.fsck_scene import OPEN, REPORTED, Scene
+from daemon.invariants.scene import OPEN, REPORTED, Scene
 from daemon.publish import MANIFEST, is_export, manifest_of, same_files
 from daemon.retention import GONE
 from daemon.swap import NEW, OLD
