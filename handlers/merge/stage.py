@@ -111,4 +111,6 @@ def _pass_through(context: StageContext) -> StageOutput:
         "resumed_bytes": 0,
     }
     warnings = ["the checkpoint's pickled .bin weights were converted to safetensors"] if converted else []
+    if (context.work.merge.dtype, context.work.merge.max_shard_size) != ("base", None):
+        warnings.append("merge.dtype and merge.max_shard_size were not applied: a full fine-tune keeps its dtype and its files")
     return StageOutput(strategy="passthrough", figures=figures, warnings=warnings)
