@@ -2,12 +2,11 @@
 
 One Trainer (transformers + PEFT, LoRA) trains without a pause and writes down when each step ends. Meanwhile phases of some
 seconds alternate, in a random order each round: nothing beside it; our export (the merge and ONNX stages as the daemon starts
-them, in the idle classes); the same export at normal priority. A step counts for the phase in which all of it fell.
+them, in the idle classes); the same export at normal priority. The first seconds of a phase do not count.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
@@ -160,12 +159,13 @@ def training(folder: Path, base: Path, threads: int) -> Iterator[Path]:
 
 
 def step_times(steps: Path, phases: list[tuple[str, int, float, float]]) -> dict[str, list[float]]:
-    """Phase → median duration of its steps, one for each round."""
+    """Phase → mean duration of its steps in seconds, one for each round; of a step that outlasts the phase, the phase's length."""
     ends = [float(line) for line in steps.read_text().splitlines()]
     found: dict[str, list[float]] = {}
     for name, _, begin, end in phases:
-        inside = [later - earlier for earlier, later in itertools.pairwise(ends) if begin + SETTLE_SECONDS <= earlier and later <= end]
-        found.setdefault(name, []).append(statistics.median(inside))
+        inside = [one for one in ends if begin + SETTLE_SECONDS <= one <= end]
+        mean = (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) > 1 else end - begin - SETTLE_SECONDS
+        found.setdefault(name, []).append(mean)
     return found
 
 

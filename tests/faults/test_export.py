@@ -86,7 +86,7 @@ def disturb(undisturbed: Undisturbed, checkpoint: Path, home: Path, rule: Rule) 
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in before} == before, "the training directory was touched"
 
 
-FEW = [("fsync", errno.EIO, 0.5), pytest.param("write", errno.ENOSPC, 0.3, marks=pytest.mark.slow)]
+FEW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("fsync", errno.EIO, 0.5), ("write", errno.ENOSPC, 0.3))]
 MANY = [(kind, number, at) for kind in KINDS for number in (errno.EIO, errno.ENOSPC, errno.EROFS) for at in (0.02, 0.35, 0.65, 0.98)]
 
 

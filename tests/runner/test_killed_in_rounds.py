@@ -22,7 +22,7 @@ from tests.runner.conftest import Toy, artifacts
 from tests.service import stray_handlers
 
 Add = Callable[..., Path]
-QUICK = 4
+QUICK = 2
 """Points tried in the quick set; the slow one tries them all."""
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "200"))
 STAGES = 6
@@ -127,7 +127,7 @@ def with_luck(pid: int) -> None:
 def test_some_rounds_of_kills_at_random_times_lose_nothing(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.5
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    kill_rounds(make_toy(extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n"), add, 8, seed)
+    kill_rounds(make_toy(extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n"), add, 5, seed)
 
 
 @pytest.mark.slow
