@@ -28,7 +28,7 @@ from daemon.settings import BaseModelSettings, OutputSettings, Settings
 from daemon.status import snapshot
 from daemon.store.rows import ENDED_JOB
 from daemon.view import ExportView
-from handlers.plan import effective_variants, plan
+from handlers.plan import stage_names
 
 LACKING = ("disk-now", "memory-now", "disk-full", "read-only", "unexpected")
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
@@ -197,7 +197,7 @@ def retry_job(settings: Settings, job: str) -> None:
                 "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
             )  # fmt: skip
         work = work or row.work
-        names = [spec.name for spec in plan(effective_variants(work.export.variants, work.export.quantization))]
+        names = stage_names(work.export.variants, work.export.quantization)
         if row.untidy or not journal.retry_job(job, work, names):
             remove_tree(row.pin)
             raise UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")

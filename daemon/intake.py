@@ -25,7 +25,7 @@ from daemon.select import best_step
 from daemon.settings import Settings
 from daemon.store.remains import Entry, write_entry
 from daemon.store.rows import now
-from handlers.plan import plan
+from handlers.plan import stage_names
 
 log = structlog.get_logger("intake")
 
@@ -150,7 +150,7 @@ class Intake:
                 fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
             ))  # fmt: skip
         new = self.journal.add_job(
-            candidate.job, reference, settings.work, [spec.name for spec in plan(settings.variants)], pin=pin,
+            candidate.job, reference, settings.work, stage_names(settings.variants), pin=pin,
             target=target, fingerprint=candidate.known, supersede=latest, fault=candidate.fault, warnings=[warning] if warning else [],
         )  # fmt: skip
         if not new:

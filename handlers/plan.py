@@ -133,3 +133,8 @@ def plan(variants: Iterable[str]) -> tuple[StageSpec, ...]:
         wanted.add(name)
         queue.extend(need for need in BY_NAME[name].needs if need not in wanted)
     return tuple(spec for spec in STAGES if spec.name in wanted)
+
+
+def stage_names(variants: Iterable[str], quantization: str = "") -> list[str]:
+    """Names of the stages that make `variants` once the quantization level is applied, in plan order."""
+    return [spec.name for spec in plan(effective_variants(variants, quantization))]

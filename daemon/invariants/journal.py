@@ -14,7 +14,7 @@ from daemon.store.rows import ENDED_STAGE, job_of, stage_of
 from daemon.store.soundness import unbelievable, unsound
 from daemon.store.sqlite_errors import MEND
 from daemon.verdicts import asked_variants, judge, status_of
-from handlers.plan import BY_NAME, effective_variants, plan
+from handlers.plan import BY_NAME, stage_names
 
 LATEST = 200
 """Ended jobs whose verdict is derived again unless everything is to be checked."""
@@ -154,7 +154,7 @@ def check_plans(scene: Scene) -> None:
             continue
         if job["work"] not in planned:
             export = Work.model_validate_json(job["work"]).export
-            planned[job["work"]] = tuple(spec.name for spec in plan(effective_variants(export.variants, export.quantization)))
+            planned[job["work"]] = tuple(stage_names(export.variants, export.quantization))
         names = stages[job["id"]]
         if unknown := [name for name in names if name not in BY_NAME]:
             scene.find("stage-unknown", f"the plan knows no stage {', '.join(unknown)}", "install the ckptd that planned it, or cancel it",

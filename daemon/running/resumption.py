@@ -17,7 +17,7 @@ from daemon.journal import Journal
 from daemon.running.kept import Kept, is_whole
 from daemon.running.keys import keys_of
 from daemon.store.rows import JobRow, StageRow
-from handlers.plan import effective_variants, plan
+from handlers.plan import stage_names
 
 log = structlog.get_logger("runner")
 
@@ -116,7 +116,7 @@ class Resumption:
     def _adopt(self, job: JobRow) -> JobRow:
         """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
         work = self._work_of(job) or job.work
-        names = [spec.name for spec in plan(effective_variants(work.export.variants, work.export.quantization))]
+        names = stage_names(work.export.variants, work.export.quantization)
         if work == job.work and names == list(self._journal.stages(job.id)):
             return job
         if self._journal.reconfigure(job.id, work, names):

@@ -5,7 +5,9 @@ A part of the runner, used by its thread alone.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
@@ -50,10 +52,14 @@ class Starter:
             result = StageResult(outcome=Outcome.INTERRUPTED)
             settle(self._journal, self._settings.limits, job.id, name, stages[name].attempts, result)
         ready = ready_stages(stages)
-        moved = [self._step(job, spec, stages, len(ready), may_start) for spec in ready]
+        # Once for all that are ready: it looks at every file of the base.
+        keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device))
+        moved = [self._step(job, spec, stages, keys, len(ready), may_start) for spec in ready]
         return bool(lost) or any(moved)
 
-    def _step(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], ready: int, may_start: bool) -> bool:
+    def _step(
+        self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], keys: Callable[[], dict[str, str]], ready: int, may_start: bool
+    ) -> bool:  # fmt: skip
         broken = [need for need in spec.needs if stages[need].state in ("failed", "skipped")]
         if broken:
             self._journal.end_stage(job.id, spec.name, "skipped", because_of(broken[0], stages[broken[0]], spec))
@@ -63,7 +69,7 @@ class Starter:
         if not stages[spec.name].due(time.time()):
             self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
             return False
-        key = keys_of(job, stages, self._settings.limits.device)[spec.name]
+        key = keys()[spec.name]
         reused = self._resumption.reuse(job, spec.name, key) if spec.name != "report" else False
         if reused is None:
             self._waits.add(job.id, verifying(), 0.0)

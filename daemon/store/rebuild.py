@@ -24,7 +24,7 @@ from daemon.publish import same_files
 from daemon.store.database import Database
 from daemon.store.remains import Remains, Tried, find
 from daemon.store.rows import now
-from handlers.plan import effective_variants, plan
+from handlers.plan import stage_names
 
 log = structlog.get_logger("journal")
 
@@ -88,7 +88,7 @@ def _insert(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoint
          str(one.pin or ""), str(_target(one, target_of)), state, one.base, one.created, one.tries[0].started if one.tries else None,
          _ended_at(one) if ended else None, json.dumps(list(one.warnings)), int(one.newest_first)),
     )  # fmt: skip
-    names = [spec.name for spec in plan(effective_variants(one.work.export.variants, one.work.export.quantization))]
+    names = stage_names(one.work.export.variants, one.work.export.quantization)
     c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(one.job, name, i) for i, name in enumerate(names)])
     for name in names:
         _add_attempts(c, one, name)
