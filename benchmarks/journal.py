@@ -44,9 +44,10 @@ print(1000 * (time.perf_counter() - began))
 
 def fill(state: Path, output: Path, jobs: int) -> None:
     """A journal with `jobs` jobs of six stages, all but the last ten of which have ended; rows as large as real ones."""
-    from daemon.contract import CheckpointRef, ExportOptions, FileEntry, Outcome, StageResult, ValidateOptions, Work
+    from daemon.contract import CheckpointRef, FileEntry, Outcome, StageResult
     from daemon.journal import Journal
     from daemon.paths import prepare
+    from daemon.work import ExportOptions, ValidateOptions, Work
 
     journal = Journal(prepare(state, output).journal)
     work = Work(export=ExportOptions(), validation=ValidateOptions())

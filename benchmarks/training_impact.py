@@ -1,21 +1,25 @@
 """How much a real training slows down while an export runs beside it, on all cores of this box: the worst case there is.
 
-One Trainer (transformers + PEFT, LoRA) trains without a pause and writes down when each step ends. Meanwhile phases of some
-seconds alternate, in a random order each round: nothing beside it; our export (the merge and ONNX stages as the daemon starts
-them, in the idle classes); the same export at normal priority. The first seconds of a phase do not count.
+One Trainer (transformers + PEFT, LoRA) trains without a pause and writes down when each step ends. Meanwhile short
+phases alternate, in a random order each round: nothing beside it (twice, which gives the noise); our export (the merge and ONNX
+stages as the daemon starts them, in the idle classes) with and without the control group that the unit brings; the same export at
+normal priority. Between its phases an export is stopped by signal, so neighbouring phases compare.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,18 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
-from daemon.contract import CheckpointRef, ChildLimits, ExportOptions, StageContext, ValidateOptions, Work
+from daemon.contract import CheckpointRef, ChildLimits, StageContext
+from daemon.work import ExportOptions, ValidateOptions, Work
 
-SETTLE_SECONDS = 4.0
-"""Of the beginning of a phase that do not count: the child imports its libraries, the one before is gone."""
-PRIORITIES = {"ours": ChildLimits(threads=1), "normal": ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)}
+SETTLE_SECONDS = 0.4
+"""Of the beginning of a phase that do not count: the step in which the phases changed."""
+IDLE, NORMAL = ChildLimits(threads=1), ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
+PRIORITIES = {"ours": IDLE, "slice": IDLE, "normal": NORMAL}
+"""`slice`: as the unit starts it, in a control group of the lowest weight beside the training's; `ours`: as the daemon starts it where
+there is no such group; `normal`: neither group nor idle class."""
+HEADLINE = "slice"
+NOTHING = ("none", "again")
+"""Nothing runs beside the training, twice: how far two such phases differ is the noise of the box."""
 SIZE = {
     "vocab_size": 320, "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 64,
@@ -87,56 +98,99 @@ def job_file(folder: Path, base: Path, checkpoint: Path, stage: str, limits: Chi
     return path
 
 
-def start_stage(job: Path) -> subprocess.Popen[bytes]:
-    """A child as the daemon starts it; its own session, so that all of it can be ended."""
+def start_stage(job: Path, group: Path | None = None) -> subprocess.Popen[bytes]:
+    """A child as the daemon starts it; its own session, so that all of it can be ended; in this control group if one is given."""
+    command = _common.python("-m", "handlers", str(job))
+    if group is not None:
+        command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs"), *command]
     with open(job.with_name("log.txt"), "wb") as log:
         return subprocess.Popen(
-            _common.python("-m", "handlers", str(job)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            start_new_session=True, cwd=_common.ROOT,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, cwd=_common.ROOT,
         )  # fmt: skip
 
 
-class Exports:
-    """The same stages over and over, for as long as a phase lasts."""
-
-    def __init__(self, folder: Path, base: Path, checkpoint: Path) -> None:
-        self._folder, self._base, self._checkpoint = folder, base, checkpoint
-        self._count = 0
-        self.cpu: dict[str, list[float]] = {name: [] for name in PRIORITIES}
-
-    def run(self, name: str, seconds: float) -> None:
-        """Export until the phase is over; note which share of one core the children got."""
-        end, began, used = time.monotonic() + seconds, time.monotonic(), 0.0
-        while time.monotonic() < end:
-            self._count += 1
-            home = self._folder / str(self._count)
-            inputs: dict[str, str] = {}
-            for stage in ("merge", "onnx"):
-                job = job_file(home / stage, self._base, self._checkpoint, stage, PRIORITIES[name], inputs)
-                child = start_stage(job)
-                used += self._until(child, end)
-                inputs[stage] = str(home / stage / "staging")
-                if time.monotonic() >= end:
-                    break
-                if child.returncode != 0:
-                    raise RuntimeError(job.with_name("log.txt").read_text()[-2000:])
-        self.cpu[name].append(used / (time.monotonic() - began))
-
-    @staticmethod
-    def _until(child: subprocess.Popen[bytes], end: float) -> float:
-        """Wait for a child, or end it at the phase's end; gives the CPU seconds that it took."""
-        process, used = psutil.Process(child.pid), 0.0
-        while child.poll() is None:
-            try:
-                times = process.cpu_times()
-                used = times.user + times.system
-            except psutil.Error:
+@contextmanager
+def light_group() -> Iterator[Path | None]:
+    """A control group of the weight that ckptd.slice has, beside the one that the training is in; None where none can be made."""
+    made = None
+    for parent, control, weight in ((Path("/sys/fs/cgroup/cpu"), "cpu.shares", "10"), (Path("/sys/fs/cgroup"), "cpu.weight", "1")):
+        group = parent / f"ckptd-bench-{os.getpid()}"
+        with suppress(OSError):
+            group.mkdir()
+            if (group / control).exists():
+                (group / control).write_text(weight)
+                made = group
                 break
-            if time.monotonic() >= end:
-                child.send_signal(signal.SIGKILL)
-            time.sleep(0.05)
-        child.wait()
-        return used
+            group.rmdir()
+    yield made
+    for _ in range(100):
+        with suppress(OSError):
+            if made is not None:
+                made.rmdir()
+            break
+        time.sleep(0.1)
+
+
+class Exports:
+    """The same stages over and over in one way, running only while it is let; stopped by signal in between."""
+
+    def __init__(self, name: str, folder: Path, base: Path, checkpoint: Path, group: Path | None) -> None:
+        self._name, self._folder, self._base, self._checkpoint, self._group = name, folder, base, checkpoint, group
+        self._may_run, self._over = threading.Event(), False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._loop, name=name)
+        self.cpu_seconds = 0.0
+        self.fault = ""
+
+    def start(self) -> None:
+        """Begin; nothing runs before the first `let`."""
+        self._thread.start()
+
+    def let(self, run: bool) -> None:
+        """Go on or stand still. Also notes what the child has used, which is gone once it has ended."""
+        (self._may_run.set if run else self._may_run.clear)()
+        if self._child is not None:
+            with suppress(ProcessLookupError, psutil.Error):
+                os.killpg(self._child.pid, signal.SIGCONT if run else signal.SIGSTOP)
+
+    def cpu(self) -> float:
+        """CPU seconds of all children so far."""
+        child, now = self._child, 0.0
+        if child is not None:
+            with suppress(psutil.Error):
+                times = psutil.Process(child.pid).cpu_times()
+                now = times.user + times.system
+        return self.cpu_seconds + now
+
+    def end(self) -> None:
+        """Kill what runs."""
+        self._over = True
+        self._may_run.set()
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        number = 0
+        while not self._over:
+            number += 1
+            home, inputs = self._folder / str(number), {}
+            for stage in ("merge", "onnx"):
+                self._may_run.wait()
+                if self._over:
+                    return
+                job = job_file(home / stage, self._base, self._checkpoint, stage, PRIORITIES[self._name], inputs)
+                self._child = start_stage(job, self._group if self._name == "slice" else None)
+                _, status, usage = os.wait4(self._child.pid, 0)
+                self._child.returncode = os.waitstatus_to_exitcode(status)
+                self._child, code = None, self._child.returncode
+                self.cpu_seconds += usage.ru_utime + usage.ru_stime
+                if code and not self._over:
+                    self.fault = job.with_name("log.txt").read_text()[-2000:]
+                    return
+                inputs[stage] = str(home / stage / "staging")
+            shutil.rmtree(home)
 
 
 @contextmanager
@@ -158,22 +212,42 @@ def training(folder: Path, base: Path, threads: int) -> Iterator[Path]:
         child.wait()
 
 
-def step_times(steps: Path, phases: list[tuple[str, int, float, float]]) -> dict[str, list[float]]:
+def step_times(steps: Path, phases: list[tuple[str, float, float]]) -> dict[str, list[float]]:
     """Phase → mean duration of its steps in seconds, one for each round; of a step that outlasts the phase, the phase's length."""
     ends = [float(line) for line in steps.read_text().splitlines()]
     found: dict[str, list[float]] = {}
-    for name, _, begin, end in phases:
+    for name, begin, end in phases:
         inside = [one for one in ends if begin + SETTLE_SECONDS <= one <= end]
         mean = (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) > 1 else end - begin - SETTLE_SECONDS
         found.setdefault(name, []).append(mean)
     return found
 
 
+def alternate(ways: dict[str, Exports], rounds: int, seconds: float) -> list[tuple[str, float, float]]:
+    """Phases in a random order each round; at most one way runs at a time. Gives (phase, begin, end) of each."""
+    phases, order = [], random.Random(1)
+    for _ in range(rounds):
+        names = [*NOTHING, *ways]
+        order.shuffle(names)
+        for name in names:
+            if name in ways:
+                ways[name].let(True)
+            begin = time.monotonic()
+            time.sleep(seconds)
+            phases.append((name, begin, time.monotonic()))
+            if name in ways:
+                ways[name].let(False)
+                if ways[name].fault:
+                    raise RuntimeError(ways[name].fault)
+    return phases
+
+
 def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = _common.parser("How much a training slows down while an export runs beside it.")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of a phase")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a phase")
+    parser.add_argument("--without", nargs="*", default=[], choices=list(PRIORITIES), help="ways not to measure")
     options = parser.parse_args()
     cores = len(psutil.Process().cpu_affinity() or [0])
     taken_on = _common.machine()
@@ -181,29 +255,34 @@ def main() -> None:
         base, checkpoint = folder / "base", folder / "checkpoint"
         _common.run_child(_common.python("-c", BASE, str(base), json.dumps(SIZE)))
         _common.run_child(_common.python("-c", CHECKPOINT, str(base), str(checkpoint)))
-        exports, phases, order = Exports(folder / "exports", base, checkpoint), [], random.Random(1)
-        with training(folder, base, cores) as steps:
-            for number in range(options.rounds):
-                names = ["none", *PRIORITIES]
-                order.shuffle(names)
-                for name in names:
-                    begin = time.monotonic()
-                    time.sleep(options.seconds) if name == "none" else exports.run(name, options.seconds)
-                    phases.append((name, number, begin, time.monotonic()))
+        with light_group() as group, training(folder, base, cores) as steps, ExitStack() as stack:
+            ways = {
+                name: Exports(name, folder / name, base, checkpoint, group)
+                for name in PRIORITIES
+                if name not in options.without and (name != "slice" or group is not None)
+            }
+            for exports in ways.values():
+                exports.start()
+                stack.callback(exports.end)
+            phases = alternate(ways, options.rounds, options.seconds)
             found = step_times(steps, phases)
+            shares = {name: exports.cpu() / (options.rounds * options.seconds) for name, exports in ways.items()}
     slow = {
-        name: [100 * (with_it / without - 1) for with_it, without in zip(found[name], found["none"], strict=True)] for name in PRIORITIES
+        name: [100 * (with_it / without - 1) for with_it, without in zip(found[name], found["none"], strict=True)]
+        for name in (*ways, "again")
     }  # fmt: skip
     figures: dict[str, Any] = {
-        "slowdown_percent": round(statistics.median(slow["ours"]), 2),
-        "slowdown_percent_worst_round": round(max(slow["ours"]), 2),
-        "slowdown_normal_priority_percent": round(statistics.median(slow["normal"]), 2),
         "step_ms_alone": round(1000 * statistics.median(found["none"]), 1),
-        "export_core_share": round(statistics.median(exports.cpu["ours"]), 3),
-        "export_core_share_normal_priority": round(statistics.median(exports.cpu["normal"]), 3),
         "rounds": options.rounds,
         "phase_seconds": options.seconds,
-    }  # fmt: skip
+        "noise_percent": round(statistics.median(slow["again"]), 2),
+        "noise_percent_quartiles": [round(one, 2) for one in statistics.quantiles(slow["again"], n=4)[::2]],
+    }
+    for name in ways:
+        key = "" if name == HEADLINE else f"_{name}"
+        figures[f"slowdown_percent{key}"] = round(statistics.median(slow[name]), 2)
+        figures[f"slowdown_percent{key}_quartiles"] = [round(one, 2) for one in statistics.quantiles(slow[name], n=4)[::2]]
+        figures[f"export_core_share{key}"] = round(shares[name], 3)
     _common.write("training_impact", figures, options.json, libraries=("torch", "transformers", "peft"), taken_on=taken_on)
 
 

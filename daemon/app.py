@@ -20,7 +20,6 @@ import structlog
 
 from daemon import __version__, logs, metrics, systemd
 from daemon.complaints import Complaints
-from daemon.contract import Work
 from daemon.errors import Permanent
 from daemon.intake import Intake, target_of
 from daemon.journal import Journal
@@ -39,6 +38,7 @@ from daemon.status import locked
 from daemon.store.custody import Custodian, open_journal
 from daemon.store.rows import JobRow, now
 from daemon.watch import Watcher
+from daemon.work import Work
 from daemon.worker import Worker
 
 log = structlog.get_logger("daemon")

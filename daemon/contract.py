@@ -7,29 +7,16 @@ Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field
 
 from daemon.errors import Fault
+from daemon.values import Frozen, digest_of
+from daemon.work import Work
 
 CONTRACT_VERSION = 1
-
-
-class Frozen(BaseModel):
-    """Immutable, hashable where its fields are, and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def digest_of(value: Any) -> str:
-    """SHA-256, in hex, of a JSON value in canonical form (sorted keys, no spaces)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Outcome(StrEnum):
@@ -71,104 +58,6 @@ class CheckpointRef(Frozen):
     def identity(self) -> str:
         """Digest of root, run, step and content: never the path alone, since a resumed run writes it again."""
         return digest_of([self.root, self.run, self.step, self.digest])
-
-
-class Thresholds(Frozen):
-    """What an artifact must reach against the live model to be published."""
-
-    agreement: float = Field(ge=0, le=1)
-    """Smallest share of positions whose most likely token is the reference's."""
-    kl: float = Field(ge=0)
-    """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
-    error: float = Field(ge=0)
-    """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
-
-
-class ExportOptions(Frozen):
-    """`[export]`: what is made of a checkpoint."""
-
-    variants: tuple[str, ...] = ("pytorch", "onnx", "onnx-int8")
-    """Artifacts to publish; `ckptd formats` lists the names. Default: the three that every box can make."""
-    quantization: Literal["", "none", "int8"] = ""
-    """"" leaves `variants` as it is; "none" drops the quantized ones; "int8" adds the int8 form of each format chosen."""
-    opset: int = Field(default=18, ge=18, le=23)
-    """ONNX operator set. 18 is the lowest that the exporter really produces and what most runtimes take."""
-
-
-class MergeOptions(Frozen):
-    """`[merge]`: how an adapter is merged into its base."""
-
-    dtype: Literal["base", "float32", "bfloat16", "float16"] = "base"
-    """Of the merged weights. "base" keeps each tensor's own, so that what the adapter leaves alone stays as it is, bit by bit."""
-    max_shard_size: Annotated[
-        Annotated[ByteSize, Field(ge=1 << 16)] | None, BeforeValidator(lambda value: None if value == "" else value)
-    ] = None
-    """Bytes of a weight file; None, or "" in the file, keeps the base's own division."""
-    base: Literal["original", "dequantized", "dequantized-double"] = "original"
-    """What an adapter is merged into whose base was loaded in 4 bits for training: the weights as they are stored, or as that
-    training saw them, with or without double quantization. "original", since nothing in an adapter tells that it was so trained."""
-    verify: Literal["sample", "full"] = "sample"
-    """How much of the unchanged weights is compared with the base's: a sample of each tensor, or all, which reads both once more."""
-    trust_remote_code: bool = False
-    """Copy the Python files of a model's own code. They are never executed here, but whoever loads the model may execute them."""
-
-
-DEFAULT_THRESHOLDS: dict[str, Thresholds] = {
-    "pytorch": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx-int8": Thresholds(agreement=0.85, kl=0.05, error=2.0),
-}
-
-
-class ValidateOptions(Frozen):
-    """`[validate]`: how artifacts are compared with the live model."""
-
-    samples: int = Field(default=6, ge=1, le=256)
-    """Prompts compared. Six give a few hundred positions in seconds on a small model."""
-    new_tokens: int = Field(default=24, ge=1, le=1024)
-    """Tokens decoded greedily for each prompt."""
-    prompts: str = ""
-    """UTF-8 text file with one prompt a line; "" uses the built-in ones. Give lines of the run's own data for a truer verdict."""
-    speed_tokens: int = Field(default=64, ge=0, le=4096)
-    """Tokens decoded to measure speed, in turns with PyTorch. 0 leaves speed out."""
-    thresholds: dict[str, Thresholds] = Field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
-    """Limits by variant; a variant or a limit that is not named keeps its default."""
-
-    @field_validator("thresholds", mode="before")
-    @classmethod
-    def _over_the_defaults(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        merged: dict[str, Any] = dict(DEFAULT_THRESHOLDS)
-        for name, limits in value.items():
-            known = DEFAULT_THRESHOLDS.get(name)
-            merged[name] = {**known.model_dump(), **limits} if known and isinstance(limits, dict) else limits
-        return merged
-
-
-class Work(Frozen):
-    """The effective configuration of a job: everything a user can set that changes its output."""
-
-    export: ExportOptions
-    validation: ValidateOptions
-    merge: MergeOptions = MergeOptions()
-
-    @property
-    def digest(self) -> str:
-        """Resume key of the configuration."""
-        return digest_of(self.model_dump(mode="json"))
-
-    @classmethod
-    def recovered(cls, text: str) -> Work:
-        """The configuration in a JSON text; of one that another version wrote, the sections that this one understands."""
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError:
-            sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions(), "merge": MergeOptions()}
-            for name, default in sections.items():
-                with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
-                    sections[name] = type(default).model_validate(json.loads(text)[name])
-            return cls(**sections)
 
 
 class ChildLimits(Frozen):

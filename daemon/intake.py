@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from daemon.checkpoint import Fingerprint, Inspection, fingerprint, identify
-from daemon.contract import CheckpointRef, digest_of
+from daemon.contract import CheckpointRef
 from daemon.durable import remove_tree
 from daemon.errors import Fault
 from daemon.journal import Journal
@@ -25,6 +25,7 @@ from daemon.select import best_step
 from daemon.settings import Settings
 from daemon.store.remains import Entry, write_entry
 from daemon.store.rows import now
+from daemon.values import digest_of
 from handlers.plan import stage_names
 
 log = structlog.get_logger("intake")

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from daemon.contract import CheckpointRef, Work
+from daemon.contract import CheckpointRef
 from daemon.errors import Fault
 from daemon.store.controls import Controls
 from daemon.store.database import Database
@@ -19,6 +19,7 @@ from daemon.store.outbox import Outbox
 from daemon.store.rows import JobRow, Lane, job_of, now
 from daemon.store.sightings import Sightings, record_sighting
 from daemon.store.stages import Stages, close_stage
+from daemon.work import Work
 
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""

@@ -6,9 +6,9 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract import digest_of
 from daemon.durable import write_atomic
 from daemon.errors import UsageError
+from daemon.values import digest_of
 
 STAGING = ".staging"
 KEPT = ".kept"

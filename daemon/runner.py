@@ -18,7 +18,7 @@ import structlog
 
 from daemon.base import Bases
 from daemon.complaints import Complaints
-from daemon.contract import Outcome, StageResult, Work
+from daemon.contract import Outcome, StageResult
 from daemon.errors import CkptdError, Fault, from_oserror
 from daemon.finish import close_job, tidy_job
 from daemon.journal import Journal
@@ -36,6 +36,7 @@ from daemon.running.steps import verifying
 from daemon.running.waits import Waits
 from daemon.settings import Settings
 from daemon.store.rows import ENDED_STAGE, JobRow, StageRow
+from daemon.work import Work
 from daemon.worker import Worker
 
 log = structlog.get_logger("runner")

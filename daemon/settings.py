@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from daemon.contract import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.running import windows
 from daemon.sources import ListFriendlyEnv, over, short_names
+from daemon.work import ExportOptions, MergeOptions, OnnxOptions, ValidateOptions, Work
 from handlers.plan import effective_variants
 
 PLACEHOLDERS = ("run", "step", "identity", "date")
@@ -199,6 +199,7 @@ with warnings.catch_warnings():
         pin: PinSettings = PinSettings()
         merge: MergeOptions = MergeOptions()
         export: ExportOptions = ExportOptions()
+        onnx: OnnxOptions = OnnxOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
         schedule: ScheduleSettings = ScheduleSettings()
@@ -240,7 +241,7 @@ with warnings.catch_warnings():
         @property
         def work(self) -> Work:
             """What determines a job's output."""
-            return Work(export=self.export, validation=self.validate, merge=self.merge)
+            return Work(export=self.export, validation=self.validate, merge=self.merge, onnx=self.onnx)
 
         @property
         def variants(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_settings import EnvSettingsSource
 
-from daemon.contract import ExportOptions
+from daemon.work import ExportOptions
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")

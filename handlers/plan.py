@@ -57,6 +57,8 @@ class StageSpec:
     """Keys of the job's configuration (`export.opset`, …) that its output depends on."""
     libraries: tuple[str, ...] = ()
     """Distributions whose version its output depends on."""
+    form: tuple[str, str] | None = None
+    """(format, level) where it is a quantized form of another variant: ("onnx", "int8")."""
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""
@@ -67,12 +69,15 @@ class StageSpec:
         return int(self.disk_fixed + self.disk_stored * size.stored_bytes + self.disk_fp32 * size.fp32_bytes)
 
 
-STAGES: tuple[StageSpec, ...] = (
+_MERGE = (
     StageSpec(
         "merge", "handlers.merge.stage", 1,
         about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
         settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
     ),
+)  # fmt: skip
+
+_VARIANTS: tuple[StageSpec, ...] = (
     StageSpec(
         "pytorch", "handlers.pytorch", 1, needs=("merge",), artifact=True,
         about="a standard transformers folder: config, safetensors, tokenizer, chat template", heavy=False, threads=1,
@@ -82,15 +87,22 @@ STAGES: tuple[StageSpec, ...] = (
         "onnx", "handlers.onnx.stage", 1, needs=("merge",), artifact=True,
         about="one ONNX graph with KV cache, dynamic batch and length, fp32",
         memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=1.1,
-        settings=("export.opset",), libraries=("torch", "transformers", "onnx", "onnxscript"),
+        settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data"),
+        libraries=("torch", "transformers", "onnx", "onnxscript"),
     ),
     StageSpec(
         "onnx-int8", "handlers.onnx.int8", 1, needs=("onnx",), artifact=True,
         about="the ONNX graph with int8 weights, dynamic activations, per channel",
         memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
+        form=("onnx", "int8"),
     ),
+)  # fmt: skip
+
+VARIANTS: tuple[str, ...] = tuple(spec.name for spec in _VARIANTS)
+
+_REST = (
     StageSpec(
-        "validate", "handlers.validate.stage", 1, needs=("merge",), after=("pytorch", "onnx", "onnx-int8"),
+        "validate", "handlers.validate.stage", 1, needs=("merge",), after=VARIANTS,
         about="every artifact run and compared with the live base + adapter", memory_fixed=1200 * MIB, memory_fp32=2.5,
         disk_fixed=256 * MIB,  # logits that an interrupted attempt leaves for the next one
         resumable=True,
@@ -98,27 +110,33 @@ STAGES: tuple[StageSpec, ...] = (
         libraries=("torch", "transformers", "peft", "onnxruntime"),
     ),
     StageSpec(
-        "report", "handlers.report.stage", 1, after=("merge", "pytorch", "onnx", "onnx-int8", "validate"),
+        "report", "handlers.report.stage", 1, after=("merge", *VARIANTS, "validate"),
         about="report.json, report.html and README.md",
         memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
         heavy=False, threads=1,
     ),
 )  # fmt: skip
 
+STAGES: tuple[StageSpec, ...] = (*_MERGE, *_VARIANTS, *_REST)
 BY_NAME: dict[str, StageSpec] = {spec.name: spec for spec in STAGES}
-VARIANTS: tuple[str, ...] = tuple(spec.name for spec in STAGES if spec.artifact)
-INT8_OF: dict[str, str] = {"onnx": "onnx-int8"}
-"""Format → its int8 form."""
+QUANTIZED: dict[tuple[str, str], str] = {spec.form: spec.name for spec in STAGES if spec.form}
+"""(format, level) → its quantized form."""
 
 
 def effective_variants(variants: Iterable[str], quantization: str) -> tuple[str, ...]:
     """The variants that are published, in plan order, once the quantization level is applied."""
     chosen = set(variants)
     if quantization == "none":
-        chosen -= set(INT8_OF.values())
-    elif quantization == "int8":
-        chosen |= {INT8_OF[name] for name in chosen if name in INT8_OF}
+        chosen -= {name for (_, level), name in QUANTIZED.items() if level != "fp16"}
+    elif quantization:
+        chosen |= {QUANTIZED[name, quantization] for name in chosen if (name, quantization) in QUANTIZED}
     return tuple(name for name in VARIANTS if name in chosen)
+
+
+def unquantized(variant: str) -> str | None:
+    """The variant that a quantized one was made of; None for one that is not quantized."""
+    form = BY_NAME[variant].form if variant in BY_NAME else None
+    return form[0] if form else None
 
 
 def plan(variants: Iterable[str]) -> tuple[StageSpec, ...]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from daemon.contract import JobFacts, StageFacts, Work
+from daemon.contract import JobFacts, StageFacts
 from daemon.invariants.scene import REPORTED, Scene
 from daemon.store.rows import ENDED_STAGE, job_of, stage_of
 from daemon.store.soundness import unbelievable, unsound
 from daemon.store.sqlite_errors import MEND
 from daemon.verdicts import asked_variants, judge, status_of
+from daemon.work import Work
 from handlers.plan import BY_NAME, stage_names
 
 LATEST = 200

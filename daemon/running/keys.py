@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Work, digest_of
 from daemon.store.rows import JobRow, StageRow
+from daemon.values import digest_of
+from daemon.work import Work
 from handlers.plan import BY_NAME, StageSpec
 
 

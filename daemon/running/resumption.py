@@ -12,11 +12,12 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract import FileEntry, Work
+from daemon.contract import FileEntry
 from daemon.journal import Journal
 from daemon.running.kept import Kept, is_whole
 from daemon.running.keys import keys_of
 from daemon.store.rows import JobRow, StageRow
+from daemon.work import Work
 from handlers.plan import stage_names
 
 log = structlog.get_logger("runner")

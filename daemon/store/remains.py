@@ -17,10 +17,11 @@ from typing import Any
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from daemon.contract import CheckpointRef, Outcome, StageResult, Work
+from daemon.contract import CheckpointRef, Outcome, StageResult
 from daemon.durable import fsync_directory, write_atomic
 from daemon.paths import Paths
 from daemon.publish import MANIFEST
+from daemon.work import Work
 
 log = structlog.get_logger("journal")
 

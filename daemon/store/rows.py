@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from daemon.contract import CheckpointRef, StageResult, Work
+from daemon.contract import CheckpointRef, StageResult
 from daemon.errors import Fault
+from daemon.work import Work
 
 ENDED_STAGE = ("succeeded", "failed", "skipped")
 ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")

@@ -12,8 +12,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.contract import digest_of
 from daemon.durable import write_atomic
+from daemon.values import digest_of
 from handlers.model_files import file_key, weight_files
 
 CACHE = "digests.json"

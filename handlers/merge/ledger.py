@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import digest_of
 from daemon.durable import fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.faults import point
+from daemon.values import digest_of
 from handlers.merge.adapter import Adapter
 from handlers.merge.digests import Beat, digest_file
 

@@ -1,7 +1,7 @@
 """The two exporters of torch behind one shape: a request goes in, a graph in onnx_ir comes out.
 
-Called through the table of strategies. Both trace a FlatCacheModel with batch, sequence and past dynamic; neither
-names the axes well, which is the finish's work.
+Called through the table of strategies. Both trace a part's module with its signature's axes dynamic; neither
+names them well, which is the finish's work.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import onnx_ir as ir
 import onnxscript.optimizer
 import torch
 
-from handlers.onnx.causal import FlatCacheModel, example_inputs
-from handlers.onnx.signature import Signature
+from handlers.onnx.families.base import Part
 
 LEGACY_NEWEST_OPSET = 20
 
@@ -24,8 +23,7 @@ LEGACY_NEWEST_OPSET = 20
 class Request:
     """What an exporter needs."""
 
-    model: torch.nn.Module
-    signature: Signature
+    part: Part
     opset: int
     scratch: Path
     """Empty folder for files that the exporter makes on its way."""
@@ -36,13 +34,13 @@ Exporter = Callable[[Request], ir.Model]
 
 def dynamo(request: Request) -> ir.Model:
     """torch.export and its ONNX translation."""
-    signature = request.signature
+    signature = request.part.signature
     dynamic = torch.export.Dim.DYNAMIC
-    shapes = tuple(dict.fromkeys(signature.axes[name], dynamic) for name in signature.inputs)
+    shapes = tuple(dict.fromkeys(signature.axes.get(name, {}), dynamic) for name in signature.inputs)
     with torch.no_grad():
         program = torch.onnx.export(
-            FlatCacheModel(request.model, signature).eval(),
-            example_inputs(request.model, signature),
+            request.part.module,
+            request.part.example,
             dynamo=True,
             input_names=list(signature.inputs),
             output_names=list(signature.outputs),
@@ -60,17 +58,17 @@ def legacy(request: Request) -> ir.Model:
 
     Its own constant folding is left out: it would write a tied embedding twice.
     """
-    signature = request.signature
+    signature = request.part.signature
     path = request.scratch / "traced.onnx"
     with torch.no_grad():
         torch.onnx.export(
-            FlatCacheModel(request.model, signature).eval(),
-            example_inputs(request.model, signature),
+            request.part.module,
+            request.part.example,
             str(path),
             dynamo=False,
             input_names=list(signature.inputs),
             output_names=list(signature.outputs),
-            dynamic_axes=signature.axes,
+            dynamic_axes={name: dict(axes) for name, axes in signature.axes.items()},
             opset_version=request.opset,
             do_constant_folding=False,
         )

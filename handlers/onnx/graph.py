@@ -17,7 +17,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from daemon import __version__
-from handlers.onnx.signature import BATCH, PAST, SEQUENCE, TOTAL, Signature
+from handlers.onnx import shared_weights
+from handlers.onnx.signature import PAST, SEQUENCE, TOTAL, Signature
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
@@ -25,7 +26,6 @@ SINGLE_FILE_LIMIT = 1_800_000_000
 """Bytes of weights above which they lie in a file of their own: protobuf ends at 2 GiB."""
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
-_KNOWN = {BATCH, SEQUENCE, PAST, TOTAL}
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,19 @@ class GraphFile:
     path: Path
     nodes: int
     size: int
-    external_data: bool
+    data: tuple[str, ...]
+    """Names of the files beside it that hold its weights."""
+
+    @property
+    def external_data(self) -> bool:
+        """Whether its weights lie in files of their own."""
+        return bool(self.data)
 
 
-def _renamed(text: str, names: Mapping[str, str]) -> str | None:
+def _renamed(text: str, names: Mapping[str, str], known: set[str]) -> str | None:
     """A dimension's expression in our names; None when it holds a symbol that no input explains."""
     symbols = set(_SYMBOL.findall(text))
-    if not symbols <= names.keys() | _KNOWN:
+    if not symbols <= names.keys() | known:
         return None
     renamed = _SYMBOL.sub(lambda match: names.get(match.group(), match.group()), text)
     return TOTAL if sorted(renamed.split(" + ")) == [PAST, SEQUENCE] else renamed
@@ -50,6 +56,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str | None:
 def name_axes(model: ir.Model, signature: Signature) -> None:
     """Give inputs, outputs and everything between them the signature's axis names instead of the exporter's."""
     names: dict[str, str] = {}
+    known = {name for axes in signature.axes.values() for name in axes.values()}
     for value in (*model.graph.inputs, *model.graph.outputs):
         axes = signature.axes.get(value.name or "", {})
         if value.shape is None:
@@ -65,7 +72,7 @@ def name_axes(model: ir.Model, signature: Signature) -> None:
             if value.shape is not None and value not in fixed:
                 value.shape = ir.Shape(
                     [
-                        _renamed(dimension.value, names) if isinstance(dimension, ir.SymbolicDim) and dimension.value else dimension
+                        _renamed(dimension.value, names, known) if isinstance(dimension, ir.SymbolicDim) and dimension.value else dimension
                         for dimension in value.shape
                     ]
                 )
@@ -122,15 +129,19 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
-def write(model: ir.Model, target: Path, scratch: Path) -> Path:
-    """Write graph and weights apart, block by block, and give the graph's path, which `place` then brings into `target`.
+def write(models: Mapping[str, ir.Model], target: Path, scratch: Path) -> dict[str, Path]:
+    """Write graphs and weights apart, and give each graph's path by its name; `place` then brings them into `target`.
 
-    So the caller can let go of the weights before a second copy of them is made. What is too large for a single
-    file is written into `target` at once.
+    So the caller can let go of the weights before a second copy of them is made. What is too large for a single file, and
+    several graphs, which share their weights, are written into `target` at once.
     """
+    if len(models) > 1:
+        shared_weights.write(models, target, DATA_FILE)
+        return {name: target / name for name in models}
+    ((name, model),) = models.items()
     folder = target if weight_bytes(model) > SINGLE_FILE_LIMIT else scratch
-    ir.save(model, folder / MODEL_FILE, external_data=DATA_FILE)
-    return folder / MODEL_FILE
+    ir.save(model, folder / name, external_data=f"{name}.data")
+    return {name: folder / name}
 
 
 def place(written: Path, target: Path) -> GraphFile:
@@ -138,24 +149,31 @@ def place(written: Path, target: Path) -> GraphFile:
 
     Works on protobuf itself: its peak is three times the weights, where onnx_ir would hold them four times.
     """
-    path = target / MODEL_FILE
+    path = target / written.name
     if written != path:
         proto = onnx.load(written)
-        nodes = len(proto.graph.node)
         onnx.save_model(proto, path)
         written.unlink()
-        written.with_name(DATA_FILE).unlink(missing_ok=True)
+        written.with_name(f"{written.name}.data").unlink(missing_ok=True)
     else:
-        nodes = len(onnx.load(path, load_external_data=False).graph.node)
-    data = path.with_name(DATA_FILE)
-    size = path.stat().st_size + (data.stat().st_size if data.exists() else 0)
-    return GraphFile(path, nodes, size, data.exists())
+        proto = onnx.load(path, load_external_data=False)
+    data = external_files(proto)
+    size = sum((target / name).stat().st_size for name in (path.name, *data))
+    return GraphFile(path, len(proto.graph.node), size, data)
+
+
+def external_files(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Names of the files that hold a loaded graph's weights."""
+    tensors = onnx.external_data_helper._get_all_tensors(proto)
+    found = (entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location")
+    return tuple(dict.fromkeys(found))
 
 
 def clear(folder: Path) -> None:
-    """Remove a graph that turned out wrong."""
-    for name in (MODEL_FILE, DATA_FILE):
-        (folder / name).unlink(missing_ok=True)
+    """Remove graphs that turned out wrong, with their weights."""
+    for pattern in ("*.onnx", "*.onnx.data", "graphs.json"):
+        for path in folder.glob(pattern):
+            path.unlink()
 
 
 def fresh_folder(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The names of a causal language model's ONNX inputs, outputs and axes.
+"""The names of a graph's inputs, outputs and axes.
 
 Used by the exporters, the graph's finish and its check. Free of torch, so that light readers can use it too.
 The names are those that the ecosystem's runtimes look for.
@@ -6,10 +6,28 @@ The names are those that the ecosystem's runtimes look for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
 """Axes: prompts, new tokens, tokens already in the cache, past + sequence."""
+
+
+class Signature(Protocol):
+    """What goes into a graph and what comes out, in order."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all inputs."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of all outputs."""
+
+    @property
+    def axes(self) -> Mapping[str, Mapping[int, str]]:
+        """Input or output → its dynamic axes by position."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +40,8 @@ class CacheLayer:
 
 
 @dataclass(frozen=True)
-class Signature:
-    """Inputs and outputs of one graph with KV cache, in order."""
+class CausalSignature:
+    """Inputs and outputs of one graph of a decoder-only model with KV cache."""
 
     layers: tuple[CacheLayer, ...]
     position_ids: bool = True

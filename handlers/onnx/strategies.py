@@ -14,6 +14,7 @@ from typing import TypeVar
 from daemon.contract import Fallback
 from daemon.errors import CkptdError, Permanent
 from handlers.onnx import exporters
+from handlers.onnx.families.base import Tracing
 
 Result = TypeVar("Result")
 
@@ -33,6 +34,11 @@ class Strategy:
     """transformers' implementation of mixtures of experts that is traced; a dense model does not take such a strategy."""
     newest_opset: int | None = None
     """The newest operator set that this way can write; a newer one asked for becomes this one, as a recorded fallback."""
+
+    @property
+    def tracing(self) -> Tracing:
+        """How the model is made ready."""
+        return Tracing(self.attention, self.experts)
 
     def opset(self, wanted: int) -> int:
         """The operator set that this strategy writes when `wanted` is asked for."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract import ValidateOptions
 from daemon.errors import Permanent, from_oserror
+from daemon.work import ValidateOptions
 
 BUILT_IN = (
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",

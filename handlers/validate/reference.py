@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract import Fallback, ValidateOptions
+from daemon.contract import Fallback
+from daemon.work import ValidateOptions
 from handlers.validate.client import Worker, WorkerFailed
 from handlers.validate.compare import Comparison, Spread
 

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Fallback, digest_of
+from daemon.contract import Fallback
 from daemon.durable import remove_tree, sha256_file, write_atomic
 from daemon.faults import point
+from daemon.values import digest_of
 from handlers.validate.artifact import Examination
 from handlers.validate.reference import Reference, Sample
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.contract import ArtifactCheck, Thresholds, Verdict
-from handlers.plan import INT8_OF
+from daemon.contract import ArtifactCheck, Verdict
+from daemon.work import Thresholds
+from handlers.plan import unquantized
 from handlers.validate.artifact import Examination
 from handlers.validate.compare import in_deviations
 from handlers.validate.engines import Kind
@@ -74,7 +75,7 @@ def _distances(figures: dict[str, Any], thresholds: Thresholds) -> list[tuple[st
 
 def _remedy(variant: str, keys: list[str]) -> str:
     names = " and ".join(f"validate.thresholds.{variant}.{key}" for key in keys)
-    plain = next((name for name, quantized in INT8_OF.items() if quantized == variant), None)
+    plain = unquantized(variant)
     if plain is not None:
         return f"use the variant {plain} instead of {variant}, or loosen {names} knowingly"
     return f"compare the merged figures in validation.json to see whether the merge or the export is off, or loosen {names} knowingly"

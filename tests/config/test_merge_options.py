@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from daemon.contract import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.settings import Settings
+from daemon.work import ExportOptions, MergeOptions, ValidateOptions, Work
 from handlers.plan import BY_NAME
 
 

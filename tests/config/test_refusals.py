@@ -49,7 +49,7 @@ def test_a_wrong_item_of_a_list_does_not_hide_conflicts_elsewhere(refusal: Refus
 def test_a_wrong_value_in_the_environment_does_not_hide_conflicts_in_the_file(
     refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # R5.4
-    monkeypatch.setenv("EXPORT_QUANTIZATION_LEVEL", "int4")
+    monkeypatch.setenv("EXPORT_QUANTIZATION_LEVEL", "int3")
     said = refusal('[select]\npolicy = "every"\n')
     assert "export.quantization: " in said
     assert "int8" in said

@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 from daemon.checkpoint import identify
-from daemon.contract import ArtifactCheck, CheckpointRef, ExportOptions, Outcome, StageResult, ValidateOptions, Verdict, Work
+from daemon.contract import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.durable import remove_tree, seal
 from daemon.errors import Fault
 from daemon.fsck import Findings, examine
 from daemon.journal import Journal
 from daemon.paths import prepare
 from daemon.publish import Part, assemble, link_to, swap_in
+from daemon.work import ExportOptions, ValidateOptions, Work
 
 WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions())
 STAGES = ("merge", "pytorch", "validate", "report")

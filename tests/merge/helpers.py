@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import CheckpointRef, ExportOptions, StageContext, ValidateOptions, Work
+from daemon.contract import CheckpointRef, StageContext
+from daemon.work import ExportOptions, ValidateOptions, Work
 from handlers.progress import Reporter
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

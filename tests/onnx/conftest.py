@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract import CheckpointRef, ChildLimits, ExportOptions, StageContext, ValidateOptions, Work
+from daemon.contract import CheckpointRef, ChildLimits, StageContext
+from daemon.work import ExportOptions, ValidateOptions, Work
 from handlers.progress import Reporter, StageOutput
 from tests import models
 
@@ -104,6 +105,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def qwen3(trained: Path, export: Callable[..., Exported]) -> Exported:
     """The trained model as the onnx stage exports it. Read only."""
     return export(trained)
+
+
+def describe(folder: Path) -> None:
+    """Write graphs.json for a folder whose model.onnx a test has made by hand."""
+    import onnx
+
+    from handlers.onnx.graph import GraphFile
+    from handlers.onnx.graphset import GraphSet
+    from handlers.onnx.session import described
+
+    path = folder / "model.onnx"
+    file = GraphFile(path, len(onnx.load(path).graph.node), path.stat().st_size, ())
+    GraphSet(task="text-generation", family="causal", dtype="float32", opset=18, graphs=(described("model", file),)).write(folder)
 
 
 def quantize(source: Path, folder: Path) -> Exported:

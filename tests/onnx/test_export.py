@@ -89,7 +89,8 @@ def test_the_graph_holds_no_paths_of_the_machine_that_made_it(qwen3: Exported) -
 
 def test_the_folder_is_complete_and_holds_nothing_else(qwen3: Exported) -> None:
     assert sorted(path.name for path in qwen3.folder.iterdir()) == [
-        "chat_template.jinja", "config.json", "generation_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json",
+        "chat_template.jinja", "config.json", "generation_config.json", "graphs.json", "model.onnx", "tokenizer.json",
+        "tokenizer_config.json",
     ]  # fmt: skip
     assert (qwen3.folder / "config.json").read_bytes() == (qwen3.source / "config.json").read_bytes()
 

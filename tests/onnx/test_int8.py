@@ -15,7 +15,7 @@ from daemon.errors import Permanent
 from handlers.onnx import graph
 from handlers.onnx.integer import IntegerRewriter, quantize_matrix
 from tests import models
-from tests.onnx.conftest import Exported, Runner, make_context, quantize, silent
+from tests.onnx.conftest import Exported, Runner, describe, make_context, quantize, silent
 
 
 def log_probabilities(exported: Exported, source: Path) -> np.ndarray:
@@ -61,8 +61,9 @@ def test_inputs_outputs_and_the_files_beside_stay_the_same(qwen3: Exported, qwen
     before, after = Runner(qwen3.folder).session, Runner(qwen3_int8.folder).session
     for old, new in ((before.get_inputs(), after.get_inputs()), (before.get_outputs(), after.get_outputs())):
         assert [(value.name, value.shape, value.type) for value in old] == [(value.name, value.shape, value.type) for value in new]
-    files = {path.name: path.read_bytes() for path in qwen3.folder.iterdir() if path.name != "model.onnx"}
-    assert {path.name: path.read_bytes() for path in qwen3_int8.folder.iterdir() if path.name != "model.onnx"} == files
+    own = ("model.onnx", "graphs.json")
+    files = {path.name: path.read_bytes() for path in qwen3.folder.iterdir() if path.name not in own}
+    assert {path.name: path.read_bytes() for path in qwen3_int8.folder.iterdir() if path.name not in own} == files
 
 
 def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +111,7 @@ def test_linear_layers_with_bias_that_are_gemm_nodes_become_integer_too(tmp_path
     proto.graph.initializer.extend([onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(bias, "b")])
     (tmp_path / "fp32").mkdir()
     onnx.save(proto, tmp_path / "fp32" / "model.onnx")
+    describe(tmp_path / "fp32")
     exported = quantize(tmp_path / "fp32", tmp_path)
     assert exported.output.figures["op_types"] == {"Gemm": 1}
     x = rng.normal(size=(5, 32)).astype(np.float32)
@@ -134,6 +136,7 @@ def test_a_graph_without_weights_to_turn_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fp32").mkdir()
     proto = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) { y = Add(x, x) }')
     onnx.save(proto, tmp_path / "fp32" / "model.onnx")
+    describe(tmp_path / "fp32")
     with pytest.raises(Permanent, match="no matrix product with a constant weight was found"):
         int8.run(make_context(tmp_path, "onnx-int8", {"onnx": tmp_path / "fp32"}, tmp_path), silent())
 

@@ -10,7 +10,6 @@ from daemon.contract import (
     ArtifactCheck,
     AttemptFacts,
     CheckpointRef,
-    ExportOptions,
     Fallback,
     FileEntry,
     JobFacts,
@@ -18,11 +17,10 @@ from daemon.contract import (
     StageContext,
     StageFacts,
     StageResult,
-    ValidateOptions,
     Verdict,
-    Work,
 )
 from daemon.errors import Fault
+from daemon.work import ExportOptions, ValidateOptions, Work
 
 BEGIN = datetime.fromisoformat("2026-11-20T10:00:00+00:00")
 BASE_BYTES = 1_192_099_840

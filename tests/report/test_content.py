@@ -12,8 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from daemon.contract import ExportOptions, JobFacts, ValidateOptions, Verdict, Work
+from daemon.contract import JobFacts, Verdict
 from daemon.errors import Permanent
+from daemon.work import ExportOptions, ValidateOptions, Work
 from handlers.report import schema
 from handlers.report.build import build
 from handlers.report.model import Report

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
-from daemon.contract import ArtifactCheck, ExportOptions, JobFacts, ValidateOptions, Verdict, Work
+from daemon.contract import ArtifactCheck, JobFacts, Verdict
 from daemon.verdicts import judge, status_of
+from daemon.work import ExportOptions, ValidateOptions, Work
 from tests.report import facts
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import digest_of
 from daemon.durable import sha256_file
+from daemon.values import digest_of
 from tests.detection.helpers import copy_of
 from tests.service import ENDED, Service, making
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ import pytest
 from tests.service import Service
 
 UNIT = Path(__file__).parents[2] / "systemd" / "ckptd.service"
+SLICE = UNIT.with_suffix(".slice")
 
 
 def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
@@ -25,9 +27,21 @@ def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
     command = Path(sys.executable).with_name("ckptd")
     text = UNIT.read_text().replace("/opt/ckptd/.venv/bin/ckptd", str(command)).replace("=ckptd\nGroup=ckptd", "=root\nGroup=root")
     (tmp_path / "ckptd.service").write_text(text)
-    answer = subprocess.run([tool, "verify", str(tmp_path / "ckptd.service")], capture_output=True, text=True, check=False)
-    assert answer.returncode == 0
-    assert "ckptd.service" not in answer.stderr, answer.stderr
+    shutil.copyfile(SLICE, tmp_path / "ckptd.slice")
+    for name in ("ckptd.service", "ckptd.slice"):
+        answer = subprocess.run([tool, "verify", str(tmp_path / name)], capture_output=True, text=True, check=False)
+        assert answer.returncode == 0
+        assert name not in answer.stderr, answer.stderr
+
+
+def test_the_service_is_weighed_against_all_other_slices_and_weighs_least() -> None:
+    unit, group = (configparser.ConfigParser(strict=False, interpolation=None) for _ in range(2))
+    unit.read_string(UNIT.read_text())
+    group.read_string(SLICE.read_text())
+    # A name without a dash is a child of the root slice: a sibling of the system's and the users' slices.
+    assert unit["Service"]["Slice"] == SLICE.name == "ckptd.slice"
+    assert group["Slice"]["CPUWeight"] == group["Slice"]["IOWeight"] == "1"
+    assert "CPUWeight" not in unit["Service"]
 
 
 def test_the_daemon_tells_systemd_ready_alive_and_stopping(make_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:

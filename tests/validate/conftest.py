@@ -12,17 +12,8 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import (
-    DEFAULT_THRESHOLDS,
-    ArtifactCheck,
-    CheckpointRef,
-    ChildLimits,
-    ExportOptions,
-    StageContext,
-    StageResult,
-    ValidateOptions,
-    Work,
-)
+from daemon.contract import ArtifactCheck, CheckpointRef, ChildLimits, StageContext, StageResult
+from daemon.work import DEFAULT_THRESHOLDS, ExportOptions, ValidateOptions, Work
 from handlers.validate.artifact import examine
 from handlers.validate.client import Worker
 from handlers.validate.engines import VARIANT_KINDS, EngineSpec

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome, ValidateOptions, Verdict
+from daemon.contract import Outcome, Verdict
+from daemon.work import ValidateOptions
 from handlers.validate.client import Worker
 from handlers.validate.engines import EngineSpec
 from handlers.validate.reference import measure

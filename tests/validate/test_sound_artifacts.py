@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from daemon.contract import DEFAULT_THRESHOLDS, Outcome, Verdict
+from daemon.contract import Outcome, Verdict
+from daemon.work import DEFAULT_THRESHOLDS
 from tests.validate.conftest import Validated
 
 NAMES = {

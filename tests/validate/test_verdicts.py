@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.contract import Thresholds, ValidateOptions, Verdict
+from daemon.contract import Verdict
 from daemon.errors import Permanent
+from daemon.work import Thresholds, ValidateOptions
 from handlers.validate import prompts
 from handlers.validate.artifact import Examination
 from handlers.validate.compare import Comparison, Spread

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import CheckpointRef, ChildLimits, ExportOptions, Outcome, StageContext, StageResult, ValidateOptions, Work
+from daemon.contract import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.errors import Fault
 from daemon.process import containment, procfs
+from daemon.work import ExportOptions, ValidateOptions, Work
 from daemon.worker import Bounds, Worker
 
 SCRIPT = Path(__file__).with_name("faulty_children.py")

@@ -1,27 +1,28 @@
-"""Decoder-only language models: which are taken, how they are loaded, wrapped, and run for reference.
+"""Decoder-only language models: one graph for prefill and decoding, with KV cache.
 
-Called by the onnx stage. What a model's cache looks like is learnt from a forward pass over a few tokens, not from
+Chosen by `handlers.onnx.families.choose`. What a model's cache looks like is learnt from a forward pass over a few tokens, not from
 its configuration, since every family names those settings differently.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import DynamicCache
 
-from daemon.errors import Permanent
-from handlers.model_files import read_json, setting
-from handlers.onnx.signature import CacheLayer, Signature
-from handlers.plan import VARIANTS, plan
+from handlers.onnx.check import GraphMismatchError, largest_relative, open_graph
+from handlers.onnx.families.base import Part, Tracing, load_model, unsupported
+from handlers.onnx.graph import MODEL_FILE
+from handlers.onnx.signature import CacheLayer, CausalSignature, Signature
+from handlers.tasks import Task
 
-OPERATION = "export the model to ONNX"
 STEPS = (7, 1, 3)
 """Tokens of the calls that the graph's check makes: a prefill, one decoded token, a chunk after a past."""
 ROWS, PADDING = 3, 2
@@ -34,75 +35,17 @@ class Reference:
     `ids`, `mask` and `positions` are int64 (rows, tokens), `logits` fp32 (rows, tokens, vocabulary); the second row is padded on the left.
     """
 
-    signature: Signature
+    signature: CausalSignature
     ids: np.ndarray
     mask: np.ndarray
     positions: np.ndarray
     logits: np.ndarray
 
 
-def unsupported(folder: Path, cause: str) -> Permanent:
-    """The error for a model that this stage can't export; it names the variants that don't go through ONNX."""
-    others = [name for name in VARIANTS if "onnx" not in {spec.name for spec in plan([name])}]
-    return Permanent(
-        "unsupported-architecture", OPERATION, cause, f"leave the onnx variants out; these still work: {', '.join(others)}", path=folder
-    )
-
-
-def require_causal(folder: Path) -> str:
-    """Architecture of a decoder-only language model; Permanent `unsupported-architecture` for any other model."""
-    config = read_json(folder / "config.json", OPERATION)
-    names = config.get("architectures") or []
-    if not names:
-        raise unsupported(folder, "config.json names no architecture")
-    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    if names[0] not in known or config.get("is_encoder_decoder"):
-        raise unsupported(folder, f"{names[0]} is not a decoder-only language model that transformers knows as one")
-    return str(names[0])
-
-
-def has_experts(folder: Path) -> bool:
-    """Whether the model is a mixture of experts."""
-    config = read_json(folder / "config.json", OPERATION)
-    return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-
-
-def load(folder: Path, attention: str, experts: str | None = None) -> Any:
-    """The model of `folder` in fp32 on the CPU, in evaluation mode, every weight taken from its files.
-
-    `attention` and `experts` name implementations of transformers. Permanent when it can't be loaded or lacks weights.
-    """
-    loader: Any = AutoModelForCausalLM
-    try:
-        model, info = loader.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=attention, local_files_only=True, output_loading_info=True
-        )
-    except (KeyError, ImportError) as error:
-        raise unsupported(folder, f"transformers cannot load it ({type(error).__name__}: {error})") from error
-    lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
-    if lost:
-        raise Permanent(
-            "missing-weights",
-            OPERATION,
-            f"{len(lost)} weights are not in the files, for example {lost[0]}",
-            "check the merge stage's output; random weights are never exported",
-            path=folder,
-        )
-    if experts is not None:
-        model.set_experts_implementation(experts)
-    return model.eval().requires_grad_(False)
-
-
-def release(model: torch.nn.Module) -> None:
-    """Give the weights' memory back now; the exporter keeps references to the model in caches of its own."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = torch.empty(0)
-
-
 class FlatCacheModel(torch.nn.Module):
     """A causal model whose cache comes and goes as a flat list of tensors, as ONNX wants it."""
 
-    def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
+    def __init__(self, model: torch.nn.Module, signature: CausalSignature) -> None:
         super().__init__()
         self.model = model
         self.names = signature.token_inputs
@@ -149,11 +92,11 @@ def refer(model: Any, folder: Path) -> Reference:
     extra = {"position_ids": positions} if takes_positions else {}
     with torch.inference_mode():
         output = model(input_ids=ids, attention_mask=mask, use_cache=True, **extra)
-    signature = Signature(_cache_layers(getattr(output, "past_key_values", None), folder), takes_positions)
+    signature = CausalSignature(_cache_layers(getattr(output, "past_key_values", None), folder), takes_positions)
     return Reference(signature, ids.numpy(), mask.numpy(), positions.numpy(), output.logits.float().numpy())
 
 
-def example_inputs(model: Any, signature: Signature) -> tuple[torch.Tensor, ...]:
+def example_inputs(model: Any, signature: CausalSignature) -> tuple[torch.Tensor, ...]:
     """Contiguous inputs to trace with: every dynamic axis above 1 and unlike the others, a hole in the mask.
 
     An axis of 1 would be taken for a constant, and a mask of ones would be dropped from the graph.
@@ -166,3 +109,59 @@ def example_inputs(model: Any, signature: Signature) -> tuple[torch.Tensor, ...]
     positions = torch.arange(past, past + sequence).repeat(batch, 1)
     cache = [torch.randn(batch, heads, past, size, generator=generator) for heads, size in signature.cache_sizes]
     return (ids, mask, *((positions,) if signature.position_ids else ()), *cache)
+
+
+def _run_in_steps(session: onnxruntime.InferenceSession, reference: Reference) -> np.ndarray:
+    """Logits (rows, tokens, vocabulary) of the reference's tokens, fed in STEPS with the graph's own cache."""
+    signature = reference.signature
+    rows = len(reference.ids)
+    cache = [np.zeros((rows, heads, 0, size), np.float32) for heads, size in signature.cache_sizes]
+    logits, start = [], 0
+    for step in STEPS:
+        end = start + step
+        feeds = {"input_ids": reference.ids[:, start:end], "attention_mask": reference.mask[:, :end]}
+        if signature.position_ids:
+            feeds["position_ids"] = reference.positions[:, start:end]
+        answer, *cache = session.run(None, {**feeds, **dict(zip(signature.past, cache, strict=True))})
+        logits.append(answer)
+        start = end
+    return np.concatenate(logits, axis=1)
+
+
+class Causal:
+    """See `handlers.onnx.families.base.Family`."""
+
+    name = "causal"
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def load(self, folder: Path, tracing: Tracing) -> Any:
+        """See `Family.load`."""
+        return load_model(folder, self.task, tracing)
+
+    def refer(self, model: Any, folder: Path) -> Reference:
+        """See `Family.refer`; Permanent for a model that keeps no standard cache."""
+        return refer(model, folder)
+
+    def parts(self, model: Any, reference: Reference) -> Sequence[Part]:
+        """See `Family.parts`."""
+        signature = reference.signature
+        return [Part("model", MODEL_FILE, signature, FlatCacheModel(model, signature).eval(), example_inputs(model, signature))]
+
+    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+        """See `Family.finish`."""
+        return graphs
+
+    def signatures(self, reference: Reference) -> Mapping[str, tuple[str, Signature]]:
+        """See `Family.signatures`."""
+        return {"model": (MODEL_FILE, reference.signature)}
+
+    def verify(self, folder: Path, reference: Reference, *, threads: int = 1) -> float:
+        """See `Family.verify`. Padding positions may say anything that is finite: what a masked token sees is undefined."""
+        session = open_graph(folder / MODEL_FILE, reference.signature, threads)
+        logits = _run_in_steps(session, reference)
+        if not np.isfinite(logits).all():
+            raise GraphMismatchError("the graph's logits hold values that are not finite")
+        real = reference.mask.astype(bool)
+        return largest_relative(logits[real], reference.logits[real], "logits")

@@ -1,0 +1,127 @@
+"""What the ONNX stage asks of a family of models, and what all families share.
+
+A family knows how its models are loaded, split into graphs, run for reference and checked; the exporters, the ladder and the
+graph's finish know nothing of that. `handlers.onnx.families.choose` gives the family of a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+
+from daemon.errors import Permanent
+from handlers.model_files import read_json, setting
+from handlers.onnx.signature import Signature
+from handlers.plan import VARIANTS, plan
+from handlers.tasks import Task
+
+OPERATION = "export the model to ONNX"
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """How a model is made ready for an exporter."""
+
+    attention: str = "eager"
+    """transformers' attention implementation."""
+    experts: str | None = None
+    """transformers' implementation of mixtures of experts; None leaves it to transformers."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One graph to be exported: a module that takes the signature's inputs in order and gives its outputs in order."""
+
+    role: str
+    file: str
+    signature: Signature
+    module: torch.nn.Module
+    example: tuple[torch.Tensor, ...]
+    """Contiguous inputs to trace with: dynamic axes above 1 and unlike each other, masks with a hole."""
+
+
+class Family(Protocol):
+    """One kind of models. Stateless but for its task."""
+
+    name: str
+    task: Task
+
+    def load(self, folder: Path, tracing: Tracing) -> Any:
+        """The model of `folder` in fp32 on the CPU, in evaluation mode."""
+
+    def refer(self, model: Any, folder: Path) -> Any:
+        """What torch says about a few inputs, as arrays that outlive the model."""
+
+    def parts(self, model: Any, reference: Any) -> Sequence[Part]:
+        """The graphs to export."""
+
+    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+        """Role → onnx_ir model: the graphs that are written, made of those that were exported."""
+
+    def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
+        """Role → (file, signature) of the graphs that are written."""
+
+    def verify(self, folder: Path, reference: Any, *, threads: int) -> float:
+        """Run the written graphs against the reference; the largest error relative to the largest value of the reference.
+
+        Raises `handlers.onnx.check.GraphMismatchError`.
+        """
+
+
+def unsupported(folder: Path, cause: str) -> Permanent:
+    """The error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
+    others = [name for name in VARIANTS if "onnx" not in {spec.name for spec in plan([name])}]
+    return Permanent(
+        "unsupported-architecture", OPERATION, cause, f"leave the onnx variants out; these still work: {', '.join(others)}", path=folder
+    )
+
+
+def architecture(folder: Path) -> str:
+    """Name of the model's class; Permanent where config.json names none."""
+    names = read_json(folder / "config.json", OPERATION).get("architectures") or []
+    if not names:
+        raise unsupported(folder, "config.json names no architecture")
+    return str(names[0])
+
+
+def has_experts(folder: Path) -> bool:
+    """Whether the model is a mixture of experts."""
+    config = read_json(folder / "config.json", OPERATION)
+    return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def load_model(folder: Path, task: Task, tracing: Tracing) -> Any:
+    """The model of `folder` in fp32 on the CPU, in evaluation mode, every weight taken from its files.
+
+    Permanent when it can't be loaded or lacks weights.
+    """
+    loader: Any = getattr(transformers, task.auto)
+    try:
+        model, info = loader.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=tracing.attention, local_files_only=True, output_loading_info=True
+        )
+    except (KeyError, ImportError) as error:
+        raise unsupported(folder, f"transformers cannot load it ({type(error).__name__}: {error})") from error
+    lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    if lost:
+        raise Permanent(
+            "missing-weights",
+            OPERATION,
+            f"{len(lost)} weights are not in the files, for example {lost[0]}",
+            "check the merge stage's output; random weights are never exported",
+            path=folder,
+        )
+    if tracing.experts is not None:
+        model.set_experts_implementation(tracing.experts)
+    return model.eval().requires_grad_(False)
+
+
+def release(model: torch.nn.Module) -> None:
+    """Give the weights' memory back now; the exporter keeps references to the model in caches of its own."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = torch.empty(0)
