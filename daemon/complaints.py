@@ -5,10 +5,11 @@ Used by the runner, the watcher and the notifier. A disk that is full for an hou
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
-from daemon.errors import CkptdError, from_oserror
+from daemon.errors import CkptdError, Fault, from_oserror
 
 
 class Complaints:
@@ -17,6 +18,10 @@ class Complaints:
     def __init__(self, log: Any, who: str) -> None:
         self._log, self._who = log, who
         self._said: str | None = None
+        self.trouble: Fault | None = None
+        """What the last round met; None after a good one."""
+        self.since = 0.0
+        """When the trouble began, in monotonic seconds."""
 
     def during(self, work: Callable[[], object]) -> bool:
         """Do one round; whether it went well."""
@@ -30,7 +35,11 @@ class Complaints:
             if self._said != repr(error):
                 self._log.exception(f"{self._who} met an error that nobody foresaw, and goes on")
             self._said = repr(error)
+            cause = f"{type(error).__name__}: {error}"
+            remedy = "report it with the log's traceback"
+            self._note(Fault(code="unexpected", operation=f"do a round of {self._who}", cause=cause, remedy=remedy))
         else:
+            self.trouble = None
             if self._said is not None:
                 self._log.info(f"{self._who} is well again")
             self._said = None
@@ -41,3 +50,9 @@ class Complaints:
         if self._said != error.fault.code:
             self._log.error(error.fault.sentence(), code=error.fault.code)
         self._said = error.fault.code
+        self._note(error.fault)
+
+    def _note(self, fault: Fault) -> None:
+        if self.trouble is None:
+            self.since = time.monotonic()
+        self.trouble = fault

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from pathlib import Path
 from typing import Any
 
 from daemon.base import is_model
-from daemon.errors import CkptdError
-from daemon.paths import prepare
+from daemon.paths import not_writable
 from daemon.resources import free_disk, human, memory
 from daemon.scan import file_system_type, is_remote
 from daemon.settings import Settings
+from daemon.toolchains import Toolchains, describe
 from handlers.plan import STAGES
 
 NEEDED = {
@@ -31,29 +32,44 @@ def _version(name: str) -> str | None:
         return None
 
 
-def formats_here() -> dict[str, Any]:
-    """Every variant with whether it can be made here and which packages are missing."""
-    rows = {}
+def formats_here(state: Path) -> dict[str, Any]:
+    """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise."""
+    chains, rows = Toolchains(state), {}
     for spec in STAGES:
         if spec.artifact:
-            missing = [name for name in (*NEEDED["merge"], *NEEDED.get(spec.name, ())) if _version(name) is None]
-            rows[spec.name] = {"available": not missing, "missing": sorted(set(missing)), "about": spec.about}
-    return {"variants": rows}
+            missing = sorted({name for name in (*NEEDED["merge"], *NEEDED.get(spec.name, ())) if _version(name) is None})
+            lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
+            rows[spec.name] = {
+                "available": not missing and lacking is None, "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
+                "lacks": missing + ([f"the toolchain {spec.toolchain}"] if lacking else []),
+                "needs": ([f"the packages {', '.join(missing)}; install them"] if missing else [])
+                + ([f"{lacking.cause}; {lacking.remedy}"] if lacking else []),
+            }  # fmt: skip
+    return {"variants": rows, **describe(chains)}
+
+
+def _unwritable(key: str, folder: Path) -> list[str]:
+    """The problem with a folder that could not be made or written to; nothing is made to find out."""
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    if not there.is_dir():
+        cause = f"{there} is not a directory"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        cause = f"{there} can't be written by this user"
+    else:
+        return []
+    return [str(not_writable(key, folder, cause))]
 
 
 def examine(settings: Settings) -> dict[str, Any]:
     """Facts, problems (the daemon would not start or every export would fail) and warnings."""
     problems: list[str] = []
     warnings: list[str] = []
-    try:
-        prepare(settings.state_directory, settings.output.directory)
-    except CkptdError as error:
-        problems.append(str(error))
-    here = formats_here()["variants"]
+    for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
+        problems += _unwritable(key, folder)
+    here = formats_here(settings.state_directory)
     problems += [
-        f"export.variants: {name} needs the packages {', '.join(here[name]['missing'])}; install them or leave it out"
-        for name in settings.variants if not here[name]["available"]
-    ]  # fmt: skip
+        f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here["variants"][name]["needs"]
+    ]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:
@@ -75,6 +91,9 @@ def examine(settings: Settings) -> dict[str, Any]:
         "output": f"{settings.output.directory} ({human(free_disk(settings.output.directory))} free)",
         "state": f"{settings.state_directory} ({human(free_disk(settings.state_directory))} free)",
         "variants": ", ".join(settings.variants),
+        "toolchains": "; ".join(
+            f"{name} is {row['state']}" + ("" if row["installed"] else f" (`{row['command']}`)") for name, row in here["toolchains"].items()
+        ),
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: _version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from handlers.plan import stage_names
 
 LACKING = ("disk-now", "memory-now", "disk-full", "read-only", "unexpected")
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
+PATIENCE_SECONDS = 30.0
+"""How long the runner may fail, round after round, before the export ends with its error: longer than a journal is ever busy."""
 
 
 def is_published(target: Path) -> bool:
@@ -157,6 +160,10 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
             waiting = parts.runner.waits.of.get(job)
             if waiting is not None and waiting.fault.code in LACKING:
                 lacking = waiting.fault
+                break
+            trouble, since = parts.runner.complaints.trouble, parts.runner.complaints.since
+            if trouble is not None and time.monotonic() - since > PATIENCE_SECONDS:
+                lacking = trouble
                 break
     finally:
         parts.runner.stop()

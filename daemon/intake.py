@@ -143,7 +143,7 @@ class Intake:
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-        target, latest = target_of(self.settings, self.paths, reference), settings.select.policy == "latest"
+        target, latest = target_of(self.settings, self.paths, reference, self._folder_name(reference)), settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, Entry(
@@ -183,6 +183,18 @@ class Intake:
                 return True
         return False
 
+    def _folder_name(self, reference: CheckpointRef) -> str:
+        """The run's name in its exports' folder: runs of one name below two roots must not publish over each other.
+
+        The root that had a run of that name first keeps the plain name for as long as that run is there.
+        """
+        for root in self.journal.roots_of(reference.run):
+            if root == reference.root:
+                return reference.run
+            if Path(root, reference.run).is_dir():
+                return f"{reference.run}~{digest_of(reference.root)[:6]}"
+        return reference.run
+
     def _effective(self, run: Path) -> Effective:
         """The settings that count for a run; what is wrong with its own file is said once."""
         mine = effective(self.settings, run)
@@ -192,10 +204,10 @@ class Intake:
         return mine
 
 
-def target_of(settings: Settings, paths: Paths, reference: CheckpointRef) -> Path:
-    """The export's folder by `output.naming`."""
+def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: str = "") -> Path:
+    """The export's folder by `output.naming`; `run` where the run goes by another name there."""
     name = settings.output.naming.format(
-        run=reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
+        run=run or reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
     )
     return paths.output / name
 

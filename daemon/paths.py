@@ -97,6 +97,12 @@ def foreground_state(state: Path, checkpoint: Path) -> Path:
     return state / "foreground" / digest_of(str(checkpoint))[:16]
 
 
+def not_writable(key: str, folder: Path, cause: str) -> UsageError:
+    """The error for a folder of the configuration that can't be written to."""
+    remedy = f"give this user access, or set {key} to a folder that can be written"
+    return UsageError("not-writable", f"write to {key}", cause, remedy, path=folder)
+
+
 def prepare(state: Path, output: Path) -> Paths:
     """Make the folders. Raises UsageError naming the key whose folder can't be written."""
     for key, folder in (("state.directory", state), ("output.directory", output)):
@@ -106,10 +112,7 @@ def prepare(state: Path, output: Path) -> Paths:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise UsageError(
-                "not-writable", f"write to {key}", error.strerror or str(error),
-                f"give this user access, or set {key} to a folder that can be written", path=folder,
-            ) from None  # fmt: skip
+            raise not_writable(key, folder, error.strerror or str(error)) from None
     marker = state / "instance"
     if not marker.exists():
         write_atomic(marker, secrets.token_hex(4))

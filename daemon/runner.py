@@ -68,6 +68,7 @@ class Runner:
         self._wake = threading.Event()
         self._stopping = self._hurry = False
         self._adopted: Settings | None = None
+        self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.spawn)
         self.waits = Waits(self.children)
         self._configure()
@@ -92,9 +93,8 @@ class Runner:
 
     def run(self) -> None:
         """Work until `stop`; then end the children and record them as interrupted."""
-        complaints = Complaints(log, "the runner")
         while not self._stopping:
-            if not complaints.during(self.tick):
+            if not self.complaints.during(self.tick):
                 self._wake.wait(1)
             self._sleep()
         self._end_children()

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -242,13 +243,18 @@ def _digest(handle: int, on_bytes: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
+def _by_number(name: str) -> list[tuple[int, str]]:
+    parts = enumerate(re.split(r"([0-9]+)", name))
+    return [(int(part), "") if place % 2 else (-1, part) for place, part in parts]
+
+
 def exports_below(path: Path) -> Iterator[Path]:
-    """Every export below a folder (or the folder itself), sorted; hidden folders and links below it are left out."""
+    """Every export below a folder (or the folder itself), step-2 before step-10; hidden folders and links below it are left out."""
     if os.path.lexists(path / MANIFEST):
         yield path
         return
     with os.scandir(path) as listed:
-        entries = sorted(listed, key=lambda entry: entry.name)
+        entries = sorted(listed, key=lambda entry: _by_number(entry.name))
     for entry in entries:
         if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
             with contextlib.suppress(PermissionError, FileNotFoundError):

@@ -44,6 +44,11 @@ class Sightings:
         )
         return [str(row[0]) for row in rows]
 
+    def roots_of(self, run: str) -> list[str]:
+        """Roots below which a run of that name has had jobs, the earliest first."""
+        rows = self._database.read("SELECT root FROM job WHERE run = ? GROUP BY root ORDER BY min(created), min(rowid)", run)
+        return [str(row[0]) for row in rows]
+
     def moved(self, job: str, path: str, fingerprint: str) -> None:
         """The content of a job lies at `path` now, and nowhere else."""
 

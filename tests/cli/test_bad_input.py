@@ -129,6 +129,17 @@ def test_an_output_that_cannot_be_written_names_the_key(tmp_path: Path, pico_che
     assert "output.directory" in one_sentence(answer)
 
 
+def test_check_names_a_folder_that_cannot_be_written_and_makes_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    configuration = tmp_path / "config.toml"
+    for output, code in ((tmp_path / "file" / "below", 2), (tmp_path / "new" / "exports", 0)):
+        configuration.write_text(f'[output]\ndirectory = "{output}"\n[state]\ndirectory = "{tmp_path}/state"\n')
+        answer = ckptd(tmp_path, "check", "--config", configuration)
+        assert answer.returncode == code, answer.stdout + answer.stderr
+        assert ("write to output.directory" in answer.stdout + answer.stderr) == (code == 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "file"]
+
+
 def test_output_inside_the_checkpoint_is_refused(tmp_path: Path, pico_checkpoint: Path) -> None:
     before = listing(pico_checkpoint)
     answer = ckptd(tmp_path, "export", pico_checkpoint, "--output", pico_checkpoint / "out")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from daemon import foreground
 from daemon.complaints import Complaints
 from daemon.errors import Retryable
+from daemon.runner import Runner
 from daemon.schedule import Ticks
+from daemon.settings import Settings
 
 
 def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:
@@ -30,6 +36,8 @@ def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:
         complaints.during(break_down)
         complaints.during(break_down)
         complaints.during(lambda: 1 / 0)
+    assert complaints.trouble is not None and "division by zero" in complaints.trouble.cause
+    assert complaints.during(lambda: None) and complaints.trouble is None
     assert [record["event"] for record in logs] == [
         "Could not write: the disk is full. To mend it: free space.", "the watcher is well again",
         "the watcher met an error that nobody foresaw, and goes on", "the watcher met an error that nobody foresaw, and goes on",
@@ -51,3 +59,23 @@ def test_a_clock_set_back_by_an_hour_does_not_silence_the_ticks(monkeypatch: pyt
         assert not ticks.look_at_clock(), "once for each jump"
     finally:
         ticks.stop()
+
+
+def test_an_export_in_the_foreground_ends_with_the_error_that_its_runner_can_not_get_over(
+    tmp_path: Path, pico_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Runner) -> None:
+        raise ValueError("a bug in the runner")
+
+    monkeypatch.setattr(Runner, "tick", broken)
+    monkeypatch.setattr(foreground, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    shutil.copytree(pico_checkpoint, checkpoint)
+    try:
+        with pytest.raises(Retryable, match="a bug in the runner"):
+            foreground.export_now(Settings(), checkpoint, output=tmp_path / "out", base=None, force=False, quiet=True)
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])

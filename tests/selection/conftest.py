@@ -46,9 +46,10 @@ class Desk:
         return pins_of(self.settings.pin, self.runner.paths)
 
     def look(self, *, seconds: float = SETTLE + 1) -> None:
-        """Scan, and let so many seconds pass."""
+        """Scan all roots, and let so many seconds pass."""
         with capture_logs() as logs:
-            self.tracker.scan(self.root, self.clock)
+            for root in self.settings.watch.roots:
+                self.tracker.scan(root, self.clock)
             end = self.clock + seconds
             while True:
                 self.tracker.look_at_due(self.clock)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.detection.helpers import change_weights
+from tests.detection.helpers import change_weights, copy_of
 from tests.selection.conftest import Desks
 
 Add = Callable[..., Path]
@@ -107,3 +107,20 @@ def test_a_damaged_rewrite_takes_no_sound_one_off_the_queue(desk: Desks, add: Ad
         here.look(seconds=5.0)
     assert len(here.jobs()) == 2
     assert here.job(first.id).state == "pending"
+
+
+def test_runs_of_one_name_below_two_roots_publish_apart(desk: Desks, add: Add, tmp_path: Path) -> None:
+    other = tmp_path / "desk-0" / "other"
+    here = desk(watch={"roots": (tmp_path / "desk-0" / "runs", other)})
+    first = add(here, 4)
+    here.look()
+    shutil.copytree(first.parent, other / "run")
+    here.look()
+    mine, theirs = sorted(here.jobs(), key=lambda job: job.checkpoint.root != str(here.root))
+    assert mine.checkpoint.run == theirs.checkpoint.run == "run"
+    assert Path(mine.target).parent.name == "run"
+    assert Path(theirs.target).parent.name.startswith("run~")
+    copy_of(first, other / "run" / "checkpoint-8", step=8, weights=8.0)
+    here.look()
+    (later,) = [job for job in here.jobs() if job.checkpoint.step == 8]
+    assert Path(later.target).parent == Path(theirs.target).parent
