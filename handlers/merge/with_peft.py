@@ -14,6 +14,7 @@ from typing import Any
 
 from daemon.errors import Permanent, Retryable
 from handlers.merge.adapter import Adapter
+from handlers.merge.ends import SCALED, SCALED_BY_KEY
 from handlers.merge.names import OPERATION, nothing_matches
 from handlers.merge.structure import model_class
 from handlers.model_files import DTYPES, TensorInfo, main_dtype, setting, tensors, weight_files
@@ -165,6 +166,16 @@ def _untie(model: Any) -> None:
     if len(ends) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
         import torch
 
+        plain = [(name, module) for name, module in model.named_modules() if not hasattr(module, "base_layer")]
+        sharing = [name.removesuffix(".base_layer") for name, module in plain if getattr(module, "weight", None) is weights[0]]
+        if len(sharing) > 2 or model.config.model_type in (*SCALED, *SCALED_BY_KEY):
+            # Parting the head alone would leave the others changed, and some models scale what a tied head gets.
+            raise Permanent(
+                "adapter-not-mergeable",
+                OPERATION,
+                f"the adapter changes one end of the weight that {', '.join(sharing)} share, and PEFT's merge would change them all",
+                "serve it with PEFT beside its base instead, or train without the embeddings and the head among the target modules",
+            )
         bases[1].weight = torch.nn.Parameter(weights[1].detach().clone(), requires_grad=False)
 
 

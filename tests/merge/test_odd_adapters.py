@@ -397,3 +397,15 @@ def test_a_written_file_that_does_not_hold_base_and_adapter_is_noticed(
     with pytest.raises(Permanent, match="is not base") as caught:
         merge_adapter(adapter, pico_base, tmp_path / "out", verify=how)
     assert caught.value.fault.code == "merge-not-exact"
+
+
+def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_ends_share(tmp_path: Path) -> None:
+    from peft import LoHaConfig, get_peft_model
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+    model = T5ForConditionalGeneration(T5Config(**sizes))
+    model.save_pretrained(tmp_path / "base")
+    get_peft_model(model, LoHaConfig(r=2, target_modules=["lm_head"], init_weights=False)).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(Permanent, match="lm_head share, and PEFT's merge would change them all"):
+        merge(tmp_path / "adapter", tmp_path / "base", tmp_path / "out")
