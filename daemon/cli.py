@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from daemon import __version__, care, queue_verbs
+from daemon import __version__, care, queue_verbs, toolchain_verbs
 from daemon.errors import CkptdError, Retryable, UsageError
 from daemon.options import ConfigOption, JsonOption, load_settings, print_json
 
@@ -169,11 +169,11 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
 
 @app.command()
-def formats(json_: JsonOption = False) -> None:
+def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Tell what can be made here, and what is missing for the rest."""
     from daemon.environment import formats_here
 
-    value = formats_here()
+    value = formats_here(load_settings(config).state_directory)
     if json_:
         print_json(value)
     else:
@@ -194,6 +194,7 @@ def demo(
 
 queue_verbs.register(app)
 care.register(app)
+toolchain_verbs.register(app)
 
 
 def main() -> int:

@@ -13,16 +13,7 @@ from daemon.resources import free_disk, human, memory
 from daemon.scan import file_system_type, is_remote
 from daemon.settings import Settings
 from daemon.toolchains import Toolchains, describe
-from handlers.plan import STAGES
-
-NEEDED = {
-    "merge": ("torch", "safetensors", "peft", "transformers"),
-    "pytorch": ("safetensors",),
-    "onnx": ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"),
-    "onnx-int8": ("onnx", "onnxruntime"),
-    "validate": ("torch", "transformers", "peft", "onnxruntime", "tokenizers"),
-}
-"""Stage → the distributions it imports."""
+from handlers.plan import BY_NAME, STAGES
 
 
 def _version(name: str) -> str | None:
@@ -37,13 +28,13 @@ def formats_here(state: Path) -> dict[str, Any]:
     chains, rows = Toolchains(state), {}
     for spec in STAGES:
         if spec.artifact:
-            missing = sorted({name for name in (*NEEDED["merge"], *NEEDED.get(spec.name, ())) if _version(name) is None})
+            missing = sorted({name for name in (*BY_NAME["merge"].libraries, *spec.libraries) if _version(name) is None})
             lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
             rows[spec.name] = {
                 "available": not missing and lacking is None, "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
                 "lacks": missing + ([f"the toolchain {spec.toolchain}"] if lacking else []),
                 "needs": ([f"the packages {', '.join(missing)}; install them"] if missing else [])
-                + ([f"{lacking.cause}; {lacking.remedy}"] if lacking else []),
+                + ([f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}"] if lacking else []),
             }  # fmt: skip
     return {"variants": rows, **describe(chains)}
 

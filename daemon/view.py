@@ -281,6 +281,10 @@ def print_formats(value: Mapping[str, Any]) -> None:
     for title in ("variant", "here", "what it is"):
         table.add_column(title, overflow="fold")
     for name, row in value["variants"].items():
-        here = "[green]yes[/green]" if row["available"] else f"[yellow]lacks {', '.join(row['missing'])}[/yellow]"
-        table.add_row(name, here, row["about"])
-    Console(highlight=False).print(table)
+        lacks = ", ".join(row["lacks"])
+        table.add_row(name, "[green]yes[/green]" if row["available"] else f"[yellow]lacks {lacks}[/yellow]", row["about"])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    for name, row in value["toolchains"].items():
+        state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
+        console.print(f"toolchain {name}: {state} ({escape(row['about'])})")

@@ -36,30 +36,40 @@ class ExportOptions(Frozen):
     """ONNX operator set. 18 is the lowest that the exporter really produces and what most runtimes take."""
 
 
+def _as_layers(value: Any) -> Any:
+    """What stands in an environment variable as `layers` has it: there a word comes as a list of one, and one number alone."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if isinstance(value, list | tuple) and len(value) == 1 and value[0] in ("last", "all"):
+        return value[0]
+    return value
+
+
 class OnnxOptions(Frozen):
     """`[onnx]`: how graphs are exported, optimized and quantized."""
 
     profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
     """Which ways to export are tried, and in which order. "auto" chooses by architecture, size and what worked before."""
     optimize: Literal["none", "basic", "extended", "all"] = "basic"
-    """How far graphs are optimized. Each step is kept only where the graph stays equal and does not get slower."""
+    """How far graphs are optimized; each step is kept only where the graph stays equal and does not get slower. "basic" keeps the
+    standard's operators, "extended" brings in onnxruntime's own, "all" binds the graph to onnxruntime."""
     cache: bool = True
     """Give decoders a KV cache."""
     external_data: Literal["auto", "always"] = "auto"
     """Weights in files of their own: "auto" where one file could not hold them."""
     block_size: Literal[16, 32, 64, 128] = 32
-    """Weights that share a scale in onnx-int4 and onnx-int8-weight. Smaller is more exact and larger."""
+    """Weights that share a scale in onnx-int4, onnx-int8-weight and onnx-genai-int4. Smaller is more exact and larger."""
     symmetric: bool = True
-    """No zero points in onnx-int4 and onnx-int8-weight: smaller, a little less exact."""
+    """No zero points in these three: smaller, a little less exact."""
     algorithm: Literal["rtn", "hqq", "k-quant"] = "rtn"
-    """How the values of onnx-int4 are chosen: rounding to nearest, half-quadratic, or k-quant."""
+    """How 4-bit values are chosen: rounding to nearest, half-quadratic (onnx-genai-int4 takes k-quant instead), or k-quant."""
     accuracy_level: Literal[-1, 0, 1, 2, 3, 4] = -1
     """What onnxruntime computes 4-bit products in: 1 fp32 … 4 int8, which is fastest; -1 chooses by measurement."""
     calibration_samples: int = Field(default=32, ge=1, le=4096)
     """Texts that onnx-int8-static is calibrated with."""
     layers_per_graph: int = Field(default=0, ge=0)
     """Split a decoder into a chain of graphs with so many layers each; 0 makes one graph."""
-    layers: Literal["last", "all"] | tuple[Annotated[int, Field(ge=0)], ...] = "last"
+    layers: Annotated[Literal["last", "all"] | tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_layers)] = "last"
     """Layers whose activations onnx-activations gives."""
     kinds: tuple[Literal["hidden_states", "attentions", "embeddings", "mlp"], ...] = ("hidden_states",)
     """What onnx-activations gives of them."""
@@ -87,6 +97,16 @@ DEFAULT_THRESHOLDS: dict[str, Thresholds] = {
     "pytorch": Thresholds(agreement=0.97, kl=0.001, error=0.25),
     "onnx": Thresholds(agreement=0.97, kl=0.001, error=0.25),
     "onnx-int8": Thresholds(agreement=0.85, kl=0.05, error=2.0),
+    "onnx-fp16": Thresholds(agreement=0.96, kl=0.002, error=0.3),
+    "onnx-int8-static": Thresholds(agreement=0.85, kl=0.05, error=2.0),
+    "onnx-int8-weight": Thresholds(agreement=0.95, kl=0.005, error=0.5),
+    "onnx-int4": Thresholds(agreement=0.8, kl=0.1, error=3.0),
+    "onnx-activations": Thresholds(agreement=0.97, kl=0.001, error=0.25),
+    "onnx-activations-fp16": Thresholds(agreement=0.97, kl=0.001, error=0.25),
+    "onnx-activations-int8": Thresholds(agreement=0.85, kl=0.05, error=2.0),
+    "onnx-genai-fp32": Thresholds(agreement=0.97, kl=0.001, error=0.25),
+    "onnx-genai-fp16": Thresholds(agreement=0.96, kl=0.002, error=0.3),
+    "onnx-genai-int4": Thresholds(agreement=0.8, kl=0.1, error=3.0),
 }
 
 
@@ -101,6 +121,9 @@ class ValidateOptions(Frozen):
     """UTF-8 text file with one prompt a line; "" uses the built-in ones. Give lines of the run's own data for a truer verdict."""
     speed_tokens: int = Field(default=64, ge=0, le=4096)
     """Tokens decoded to measure speed, in turns with PyTorch. 0 leaves speed out."""
+    bases: bool = False
+    """Compare the adapter on the base as it is stored, and after nf4, by the likelihood of the prompts. For language models whose base
+    is not stored quantized; always done where `merge.base` is not "original". Two more passes over the prompts."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
     """Limits by variant; a variant or a limit that is not named keeps its default."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +24,12 @@ from daemon.process.attempt_log import AttemptLog, tail
 from daemon.process.channel import Channel, Progress
 from daemon.process.containment import Enclosure, kill_marked, kill_session
 from daemon.process.death import Death, conclude, mib, read_result
+from daemon.toolchains import HANDLERS, command_of
 
-__all__ = ["Bounds", "Progress", "Worker", "kill_stray", "read_result", "tail"]
+__all__ = ["HANDLERS", "Bounds", "Progress", "Worker", "kill_stray", "read_result", "tail"]
 
 log = structlog.get_logger("worker")
 
-HANDLERS = (sys.executable, "-m", "handlers")
 LOOK_SECONDS = 1.0
 QUICK_LOOK_SECONDS = 0.1
 """Pause between looks at a child that has a quarter of the processes that it may have."""
@@ -59,8 +58,9 @@ class Bounds:
 class Worker:
     """A running child. `poll` until it gives a result."""
 
-    def __init__(self, context: StageContext, folder: Path, bounds: Bounds, command: Sequence[str] = HANDLERS) -> None:
-        """Write the job file into `folder` and start `command` with its path. Raises OSError when it can't be started."""
+    def __init__(self, context: StageContext, folder: Path, bounds: Bounds, command: Sequence[str] = ()) -> None:
+        """Write the job file into `folder` and start `command` (by default the stage's own) with its path. Raises OSError when
+        it can't be started."""
         self.context = context
         self.folder = folder
         self.bounds = bounds
@@ -79,7 +79,7 @@ class Worker:
         self._enclosure = Enclosure(mark_of(folder), bounds.memory, bounds.processes)
         self._oom_kills = self._oom_kills_before = procfs.oom_kills()
         try:
-            self.process = self._spawn([*command, str(job_file)])
+            self.process = self._spawn([*(command or command_of(context)), str(job_file)])
         except BaseException:
             self._enclosure.close()
             raise

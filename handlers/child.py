@@ -26,7 +26,10 @@ EXIT_OTHER_PARENT = 75
 _PR_SET_PDEATHSIG = 1
 _NO_CORE = 1
 """Bytes of a core file: less than any holds, so none is written. Unlike 0 it also holds where cores go to a program by a pipe."""
-_LIBRARIES = ("torch", "transformers", "peft", "safetensors", "tokenizers", "onnx", "onnxruntime", "onnxscript", "numpy")
+_LIBRARIES = (
+    "torch", "transformers", "peft", "safetensors", "tokenizers", "onnx", "onnxruntime", "onnxruntime_genai", "onnxscript",
+    "onnxslim", "optimum", "numpy",
+)  # fmt: skip
 
 _stop = StopFlag()
 
@@ -46,7 +49,7 @@ def bind(limits: ChildLimits) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
     with contextlib.suppress(OSError):
         os.nice(max(0, limits.nice - os.nice(0)))
-    if limits.nice:
+    if limits.nice and os.getsid(0) == os.getpid():  # the group is the whole session's: never that of somebody's shell
         # A session of its own is a scheduling group of its own (sched(7), autogroup), and the groups share the processor by the
         # groups' nice values alone: without this line an idle child takes half of what a busy training would have.
         with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as stream:

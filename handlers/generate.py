@@ -1,7 +1,8 @@
-"""Continue a prompt with an exported ONNX folder: `python -m handlers.generate FOLDER --prompt TEXT --tokens N`.
+"""Continue a prompt, or translate a source text, with an exported ONNX folder: `python -m handlers.generate FOLDER --prompt TEXT`.
 
 Used by the demo, and by people who want to see that an artifact works. It needs onnxruntime, tokenizers and numpy;
-neither PyTorch nor transformers is imported. Decoding is greedy, with an optional penalty on tokens already there.
+neither PyTorch nor transformers is imported. Decoding is greedy, with an optional penalty on tokens already there; an
+encoder-decoder obeys its generation_config as `handlers.validate.generation_rules` says.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from daemon.errors import CkptdError, Permanent
-from handlers.validate.decoding import Choose, greedy, most_likely
+from handlers.validate.decoding import Choose, Decoded, greedy, most_likely
 from handlers.validate.engines import EngineSpec
-from handlers.validate.onnx_engine import GRAPH, OnnxEngine
+from handlers.validate.onnx_engine import OnnxEngine
+from handlers.validate.onnx_folder import GRAPH, USUAL, graph_files
+from handlers.validate.onnx_tasks import OnnxSeq2Seq
+from handlers.validate.translating import greedy as translate
 
 _OPERATION = "generate text"
 
@@ -38,38 +42,77 @@ def penalized(penalty: float) -> Choose:
 
 
 def generate(folder: Path, prompt: str, tokens: int, *, penalty: float = 1.0, threads: int = 1) -> tuple[str, float]:
-    """The continuation of `prompt` by at most `tokens` tokens, and its speed in tokens a second, prefill left out.
+    """The continuation of `prompt`, or what an encoder-decoder makes of it, and its speed in tokens a second, prefill left out.
 
-    Raises Permanent when the folder holds no usable graph or tokenizer, or the prompt gives no tokens.
+    At most `tokens` tokens. Raises Permanent when the folder holds no usable graph or tokenizer, or the prompt gives no tokens.
     """
-    if not (folder / GRAPH).is_file():
-        cause = f"the folder holds no {GRAPH}"
-        raise Permanent("graph-not-found", _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder)
-    try:
-        engine = OnnxEngine(EngineSpec(engine="onnx", folder=str(folder), threads=threads))
-        ids = engine.encode(prompt)
-    except CkptdError:
-        raise
-    except Exception as error:  # onnxruntime and tokenizers raise types of their own, all of them about these files
-        lines = str(error).strip().splitlines()
-        cause = f"it can't be loaded: {lines[0] if lines else type(error).__name__}".rstrip(".")
-        raise Permanent("graph-unreadable", _OPERATION, cause, "export the checkpoint again", path=folder) from error
+    engine = _load(folder, threads)
+    ids = _encoded(engine, folder, prompt)
     if not ids:
         raise Permanent("prompt-empty", _OPERATION, "the prompt gives no tokens", "give a prompt of at least one character")
-    room = tokens if engine.context_length is None else engine.context_length - len(ids)
-    if room < 1:
-        cause = f"the prompt has {len(ids)} tokens and the model addresses {engine.context_length} positions"
+    pair = isinstance(engine, OnnxSeq2Seq)
+    context = engine.context_length
+    # A source and its translation have positions of their own; a continuation goes on in the prompt's.
+    room = tokens if context is None else context - (1 if pair else len(ids))
+    if room < 1 or (context is not None and len(ids) > context):
+        cause = f"the prompt has {len(ids)} tokens and the model addresses {context} positions"
         raise Permanent("prompt-too-long", _OPERATION, cause, "give a shorter prompt", path=folder)
-    decoded = greedy(engine, ids, min(tokens, room), choose=penalized(penalty), end_tokens=engine.end_tokens)
+    decoded = _decode(engine, ids, min(tokens, room), penalty)
     steps = len(decoded.tokens) - 1
     return engine.text(decoded.tokens), steps / decoded.decode_seconds if steps else 0.0
 
 
+def makes_another_text(folder: Path) -> bool:
+    """Whether the folder's model makes another text of a prompt, and does not continue it."""
+    return "encoder" in graph_files(folder)
+
+
+def _load(folder: Path, threads: int) -> OnnxEngine | OnnxSeq2Seq:
+    files = graph_files(folder)
+    if not {"model", "encoder"} & files.keys():
+        cause = f"the folder holds no {GRAPH} and no {USUAL['encoder']}"
+        raise Permanent("graph-not-found", _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder)
+    spec = EngineSpec(engine="onnx", folder=str(folder), threads=threads)
+    try:
+        return OnnxSeq2Seq(spec) if "encoder" in files else OnnxEngine(spec)
+    except CkptdError:
+        raise
+    except Exception as error:
+        raise _unreadable(folder, error) from error
+
+
+def _encoded(engine: OnnxEngine | OnnxSeq2Seq, folder: Path, prompt: str) -> list[int]:
+    try:
+        return engine.encode(prompt)
+    except CkptdError:
+        raise
+    except Exception as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> Permanent:
+    """onnxruntime and tokenizers raise types of their own, all of them about the folder's files."""
+    lines = str(error).strip().splitlines()
+    cause = f"it can't be loaded: {lines[0] if lines else type(error).__name__}".rstrip(".")
+    return Permanent("graph-unreadable", _OPERATION, cause, "export the checkpoint again", path=folder)
+
+
+def _decode(engine: OnnxEngine | OnnxSeq2Seq, ids: list[int], tokens: int, penalty: float) -> Decoded:
+    choose = penalized(penalty)
+    if isinstance(engine, OnnxEngine):
+        return greedy(engine, ids, tokens, choose=choose, end_tokens=engine.end_tokens)
+    if penalty == 1:
+        return translate(engine, ids, tokens, stop=True)
+    return translate(engine, ids, tokens, stop=True, choose=lambda row, place, seen: choose(row, seen))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, print prompt and continuation; give the exit code (2 for anything a person must change)."""
-    parser = argparse.ArgumentParser(prog="python -m handlers.generate", description="Continue a prompt with an exported ONNX folder.")
+    parser = argparse.ArgumentParser(
+        prog="python -m handlers.generate", description="Continue a prompt, or translate a source text, with an exported ONNX folder."
+    )
     parser.add_argument("folder", type=Path, help="folder of an ONNX artifact")
-    parser.add_argument("--prompt", required=True, help="text to continue")
+    parser.add_argument("--prompt", required=True, help="text to continue, or to translate")
     parser.add_argument("--tokens", type=_positive, default=64, help="largest number of new tokens (default 64)")
     parser.add_argument(
         "--repetition-penalty", type=_at_least_one, default=1.0, help="1 (default) is plain greedy decoding; 1.1 to 1.3 is mild"
@@ -82,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CkptdError as error:
         print(error.fault.sentence(), file=sys.stderr)
         return 2
-    print(options.prompt + text)
+    print(text if makes_another_text(options.folder) else options.prompt + text)
     print(f"({speed:.0f} tokens/s, {time.perf_counter() - started:.1f} s in all)", file=sys.stderr)
     return 0
 

@@ -13,6 +13,8 @@ from tests import models
 from tests.service import Service, making
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Graphs are optimized in tests/onnx/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
+os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 
 
 @pytest.fixture(scope="session")

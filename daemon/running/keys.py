@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.store.rows import JobRow, StageRow
+from daemon.toolchains import digest_for
 from daemon.values import digest_of
 from daemon.work import Work
 from handlers.plan import BY_NAME, StageSpec
@@ -52,6 +53,7 @@ def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], ba
         "base": base,
         "settings": {path: _setting(job.work, path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},
+        **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
         "device": device,
         "inputs": dict(inputs),
     })  # fmt: skip

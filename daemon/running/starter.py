@@ -27,6 +27,7 @@ from daemon.running.waits import Waits
 from daemon.running.windows import Windows
 from daemon.settings import Settings
 from daemon.store.rows import JobRow, StageRow
+from daemon.toolchains import Toolchains
 from handlers.plan import BY_NAME, ModelSize, StageSpec
 
 log = structlog.get_logger("runner")
@@ -43,6 +44,7 @@ class Starter:
     ) -> None:  # fmt: skip
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
+        self._toolchains = Toolchains(settings.state_directory)
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
     def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
@@ -79,6 +81,11 @@ class Starter:
 
     def _admit_and_start(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], key: str, ready: int) -> bool:
         """Start the stage's child, wait, or (True: the job can move on at once) fail the stage for good."""
+        lacking = self._toolchains.lacking(spec.toolchain, f"run the stage {spec.name}")
+        if lacking:
+            log.error(lacking.sentence(), stage=spec.name, code=lacking.code)
+            self._journal.end_stage(job.id, spec.name, "failed", lacking)
+            return True
         moment = datetime.now(UTC)
         if spec.heavy and not self.windows.is_open(moment):
             self._waits.add(job.id, self.windows.closed_fault(spec.name, moment), WINDOW_SECONDS)
@@ -97,6 +104,7 @@ class Starter:
             self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory)
             return False
         self._waits.end(job.id)
+        self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
         fault, claimed = self._children.start(job, spec, stages, limits, key=key, size=size, need=need, threads=threads)
         if fault and claimed:

@@ -19,6 +19,7 @@ from handlers.merge.ledger import sweep
 from handlers.merge.passthrough import place_weights
 from handlers.model_files import copy_config, main_dtype, parameters, read_json, stored_bytes, tensors
 from handlers.progress import Reporter, StageOutput
+from handlers.tasks import task_of
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -49,11 +50,17 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     )
     return StageOutput(
         strategy=report.strategy,
-        figures=_figures(report),
+        figures=_figures(report) | {"task": _task(context)},
         warnings=list(report.warnings),
         fallbacks=list(report.fallbacks),
         digests=report.digests,
     )
+
+
+def _task(context: StageContext) -> str | None:
+    """What the merged model is for, where its architecture is one that is known."""
+    task = task_of(Path(context.staging))
+    return task.name if task else None
 
 
 def _figures(report: MergeReport) -> dict[str, Any]:
@@ -113,4 +120,4 @@ def _pass_through(context: StageContext) -> StageOutput:
     warnings = ["the checkpoint's pickled .bin weights were converted to safetensors"] if converted else []
     if (context.work.merge.dtype, context.work.merge.max_shard_size) != ("base", None):
         warnings.append("merge.dtype and merge.max_shard_size were not applied: a full fine-tune keeps its dtype and its files")
-    return StageOutput(strategy="passthrough", figures=figures, warnings=warnings)
+    return StageOutput(strategy="passthrough", figures=figures | {"task": _task(context)}, warnings=warnings)

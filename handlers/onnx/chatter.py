@@ -1,7 +1,7 @@
 """What libraries say while they export: heard, kept once each, bounded.
 
 Called by the ONNX stages. Python warnings and log records of the exporter's libraries are collected for the
-report; the attempt's log still gets each of them once.
+report; the attempt's log still gets each of them once. The tracer's warnings are kept apart, by where they come from, to be judged.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 import warnings
 from types import TracebackType
 from typing import Any
+
+from handlers.onnx.ladder import tracer
 
 LIMIT = 10
 WIDTH = 240
@@ -32,6 +34,8 @@ class Chatter(logging.Handler):
         super().__init__(logging.WARNING)
         self._heard: dict[str, int] = {}
         self._catcher = warnings.catch_warnings()
+        self.traced: dict[tracer.Origin, int] = {}
+        """Where the tracer warned → how often."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a log record (called by logging)."""
@@ -59,8 +63,14 @@ class Chatter(logging.Handler):
             lines.append(f"{len(told) - LIMIT} more kinds of warning are in the attempt's log")
         return lines
 
-    def _show(self, message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        self._hear(f"{category.__name__}: {message}")
+    def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        if category.__name__ == tracer.CATEGORY:
+            place = tracer.origin(filename, lineno, str(message))
+            if place not in self.traced:
+                print(f"{tracer.CATEGORY} at {place}: {' '.join(str(message).split())}"[:WIDTH], file=sys.stderr)
+            self.traced[place] = self.traced.get(place, 0) + 1
+        else:
+            self._hear(f"{category.__name__}: {message}")
 
     def _hear(self, message: str) -> None:
         text = " ".join(message.split())[:WIDTH]

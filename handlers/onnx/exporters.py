@@ -1,7 +1,7 @@
-"""The two exporters of torch behind one shape: a request goes in, a graph in onnx_ir comes out.
+"""The exporters behind one shape: a request goes in, a graph in onnx_ir comes out.
 
-Called through the table of strategies. Both trace a part's module with its signature's axes dynamic; neither
-names them well, which is the finish's work.
+Called through the table of strategies. The two of torch trace a part's module with its signature's axes dynamic; neither names them
+well, which is the finish's work. optimum's works in an environment of its own, and refuses where that is not installed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,16 @@ import onnx_ir as ir
 import onnxscript.optimizer
 import torch
 
+from daemon.contract import StageContext
+from handlers.onnx import toolchain_engine
 from handlers.onnx.families.base import Part
+from handlers.toolchains import use
 
 LEGACY_NEWEST_OPSET = 20
+
+
+class NotInstalledError(Exception):
+    """An exporter that is not here; the text says how it would be had."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,9 @@ class Request:
     part: Part
     opset: int
     scratch: Path
-    """Empty folder for files that the exporter makes on its way."""
+    """Folder for files that the exporter makes on its way: empty at a strategy's first part."""
+    context: StageContext | None = None
+    """The attempt that it works for; an exporter that needs another environment finds it by this."""
 
 
 Exporter = Callable[[Request], ir.Model]
@@ -36,7 +45,7 @@ def dynamo(request: Request) -> ir.Model:
     """torch.export and its ONNX translation."""
     signature = request.part.signature
     dynamic = torch.export.Dim.DYNAMIC
-    shapes = tuple(dict.fromkeys(signature.axes.get(name, {}), dynamic) for name in signature.inputs)
+    shapes = tuple(dict.fromkeys(signature.axes.get(name, {}), dynamic) or None for name in signature.inputs)
     with torch.no_grad():
         program = torch.onnx.export(
             request.part.module,
@@ -75,3 +84,11 @@ def legacy(request: Request) -> ir.Model:
     model = ir.load(path)
     onnxscript.optimizer.optimize(model)
     return model
+
+
+def optimum(request: Request) -> ir.Model:
+    """The exporter of optimum-onnx, whose requirements contradict ours: it works in an environment of its own."""
+    toolchain = use.find(request.context, toolchain_engine.NAME) if request.context is not None else None
+    if request.context is None or toolchain is None:
+        raise NotInstalledError("the toolchain optimum is not installed: ckptd toolchain install optimum")
+    return toolchain_engine.graph_of(request.part, request.opset, request.context, toolchain, request.scratch)

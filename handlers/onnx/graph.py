@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,15 @@ def name_axes(model: ir.Model, signature: Signature) -> None:
                 )
 
 
+def _turned_lazily(source: ir.TensorProtocol, order: Sequence[int], name: str | None) -> ir.LazyTensor:
+    """The transposed tensor, made when it is written: of several graphs, only one holds a turned copy at a time."""
+
+    def turn() -> ir.TensorProtocol:
+        return ir.tensor(source.numpy().transpose(order).copy(), name=name)
+
+    return ir.LazyTensor(turn, dtype=source.dtype, shape=ir.Shape([int(source.shape.numpy()[axis]) for axis in order]), name=name)
+
+
 def fold_transposed_weights(model: ir.Model) -> int:
     """Write weights the way round that they are used; gives how many were turned.
 
@@ -90,8 +99,8 @@ def fold_transposed_weights(model: ir.Model) -> int:
             continue
         order = node.attributes.get_ints("perm", list(reversed(range(len(weight.const_value.shape)))))
         result = node.outputs[0]
-        array = weight.const_value.numpy().transpose(order).copy()
-        folded = ir.Value(name=result.name, const_value=ir.tensor(array, name=result.name), shape=ir.Shape(array.shape), type=weight.type)
+        turned_weight = _turned_lazily(weight.const_value, order, result.name)
+        folded = ir.Value(name=result.name, const_value=turned_weight, shape=turned_weight.shape, type=weight.type)
         ir.convenience.replace_all_uses_with(result, folded)
         model.graph.remove(node, safe=True)
         del model.graph.initializers[weight.name or ""]

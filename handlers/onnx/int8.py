@@ -14,7 +14,8 @@ from daemon.contract import StageContext
 from daemon.errors import Permanent
 from handlers.onnx.derive import derive
 from handlers.onnx.graphset import Graph, GraphSet, read
-from handlers.onnx.integer import Counts, IntegerRewriter
+from handlers.onnx.integer import IntegerRewriter
+from handlers.onnx.rewriting import Counts
 from handlers.progress import Reporter, StageOutput
 
 OPERATION = "quantize the ONNX graph to int8"
@@ -24,10 +25,7 @@ SMALL_ENOUGH = 0.5
 
 def _figures(counts: Counts, made: GraphSet, size: int, source_bytes: int) -> dict[str, object]:
     return {
-        "quantized_nodes": sum(counts.quantized.values()),
-        "kept_fp32_nodes": counts.kept,
-        "op_types": dict(counts.quantized),
-        "shared_tables": counts.shared_tables,
+        **counts.figures,
         "size_ratio_to_onnx": round(size / source_bytes, 4),
         "graph_bytes": size,
         "external_data": any(one.data for one in made.graphs),
@@ -40,17 +38,14 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
     total = Counts()
 
-    def quantize(one: Graph, model: ir.Model) -> ir.Model:
-        counts = IntegerRewriter(model).rewrite()
-        if not counts.quantized:
-            cause = "no matrix product with a constant weight was found"
-            raise Permanent("nothing-to-quantize", OPERATION, cause, "leave onnx-int8 out", path=folder / one.file)
-        total.quantized.update(counts.quantized)
-        total.kept += counts.kept
-        total.shared_tables += counts.shared_tables
+    def quantize(_: Graph, model: ir.Model) -> ir.Model:
+        total.add(IntegerRewriter(model).rewrite())
         return model
 
     made = derive(context, reporter, quantize, dtype="int8", operation=OPERATION, doing="turning weights into int8")
+    if not total.quantized:
+        cause = "no matrix product with a constant weight was found"
+        raise Permanent("nothing-to-quantize", OPERATION, cause, "leave onnx-int8 out", path=folder)
     size, source_bytes = made.size(staging), read(folder).size(folder)
     ratio = size / source_bytes
     warnings = (

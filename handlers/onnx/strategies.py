@@ -1,25 +1,37 @@
-"""The ways to export a model, and the ladder that tries one after the other.
+"""The ways to export a model, as rows of a table: each a choice for a handful of knobs, and what it gives up.
 
-Called by the onnx stage. A strategy is a row of a table; a new way out of an exporter's failure is a new row.
+Used by the onnx stage and by whoever else exports. Which of them are tried, and in which order, is `handlers.onnx.ladder`'s business; a new
+way out of an exporter's failure is a new row here, named in the symptoms that it helps against.
 """
 
 from __future__ import annotations
 
-import re
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal
 
-from daemon.contract import Fallback
-from daemon.errors import CkptdError, Permanent
+from daemon.errors import Permanent
 from handlers.onnx import exporters
-from handlers.onnx.families.base import Tracing
+from handlers.onnx.families.base import Axes, Form, NotApplicableError, Tracing
+from handlers.onnx.ladder.climb import Failure, climb, first_line
 
-Result = TypeVar("Result")
+__all__ = ["LADDER", "LOSSES", "STRATEGIES", "Failure", "NotApplicableError", "Strategy", "climb", "first_line", "named", "starting_at"]
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_WIDTH = 200
+Loss = Literal["opset", "batching", "cache", "dynamic lengths"]
+
+LOSSES: dict[Loss, tuple[str, str]] = {
+    "opset": ("the operator set asked for", "another operator set"),
+    "batching": ("any number of rows", "one row at a time"),
+    "cache": ("a KV cache", "no cache: each token costs a pass over all of them"),
+    "dynamic lengths": ("any length", "a window of fixed size, padded on the right"),
+}
+"""What a strategy may give up → what was wanted, what there is instead."""
+
+_AXES: dict[Axes, tuple[Loss, ...]] = {
+    "all": (), "lengths": ("batching",), "batch": ("dynamic lengths",), "none": ("batching", "dynamic lengths"),
+}  # fmt: skip
+_OPSETS = (18, 20, 21, 23)
+"""Operator sets that runtimes know well, to choose another one from."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +40,23 @@ class Strategy:
 
     name: str
     export: exporters.Exporter
-    attention: str
+    attention: str = "eager"
     """transformers' attention implementation that is traced."""
     experts: str | None = None
     """transformers' implementation of mixtures of experts that is traced; a dense model does not take such a strategy."""
     newest_opset: int | None = None
     """The newest operator set that this way can write; a newer one asked for becomes this one, as a recorded fallback."""
+    rewrite: str = ""
+    """Name in `handlers.onnx.ladder.rewrites.REWRITES`: what is put in the place of code that can't be traced."""
+    axes: Axes = "all"
+    cache: bool = True
+    """Whether a decoder keeps its KV cache."""
+    other_opset: bool = False
+    """Write the operator set nearest to the one asked for instead of that one."""
+    external: bool = False
+    """Weights in files of their own, whatever their size."""
+    chain: bool = False
+    """A chain of graphs, a few layers each, in the place of one."""
 
     @property
     def tracing(self) -> Tracing:
@@ -42,84 +65,64 @@ class Strategy:
 
     def opset(self, wanted: int) -> int:
         """The operator set that this strategy writes when `wanted` is asked for."""
+        if self.other_opset:
+            return min((one for one in _OPSETS if one != wanted), key=lambda one: (abs(one - wanted), one))
         return wanted if self.newest_opset is None else min(wanted, self.newest_opset)
 
+    def form(self, wanted: Form) -> Form:
+        """The form of the graphs when `wanted` is asked for."""
+        return Form(self.axes if self.axes != "all" else wanted.axes, wanted.cache and self.cache)
+
+    def losses(self, opset: int, form: Form) -> tuple[Loss, ...]:
+        """What it gives up of what is asked for."""
+        given = self.form(form)
+        lost: tuple[Loss, ...] = ("opset",) if self.opset(opset) != opset else ()
+        lost += _AXES[given.axes] if given.axes != form.axes else ()
+        return (*lost, "cache") if given.cache != form.cache else lost
+
+
+_OLD = exporters.LEGACY_NEWEST_OPSET
 
 # Eager attention first: below opset 23 it traces to fewer nodes than sdpa, and with 23 to as many.
-# The last row is for mixtures of experts: it looks each token's experts up, so a long prefill needs much memory.
+# dynamo-experts looks each token's experts up, so a long prefill needs much memory.
 STRATEGIES: tuple[Strategy, ...] = (
     Strategy("dynamo-eager", exporters.dynamo, "eager"),
     Strategy("dynamo-sdpa", exporters.dynamo, "sdpa"),
-    Strategy("legacy-eager", exporters.legacy, "eager", newest_opset=exporters.LEGACY_NEWEST_OPSET),
+    Strategy("dynamo-rewritten", exporters.dynamo, "eager", rewrite="masks-and-rotary"),
+    Strategy("dynamo-patched", exporters.dynamo, "eager", rewrite="operators"),
+    Strategy("legacy-eager", exporters.legacy, "eager", newest_opset=_OLD),
+    Strategy("legacy-sdpa", exporters.legacy, "sdpa", newest_opset=_OLD),
+    Strategy("legacy-rewritten", exporters.legacy, "eager", newest_opset=_OLD, rewrite="masks-and-rotary"),
     Strategy("dynamo-experts", exporters.dynamo, "eager", experts="batched_mm"),
+    Strategy("dynamo-external", exporters.dynamo, "eager", external=True),
 )
+"""Ways that give nothing up, but for the opset where the legacy exporter can't write one so new."""
+
+LADDER: tuple[Strategy, ...] = (
+    *STRATEGIES,
+    Strategy("dynamo-opset", exporters.dynamo, "eager", other_opset=True),
+    Strategy("dynamo-one-row", exporters.dynamo, "eager", axes="lengths"),
+    Strategy("dynamo-no-cache", exporters.dynamo, "eager", cache=False),
+    Strategy("legacy-no-cache", exporters.legacy, "eager", newest_opset=_OLD, cache=False),
+    Strategy("dynamo-window", exporters.dynamo, "eager", axes="batch", cache=False),
+    Strategy("legacy-static", exporters.legacy, "eager", newest_opset=_OLD, axes="none", cache=False, rewrite="masks-and-rotary"),
+    Strategy("optimum", exporters.optimum),
+    Strategy("layers", exporters.dynamo, "eager", chain=True),
+)
+"""All ways, in the default order: those that lose something after those that don't, and what must be installed last."""
 
 
-class NotApplicableError(Exception):
-    """A strategy is for another kind of model: passing it over is no failure."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A strategy that did not work, and its error in one line."""
-
-    strategy: str
-    reason: str
-
-
-def first_line(error: BaseException) -> str:
-    """Type and first line of what an error goes back to, bounded; exporters wrap the cause in pages of advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:_WIDTH].rstrip(".")
-
-
-def _not_the_strategys_fault(error: Exception) -> bool:
-    """A full disk, exhausted memory or an error already understood would meet the next strategy too."""
-    if isinstance(error, OSError):
-        return error.errno is not None
-    return isinstance(error, CkptdError | MemoryError) or "can't allocate memory" in str(error)
+def named(strategies: Sequence[Strategy], name: str) -> Strategy:
+    """The row of that name; Permanent for one that the table does not hold."""
+    found = next((strategy for strategy in strategies if strategy.name == name), None)
+    if found is None:
+        names = ", ".join(strategy.name for strategy in strategies)
+        raise Permanent("unknown-strategy", "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {names}")
+    return found
 
 
 def starting_at(strategies: Sequence[Strategy], name: str) -> tuple[Strategy, ...]:
     """The rows from `name` on; all of them for "default". Permanent for a name that the table does not hold."""
-    names = [strategy.name for strategy in strategies]
     if name == "default":
         return tuple(strategies)
-    if name not in names:
-        raise Permanent(
-            "unknown-strategy", "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {', '.join(names)}"
-        )
-    return tuple(strategies[names.index(name) :])
-
-
-def climb(
-    strategies: Sequence[Strategy], attempt: Callable[[Strategy], Result], *, path: str, on_failure: Callable[[Failure], None]
-) -> tuple[Strategy, Result, list[Fallback]]:
-    """Try the strategies in order; give the first that works, its result, and a fallback when it was not the first.
-
-    Raises Permanent `export-failed` naming every strategy with its error when none works. `on_failure` is told of each one.
-    """
-    failures: list[Failure] = []
-    for strategy in strategies:
-        try:
-            result = attempt(strategy)
-        except NotApplicableError:
-            continue
-        except Exception as error:
-            if _not_the_strategys_fault(error):
-                raise
-            traceback.print_exc()
-            failures.append(Failure(strategy.name, first_line(error)))
-            on_failure(failures[-1])
-            continue
-        reasons = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures)
-        return strategy, result, [Fallback(wanted=strategies[0].name, taken=strategy.name, reason=reasons)] if failures else []
-    raise Permanent(
-        "export-failed",
-        "export the model to ONNX",
-        "no strategy gave a graph that agrees with torch: " + "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures),
-        "set export.opset to 18 if it is another, or leave the onnx variants out; the attempt's log has each error in full",
-        path=path,
-    )
+    return tuple(strategies[strategies.index(named(strategies, name)) :])

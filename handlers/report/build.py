@@ -44,6 +44,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         wall_seconds=_between(facts.started or facts.created, moment.isoformat()),
         checkpoint=_checkpoint(facts.checkpoint),
         base=base,
+        task=_figure(facts, "merge", "task", str),
         variants=verdicts.asked_variants(facts),
         configuration=facts.work.model_dump(),
         versions=_versions(facts),

@@ -220,6 +220,8 @@ class Report(Part):
     """What was exported."""
     base: Base
     """What it was fused with."""
+    task: str | None
+    """What the model is for, as model hubs name it: `text-generation`, `text-classification`…; null where that is not known."""
     variants: tuple[str, ...]
     """Variants asked for, once the quantization level is applied."""
     configuration: dict[str, Any]

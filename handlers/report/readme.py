@@ -1,16 +1,20 @@
 """`README.md` of an export: what it is and how to run each artifact. Called by `handlers.report.stage`.
 
-The template is readme.md; its code blocks run as they stand from the export's folder, and the tests run them. What
+The template is readme.md; its code blocks run as they stand from the export's folder, and the tests run them. An ONNX folder
+brings its example with it. What
 comes from outside is escaped for Markdown, or written as a Python literal inside a block.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
+from handlers.plan import BY_NAME
 from handlers.report import html
 from handlers.report.model import Report
+from handlers.tasks import BY_NAME as TASKS
 
 PROMPT = "def main():"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
@@ -19,8 +23,11 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
 def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
     made = html.environment()
-    made.filters.update(md=escape, literal=literal)
-    return made.get_template("readme.md").render(report=report, prompt=_prompt(report))
+    made.filters.update(md=escape, literal=literal, word=word, about=lambda variant: BY_NAME[variant].about)
+    task = TASKS.get(report.task or "") or TASKS["text-generation"]
+    return made.get_template("readme.md").render(
+        report=report, prompt=_prompt(report), auto=task.auto, generates=task.kind != "encoder"
+    )
 
 
 def escape(value: Any) -> str:
@@ -32,6 +39,11 @@ def escape(value: Any) -> str:
 def literal(text: str) -> str:
     """`text` as an ASCII Python literal that cannot end the code block around it."""
     return ascii(text).replace("`", "\\x60")
+
+
+def word(text: str) -> str:
+    """`text` as one word of a shell's command line; the default prompt where it could not stand in one line of a code block."""
+    return shlex.quote(text if text.isprintable() and "`" not in text else PROMPT)
 
 
 def _prompt(report: Report) -> str:

@@ -5,7 +5,6 @@ Called by the validate stage for the merged model and for every variant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import numpy as np
 
 from handlers.validate.client import Worker, WorkerFailed
 from handlers.validate.compare import Comparison
-from handlers.validate.reference import Progress, Reference, Sample
+from handlers.validate.reference import Progress, Reference, Sample, answer_text, padding_work, teacher_forced
+from handlers.validate.subject import labels_of
 
-_PADDED_ROWS = 4
-_PADDED_STEPS = 4
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
 
 
@@ -30,6 +28,10 @@ class Examination:
     """One small summary for each prompt."""
     tokenizer: str | None = None
     """Why its tokenizer is not the reference's; None when it is."""
+    example: str | None = None
+    """Why the example that it brings does not work; None when it does, or when it brings none."""
+    labels: str | None = None
+    """Why the names of its labels are not the live model's; None when they are."""
 
 
 def examine(
@@ -42,29 +44,50 @@ def examine(
     """
     worker.load()
     result = Examination()
+    subject = reference.subject
     if tokenizer and reference.readable:
         result.tokenizer = _tokenizer_difference(worker, reference)
+    result.labels = _label_difference(Path(worker.folder), subject.labels)
     outputs.mkdir(exist_ok=True)
-    live, export = Comparison(), Comparison()
+    live, export = Comparison(subject.head), Comparison(subject.head)
     for number, sample in enumerate(reference.samples):
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
-        path = logits_file(outputs, number)
-        worker.ask("teacher", ids=sample.ids + sample.tokens, keep=sample.keep, out=str(path))
-        logits = np.load(path)
+        logits = teacher_forced(worker, sample, logits_file(outputs, number))
         summary = _compared(live, np.load(sample.logits), logits)
         if merged is not None:
             summary["merged_error_max_absolute"] = _compared(export, np.load(logits_file(merged, number)), logits)["error_max_absolute"]
-        result.prompts.append(summary | _decoded(worker, sample))
-    result.figures = live.figures(reference.logit_std)
-    result.figures |= {
-        "greedy_identical": sum(summary["greedy_identical"] for summary in result.prompts),
-        "greedy_prompts": len(result.prompts),
-        "cache_error_max_absolute": max(summary["cache_error_max_absolute"] for summary in result.prompts),
-        "padding_error_max_absolute": _padding_error(worker, reference.samples),
-        "merged_error_max_absolute": max(s["merged_error_max_absolute"] for s in result.prompts) if merged is not None else None,
-    }
-    result.figures["sample"] = _sample(worker, reference, result)
+        result.prompts.append(summary | (_decoded(worker, sample) if subject.kind != "encoder" else {}))
+    result.figures = live.figures(reference.logit_std) | ({} if subject.kind == "causal" else {"task": subject.task})
+    result.figures |= _decoding_figures(result.prompts) | _padding_figures(worker, reference)
+    result.figures["merged_error_max_absolute"] = (
+        max(summary["merged_error_max_absolute"] for summary in result.prompts) if merged is not None else None
+    )
+    result.figures["sample"] = _sample(worker, reference, result, outputs)
     return result
+
+
+def _decoding_figures(prompts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What greedy decoding through the cache came to; None where nothing is decoded."""
+    if "tokens" not in prompts[0]:
+        return {"greedy_identical": None, "greedy_prompts": None, "cache_error_max_absolute": None}
+    figures = {
+        "greedy_identical": sum(summary["greedy_identical"] for summary in prompts),
+        "greedy_prompts": len(prompts),
+        "cache_error_max_absolute": max(summary["cache_error_max_absolute"] for summary in prompts),
+    }
+    if ways := prompts[0].get("cache_errors"):
+        figures["cache_errors"] = {way: max(summary["cache_errors"][way] for summary in prompts) for way in ways}
+    return figures
+
+
+def _padding_figures(worker: Worker, reference: Reference) -> dict[str, Any]:
+    """max |Δ| between padded batches and their rows alone, on each side that the live model itself can be padded on."""
+    work = padding_work(reference.subject, reference.samples)
+    errors = {side: float(worker.ask("padding", side=side, **work)["padding_error"]) for side in reference.sides}
+    if not errors:
+        return {}  # a figure that is missing is reported as something that nobody verified
+    figures: dict[str, Any] = {"padding_error_max_absolute": max(errors.values())}
+    return figures if reference.subject.kind == "causal" else figures | {"padding_errors": errors}
 
 
 def logits_file(folder: Path, number: int) -> Path:
@@ -84,35 +107,23 @@ def _decoded(worker: Worker, sample: Sample) -> dict[str, Any]:
     answer = worker.ask("greedy", ids=sample.ids, tokens=len(sample.tokens), verify=True)
     tokens: list[int] = answer["tokens"]
     parted = next((place for place, pair in enumerate(zip(tokens, sample.tokens, strict=True)) if pair[0] != pair[1]), None)
-    return {
+    found = {
         "tokens": tokens,
         "greedy_identical": parted is None,
         "first_different_token": parted,
         "cache_error_max_absolute": answer["cache_error"],
     }
+    return found | ({"cache_errors": answer["cache_errors"]} if "cache_errors" in answer else {})
 
 
-def _padding_error(worker: Worker, samples: Iterable[Sample]) -> float:
-    """max |Δlogit| between one padded batch and its rows alone.
-
-    The shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample.
-    """
-    ordered = sorted(samples, key=lambda sample: len(sample.ids))
-    chosen = [ordered[index] for index in sorted({0, len(ordered) // 2, len(ordered) - 1})][: _PADDED_ROWS - 1]
-    longest = ordered[-1]
-    prompts = [longest.ids[: max(1, len(longest.ids) // 2)], *(sample.ids for sample in chosen)]
-    forced = [longest.tokens, *(sample.tokens for sample in chosen)]
-    steps = min(_PADDED_STEPS, *(len(tokens) for tokens in forced))
-    return float(worker.ask("padding", prompts=prompts, continuations=[tokens[:steps] for tokens in forced])["padding_error"])
-
-
-def _sample(worker: Worker, reference: Reference, result: Examination) -> dict[str, Any] | None:
-    """The first prompt with both continuations, for a person to look at."""
+def _sample(worker: Worker, reference: Reference, result: Examination, outputs: Path) -> dict[str, Any] | None:
+    """The first prompt with both answers, for a person to look at."""
     if not reference.readable:
         return None
     first = reference.samples[0]
     try:
-        text = worker.ask("text", ids=result.prompts[0]["tokens"])["text"]
+        tokens = result.prompts[0].get("tokens", [])
+        text = answer_text(worker, reference.subject, first, tokens, np.load(logits_file(outputs, 0)))
     except WorkerFailed as error:
         if error.code == "worker-lost":
             raise
@@ -120,11 +131,23 @@ def _sample(worker: Worker, reference: Reference, result: Examination) -> dict[s
     return {"prompt": first.text, "reference": first.continuation, "text": text}
 
 
+def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | None:
+    """Why the names that an artifact gives its labels are not `wanted`; None where they are, or where it carries no configuration."""
+    found = labels_of(folder) if wanted is not None else None
+    if found is None or wanted is None or found == wanted:
+        return None
+    if len(found) != len(wanted):
+        return f"it names {len(found)} labels and the live model {len(wanted)}"
+    number = next(place for place, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
+    return f"its labels have other names than the live model's: label {number} is {found[number]!r} instead of {wanted[number]!r}"
+
+
 def _tokenizer_difference(worker: Worker, reference: Reference) -> str | None:
     """Why the artifact's own tokenizer can't stand in for the reference's, or None when all prompts give the same ids."""
     texts = [sample.text for sample in reference.samples]
+    firsts = [sample.first for sample in reference.samples if sample.first is not None]
     try:
-        encoded = worker.ask("encode", texts=texts)["ids"]
+        encoded = worker.ask("encode", texts=texts, firsts=firsts or None)["ids"]
     except WorkerFailed as error:
         if error.code == "worker-lost":
             raise

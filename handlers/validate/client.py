@@ -25,6 +25,8 @@ from handlers.progress import Interrupted
 from handlers.validate.engines import EngineSpec
 
 LOAD_SECONDS = 1800.0
+LOADING = ("load", "rebase")
+"""Commands that read a whole model."""
 COMMAND_SECONDS = 600.0
 TOKEN_SECONDS = 20.0
 """Added for every token of a command: slow enough for a large model on a box that is busy training."""
@@ -52,6 +54,7 @@ class Worker:
 
     def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits) -> None:
         self.name = name
+        self.folder = spec.folder
         self._buffer = b""
         job = {
             "spec": spec.model_dump(),
@@ -76,15 +79,16 @@ class Worker:
 
     def load(self) -> dict[str, Any]:
         """Let the worker load its model; give what the engine says about itself."""
-        return self.ask("load", limit=LOAD_SECONDS)
+        return self.ask("load")
 
     def ask(self, command: str, *, limit: float | None = None, **arguments: Any) -> dict[str, Any]:
-        """The answer to one command. `limit` is in seconds; by default it grows with the tokens in the arguments.
+        """The answer to one command. `limit` is in seconds; by default that of loading, or one that grows with the tokens in the arguments.
 
         Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
         together with the stage.
         """
-        seconds = COMMAND_SECONDS + TOKEN_SECONDS * _tokens(arguments) if limit is None else limit
+        usual = LOAD_SECONDS if command in LOADING else COMMAND_SECONDS + TOKEN_SECONDS * _tokens(arguments)
+        seconds = usual if limit is None else limit
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
@@ -154,5 +158,5 @@ class Worker:
 
 def _tokens(arguments: dict[str, Any]) -> int:
     """Tokens that a command has to run, as far as its arguments tell."""
-    rows = [arguments.get("ids", []), *arguments.get("prompts", []), *arguments.get("continuations", [])]
+    rows = [arguments.get("ids", []), arguments.get("targets", []), *arguments.get("prompts", []), *arguments.get("continuations", [])]
     return sum(len(row) for row in rows) + int(arguments.get("tokens", 0))

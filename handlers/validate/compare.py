@@ -11,22 +11,36 @@ from typing import Any
 
 import numpy as np
 
+from handlers.validate.subject import Head
+
 _ROWS = 16
+SMALLEST_SPREAD = 0.05
+"""Of numbers that a model gives, the smallest deviation they are measured in, as a share of their root mean square: where all texts
+score alike, rounding would look like an error."""
 
 
 class Comparison:
-    """Accumulates over prompts; holds sums, never logits."""
+    """Accumulates over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
 
-    def __init__(self) -> None:
+    - choice: agreement is the share of rows with the same largest value, kl the divergence of the softmax distributions;
+    - labels: the share of rows whose every label is on the same side of 0, and the sum of the labels' Bernoulli divergences;
+    - value: errors alone;
+    - vector: the share of rows that are closer (by cosine) to their own counterpart than to the prompt's other reference vectors;
+      no kl, but the smallest and the mean cosine of each with its counterpart.
+    """
+
+    def __init__(self, head: Head = "choice") -> None:
         self.positions = 0
+        self._head = head
         self._agreeing = 0
         self._kl = 0.0
         self._absolute = 0.0
         self._values = 0
         self._error_max = 0.0
+        self._cosines: list[float] = []
 
     def add(self, reference: np.ndarray, other: np.ndarray) -> dict[str, Any]:
-        """Compare logits (P, V) of one prompt; give that prompt's summary.
+        """Compare rows (P, V) of one prompt; give that prompt's summary.
 
         Raises ValueError when the shapes differ or `other` holds values that are not finite.
         """
@@ -42,31 +56,54 @@ class Comparison:
             self._absolute += float(difference.sum())
             self._values += difference.size
             errors += difference.max(axis=1).tolist()
-            divergences += _divergence(mine, theirs).tolist()
-            agreeing += int((mine.argmax(axis=1) == theirs.argmax(axis=1)).sum())
+            if self._head in _DIVERGENCES:
+                divergences += _DIVERGENCES[self._head](mine, theirs).tolist()
+            agreeing += self._agreeing_rows(reference, start, mine, theirs)
         self.positions += len(reference)
         self._agreeing += agreeing
         self._kl += sum(divergences)
         self._error_max = max(self._error_max, *errors)
         return {
             "positions": len(reference),
-            "agreement": agreeing / len(reference),
-            "kl": sum(divergences) / len(reference),
+            "agreement": self._share(agreeing, len(reference)),
+            "kl": self._divergence(sum(divergences), len(reference)),
             "error_max_absolute": max(errors),
             "worst_position": int(np.argmax(errors)),
         }
 
+    def _agreeing_rows(self, reference: np.ndarray, start: int, mine: np.ndarray, theirs: np.ndarray) -> int:
+        if self._head == "choice":
+            return int((mine.argmax(axis=1) == theirs.argmax(axis=1)).sum())
+        if self._head == "labels":
+            return int(((mine > 0) == (theirs > 0)).all(axis=1).sum())
+        if self._head == "value":
+            return 0
+        likeness = _unit(theirs) @ _unit(reference.astype(np.float64)).T
+        own = likeness[np.arange(len(theirs)), start + np.arange(len(theirs))]
+        self._cosines += own.tolist()
+        # Equal tokens may have equal vectors: which of them is the nearest one is then left to rounding.
+        return int((own >= likeness.max(axis=1) - 1e-9).sum())
+
+    def _share(self, agreeing: int, positions: int) -> float | None:
+        return None if self._head == "value" else agreeing / positions
+
+    def _divergence(self, total: float, positions: int) -> float | None:
+        return total / positions if self._head in _DIVERGENCES else None
+
     def figures(self, logit_std: float) -> dict[str, Any]:
-        """The pooled figures under the names that reports read."""
-        return {
-            "agreement": self._agreeing / self.positions,
-            "kl": self._kl / self.positions,
+        """The pooled figures under the names that reports read; agreement and kl are None where the head has none."""
+        figures = {
+            "agreement": self._share(self._agreeing, self.positions),
+            "kl": self._divergence(self._kl, self.positions),
             "error_max": in_deviations(self._error_max, logit_std),
             "error_max_absolute": self._error_max,
             "error_mean_absolute": self._absolute / self._values,
             "logit_std": logit_std,
             "positions": self.positions,
         }
+        if self._head == "vector":
+            figures |= {"cosine_min": min(self._cosines), "cosine_mean": sum(self._cosines) / len(self._cosines)}
+        return figures
 
 
 def in_deviations(value: float, deviation: float) -> float:
@@ -81,10 +118,31 @@ def _divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
     return divergence
 
 
+def _label_divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Sum over the labels of KL(reference ‖ other) in nats, each label a coin of its own, for each row of logits (P, V) float64."""
+    chance = 1 / (1 + np.exp(-reference))
+    yes, no = _log_sigmoid(reference) - _log_sigmoid(other), _log_sigmoid(-reference) - _log_sigmoid(-other)
+    divergence: np.ndarray = np.maximum((chance * yes + (1 - chance) * no).sum(axis=1), 0.0)
+    return divergence
+
+
+def _log_sigmoid(logits: np.ndarray) -> np.ndarray:
+    value: np.ndarray = -np.logaddexp(0.0, -logits)
+    return value
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    unit: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+    return unit
+
+
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=1, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalized
+
+
+_DIVERGENCES = {"choice": _divergence, "labels": _label_divergence}
 
 
 class Spread:
@@ -109,3 +167,9 @@ class Spread:
             return 0.0
         mean = self._sum / self._count
         return float(np.sqrt(max(self._squares / self._count - mean * mean, 0.0)))
+
+    def unit(self, head: Head) -> float:
+        """What errors are measured in: the standard deviation, of numbers at least SMALLEST_SPREAD of their root mean square."""
+        if head != "value" or not self._count:
+            return self.std
+        return max(self.std, SMALLEST_SPREAD * float(np.sqrt(self._squares / self._count)))

@@ -1,25 +1,34 @@
-"""The engine of adapters: what training left behind, run as PEFT runs it. Imported only inside the live worker.
+"""The engines of adapters: what training left behind, run as PEFT runs it. Imported only inside the live worker.
 
 Apart from `torch_engine`, since importing peft takes longer than importing torch and transformers together.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from peft import PeftModel
 from safetensors import safe_open
 
+from daemon.errors import Permanent
+from handlers.tasks import BY_NAME, task_of
+from handlers.validate import bases_live
 from handlers.validate.engines import EngineSpec
-from handlers.validate.torch_engine import TorchEngine, load_model
+from handlers.validate.torch_engine import TorchEngine, TorchModel, load_model
+from handlers.validate.torch_tasks import TorchEncoder, TorchSeq2Seq
+
+_WRAPPER = "base_model.model."
+"""What PEFT puts before the names of the base's modules in its files."""
 
 
-class LiveEngine(TorchEngine):
+class Adapted(TorchModel):
     """The base in fp32 with the adapter applied at run time, not merged.
 
-    The tokenizer is the checkpoint's own where it has one, else the base's.
+    The tokenizer is the checkpoint's own where it has one, else the base's. Where the adapter brings the head of a task that the base
+    has not, the base is loaded as that task's class. `rebase` gives it other values than those that are stored.
     """
 
     adapted = True
@@ -29,31 +38,75 @@ class LiveEngine(TorchEngine):
 
     def _load(self, spec: EngineSpec) -> Any:
         assert spec.base is not None
-        pin = Path(spec.folder)
-        self._tokenizer_folders = [pin, Path(spec.base)]
-        base = load_model(Path(spec.base))
-        _resize_as_saved(base, pin)
-        return PeftModel.from_pretrained(base, str(pin), is_trainable=False)
+        pin, base = Path(spec.folder), Path(spec.base)
+        self._tokenizer_folders = [pin, base]
+        saved = _saved_shapes(pin)
+        model = self._load_base(base, spec.task, saved)
+        _resize_as_saved(model, saved)
+        self._base, self._pin = base, pin
+        self._parameters, self._prefix = dict(model.named_parameters()), model.base_model_prefix  # PEFT keeps them, under other names
+        return PeftModel.from_pretrained(model, str(pin), is_trainable=False)
 
-    def bare_logits(self, input_ids: np.ndarray) -> np.ndarray:
-        """Logits (S, V) float32 of ids (S,) with the adapter switched off."""
-        ones = np.ones((1, len(input_ids)), dtype=np.int64)
+    def _load_base(self, base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> Any:
+        stored = task_of(base)
+        if stored is None or stored.name == task or BY_NAME[task].kind != "encoder":
+            return load_model(base, task)
+        self.adapted = False  # without the adapter there is only a head of random values
+        settings: dict[str, Any] = {}
+        if task not in ("question-answering", "fill-mask", "feature-extraction"):
+            settings["num_labels"] = _labels(base, task, saved)
+        return load_model(base, task, saved, **settings)
+
+    def rebase(self, values: str) -> int:
+        """Put the adapter on the base that `merge.base` names; the number of tensors that were set."""
+        return bases_live.rebase(self._base, self._parameters, self._prefix, values, partly=not self.adapted)
+
+    def streams(self) -> str | None:
+        """Why the merge could take no other base than the original, as a clause; None where it could."""
+        return bases_live.why_not(self._pin, self._base)
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, the model is the bare base."""
         with self._model.disable_adapter():
-            logits, _ = self.step(input_ids[None], ones, np.arange(len(input_ids), dtype=np.int64)[None], None)
-        bare: np.ndarray = logits[0]
-        return bare
+            yield
 
 
-def _resize_as_saved(base: Any, pin: Path) -> None:
-    """Give the base the vocabulary that the adapter's saved embeddings have: training may have added tokens."""
+class LiveEngine(Adapted, TorchEngine):
+    """A language model."""
+
+
+class LiveSeq2Seq(Adapted, TorchSeq2Seq):
+    """An encoder-decoder."""
+
+
+class LiveEncoder(Adapted, TorchEncoder):
+    """An encoder, with a head or without."""
+
+
+def _saved_shapes(pin: Path) -> dict[str, tuple[int, ...]]:
+    """Name in the base → shape of every tensor that the adapter saved; those that are replaced whole have their own names."""
     weights = pin / "adapter_model.safetensors"
     if not weights.is_file():
-        return
-    rows = base.get_input_embeddings().weight.shape[0]
+        return {}
     with safe_open(weights, framework="pt") as stream:
-        for key in stream.keys():  # noqa: SIM118  safe_open is no mapping
-            if key.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")):
-                saved = stream.get_slice(key).get_shape()[0]
-                if saved != rows:
-                    base.resize_token_embeddings(saved, mean_resizing=False)
-                return
+        return {key.removeprefix(_WRAPPER): tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+
+
+def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
+    """Number of labels of the head that the adapter brings: the rows of its last layer."""
+    heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
+    if not heads:
+        cause = f"the base is no model for {task}, and the adapter brings no head for it"
+        raise Permanent("no-head", "load the live model", cause, "train with modules_to_save naming the head", path=base)
+    return min(heads)
+
+
+def _resize_as_saved(base: Any, saved: dict[str, tuple[int, ...]]) -> None:
+    """Give the base the vocabulary that the adapter's saved embeddings have: training may have added tokens."""
+    rows = base.get_input_embeddings().weight.shape[0]
+    for name, shape in saved.items():
+        if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")):
+            if shape[0] != rows:
+                base.resize_token_embeddings(shape[0], mean_resizing=False)
+            return

@@ -21,9 +21,10 @@ from daemon.faults import point
 from daemon.values import digest_of
 from handlers.validate.artifact import Examination
 from handlers.validate.reference import Reference, Sample
+from handlers.validate.subject import Subject
 
 FOLDER = ".validation"
-VERSION = 1
+VERSION = 2
 
 
 def folder_state(folder: str | Path | None) -> list[list[Any]]:
@@ -66,8 +67,10 @@ class Kept:
         try:
             samples = [Sample(**{**sample, "logits": self.folder / sample["logits"]}) for sample in value.pop("samples")]
             fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
-            reference = Reference(samples=samples, fallbacks=fallbacks, **value)
-        except (TypeError, KeyError, ValueError):
+            labels = value["subject"].pop("labels")
+            subject = Subject(labels=None if labels is None else tuple(labels), **value.pop("subject"))
+            reference = Reference(samples=samples, fallbacks=fallbacks, subject=subject, **value)
+        except (TypeError, KeyError, ValueError, AttributeError):
             return None
         self._reference_digest = self._meaning(reference)
         self.reused.append("reference")
@@ -112,8 +115,9 @@ class Kept:
     @staticmethod
     def _meaning(reference: Reference) -> str:
         """Digest of what artifacts are compared with: speed and memory of the live model are no part of it."""
-        samples = [[s.ids, s.tokens, s.keep, s.encoded, s.continuation, sha256_file(s.logits)] for s in reference.samples]
-        return digest_of([samples, reference.logit_std, reference.speed_prompt, reference.speed_tokens, reference.readable])
+        samples = [[s.ids, s.types, s.tokens, s.keep, s.encoded, s.continuation, sha256_file(s.logits)] for s in reference.samples]
+        rest = [reference.logit_std, reference.speed_prompt, reference.speed_tokens, reference.readable, reference.sides]
+        return digest_of([samples, rest, dataclasses.asdict(reference.subject)])
 
     def _record(self, name: str) -> Path:
         return self.folder / f"{name}.json"

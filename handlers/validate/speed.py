@@ -2,6 +2,7 @@
 
 Called by the validate stage. Each round times both workers one right after the other, and the order alternates from
 round to round; the ratio is the median over rounds, so that a burst of other work spoils one round and not the verdict.
+Tokens are those that a language model or an encoder-decoder decodes, and those that an encoder reads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def alone(worker: Worker, reference: Reference) -> dict[str, Any]:
     if not reference.speed_tokens:
         return {"tokens_per_second": None, "prefill_seconds": None}
     _time(worker, reference, _WARM_UP_TOKENS)
-    return _summary([_time(worker, reference) for _ in range(ROUNDS)], reference)
+    return _summary([_time(worker, reference) for _ in range(ROUNDS)])
 
 
 def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tuple[dict[str, Any], WorkerFailed | None]:
@@ -44,8 +45,8 @@ def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tupl
         if number % 2:
             mine.append(_time(artifact, reference))
     ratios = [b["decode_seconds"] / a["decode_seconds"] for a, b in zip(mine, theirs, strict=True)]
-    figures = _summary(mine, reference)
-    figures["pytorch_tokens_per_second"] = _summary(theirs, reference)["tokens_per_second"]
+    figures = _summary(mine)
+    figures["pytorch_tokens_per_second"] = _summary(theirs)["tokens_per_second"]
     figures["speed_over_pytorch"] = statistics.median(ratios)
     return figures, None
 
@@ -54,8 +55,8 @@ def _time(worker: Worker, reference: Reference, tokens: int | None = None) -> di
     return worker.ask("timed", ids=reference.speed_prompt, tokens=reference.speed_tokens if tokens is None else tokens)
 
 
-def _summary(rounds: list[dict[str, Any]], reference: Reference) -> dict[str, Any]:
+def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "tokens_per_second": reference.speed_tokens / statistics.median(entry["decode_seconds"] for entry in rounds),
+        "tokens_per_second": rounds[0]["tokens"] / statistics.median(entry["decode_seconds"] for entry in rounds),
         "prefill_seconds": statistics.median(entry["prefill_seconds"] for entry in rounds),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from daemon.durable import remove_tree, write_atomic
 from daemon.errors import Permanent, Retryable
 from handlers.plan import effective_variants
 from handlers.progress import Reporter, StageOutput
-from handlers.validate import prompts, speed
+from handlers.validate import bases, example, prompts, speed
 from handlers.validate.artifact import Examination, examine, logits_file
 from handlers.validate.client import Worker, WorkerFailed
-from handlers.validate.engines import EXACT, VARIANT_KINDS, EngineSpec
+from handlers.validate.engines import ENGINES, EXACT, VARIANT_KINDS, EngineSpec
 from handlers.validate.reference import Progress, Reference, measure
 from handlers.validate.resume import Kept, folder_state
+from handlers.validate.subject import Subject, live_labels, subject_of
 from handlers.validate.verdict import judge, would_pass
 
 REPORT = "validation.json"
@@ -42,10 +44,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     folder = Path(context.temporary) / "validate"
     remove_tree(folder)
     folder.mkdir(parents=True)
-    made_for = [texts, context.work.validation.model_dump(mode="json"), folder_state(context.pin), folder_state(context.base)]
-    kept = Kept(Path(context.staging), made_for)
+    subject = _subject(context)
+    kept = Kept(Path(context.staging), _made_for(context, texts, subject))
     with ExitStack() as stack:
-        validation = _Validation(context, reporter, variants, folder, kept, stack)
+        validation = _Validation(context, reporter, variants, folder, kept, stack, subject)
         validation.output.warnings += warnings
         validation.measure_reference(texts)
         validation.check_merged()
@@ -62,7 +64,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 class _Validation:
     """One run of the stage: the workers that are alive, and what has been found out so far."""
 
-    def __init__(self, context: StageContext, reporter: Reporter, variants: list[str], folder: Path, kept: Kept, stack: ExitStack) -> None:
+    def __init__(
+        self, context: StageContext, reporter: Reporter, variants: list[str], folder: Path, kept: Kept, stack: ExitStack, subject: Subject
+    ) -> None:
         self.context = context
         self.output = StageOutput()
         self.merged_name = "pytorch" if "pytorch" in context.inputs else "merge"
@@ -71,6 +75,7 @@ class _Validation:
         self._folder = folder
         self._kept = kept
         self._stack = stack
+        self._subject = subject
         self._steps = 2 + len(variants)
         self._done = 0
         self._details: dict[str, Any] = {}
@@ -87,6 +92,8 @@ class _Validation:
         else:
             self.reference = kept
         self.output.figures["reference"] = self.reference.figures
+        if self.reference.bases is not None:
+            self.output.figures["bases"] = _finite(self.reference.bases)
         self.output.figures["prompts"] = [sample.text for sample in self.reference.samples]
         self.output.warnings += self.reference.warnings
         self.output.fallbacks += self.reference.fallbacks
@@ -97,13 +104,14 @@ class _Validation:
         context, options = self.context, self.context.work.validation
         # A full fine-tune is a transformers folder as it is, and needs no PEFT.
         engine = "torch" if context.base is None else "live"
-        live = self._start("live", EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads))
+        live = self._start("live", self._spec(engine, context.pin, context.base))
         if context.limits.threads > 1:
             self._merged = self._start_merged()  # imports its libraries while the live model works; loads nothing yet
         try:
-            reference = measure(live, texts, options, self._kept.folder, self._progress())
+            reference = measure(live, texts, options, self._kept.folder, self._progress(), self._subject, bases.taken(context))
             timing = speed.alone(live, reference)
             stats = live.ask("stats")
+            reference.bases = bases.compare(live, reference, context, self._folder, self._progress())
         except WorkerFailed as error:
             self._reporter.checkpoint()  # a stage that is told to stop loses its workers too
             kind = Retryable if error.transient else Permanent
@@ -112,16 +120,17 @@ class _Validation:
             ) from error
         finally:
             live.close()
-        method = context.checkpoint.method
         reference.figures = {
             "dtype": "float32",
-            "method": "full fine-tune" if self.context.base is None else f"{method} adapter applied at run time, not merged",
+            "method": bases.method(context),
             "tokens_per_second": timing["tokens_per_second"],
             "prefill_seconds": timing["prefill_seconds"],
             "peak_rss_bytes": stats["peak_rss_bytes"],
             "load_seconds": stats["load_seconds"],
             "adapter": reference.adapter,
         }
+        if self._subject.kind != "causal":
+            reference.figures["task"] = self._subject.task
         return reference
 
     def check_merged(self) -> None:
@@ -160,14 +169,14 @@ class _Validation:
         """Run one artifact in its own worker; whatever happens to it becomes its check."""
         self._done += 1
         kind = VARIANT_KINDS.get(variant)
-        if kind is None:
+        if kind is None or self._subject.kind not in ENGINES[kind.engine]:
             reason, remedy = f"no engine here can run {variant}", f"try {variant} on its own platform before it is used"
             self._add(ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy), None)
             return
         folder = self.context.inputs[variant]
         examination = self._kept.examination(variant, folder, merged=True) if self._comparable else None
         if examination is None:
-            spec = EngineSpec(engine=kind.engine, folder=folder, threads=self.context.limits.threads)
+            spec = self._spec(kind.engine, folder)
             try:
                 examination = self._examined(variant, spec)
             except WorkerFailed as error:
@@ -194,6 +203,9 @@ class _Validation:
             remove_tree(outputs)
         if lost is not None:
             self._lose_merged(lost)
+        first = self.reference.samples[0]
+        if self.reference.readable and first.ids == first.encoded:
+            examination.example = example.check(Path(spec.folder), first.text, examination.prompts[0].get("tokens"), spec.threads)
         return examination
 
     def _have_merged_loaded(self) -> None:
@@ -211,6 +223,7 @@ class _Validation:
         samples = self.reference.samples
         value = {
             "reference": self.reference.figures,
+            "bases": self.reference.bases,
             "logit_std": self.reference.logit_std,
             "prompts": [{"text": s.text, "ids": s.ids, "tokens": s.tokens, "continuation": s.continuation} for s in samples],
             "merged": self.output.figures.get("merged"),
@@ -225,8 +238,10 @@ class _Validation:
         return self._stack.enter_context(Worker(name, spec, self._folder, self.context.limits))
 
     def _start_merged(self) -> Worker:
-        folder = self.context.inputs[self.merged_name]
-        return self._start(self.merged_name, EngineSpec(engine="torch", folder=folder, threads=self.context.limits.threads))
+        return self._start(self.merged_name, self._spec("torch", self.context.inputs[self.merged_name]))
+
+    def _spec(self, engine: str, folder: str, base: str | None = None) -> EngineSpec:
+        return EngineSpec(engine=engine, folder=folder, base=base, threads=self.context.limits.threads, task=self._subject.task)
 
     @property
     def _merged_logits(self) -> Path:
@@ -262,7 +277,8 @@ class _Validation:
         limits = self.context.work.validation.thresholds
         blind = [name for name in self._variants if adapter is not None and name in limits and would_pass(adapter, limits[name])]
         if adapter is not None and blind:
-            effect = f"divergence {adapter['kl']:.3g} nats, agreement {adapter['agreement']:.3g}"
+            parts = ("kl", "divergence {:.3g} nats"), ("agreement", "agreement {:.3g}"), ("error_max", "largest error {:.3g} deviations")
+            effect = ", ".join([text.format(adapter[name]) for name, text in parts if adapter[name] is not None][:2])
             self.output.warnings.append(
                 f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
                 f" {', '.join(blind)} too: for these, passing does not prove the merge."
@@ -271,6 +287,18 @@ class _Validation:
     def _progress(self) -> Progress:
         done = self._done
         return lambda fraction, message: self._reporter.progress((done + fraction) / self._steps, message)
+
+
+def _made_for(context: StageContext, texts: list[str], subject: Subject) -> list[Any]:
+    """All that every record of an interrupted validation depends on."""
+    options = context.work.validation.model_dump(mode="json")
+    return [texts, options, folder_state(context.pin), folder_state(context.base), asdict(subject), bases.taken(context)]
+
+
+def _subject(context: StageContext) -> Subject:
+    """What the merged model is for; its labels must have the names that the live model's have."""
+    subject = subject_of(Path(context.inputs["merge"]))
+    return replace(subject, labels=live_labels(subject, Path(context.base) if context.base else None))
 
 
 def _unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:

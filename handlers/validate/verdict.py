@@ -10,7 +10,7 @@ from typing import Any
 
 from daemon.contract import ArtifactCheck, Verdict
 from daemon.work import Thresholds
-from handlers.plan import unquantized
+from handlers.plan import fallback, unquantized
 from handlers.validate.artifact import Examination
 from handlers.validate.compare import in_deviations
 from handlers.validate.engines import Kind
@@ -21,6 +21,12 @@ def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresh
     figures = examination.figures
     reasons = [examination.tokenizer] if examination.tokenizer else []
     remedies = ["give the checkpoint or the base the tokenizer that belongs to the model, then export again"] if reasons else []
+    if examination.labels:
+        reasons.append(examination.labels)
+        remedies.append("export again: id2label in its config.json was changed")
+    if examination.example:
+        reasons.append(examination.example)
+        remedies.append("export again; if it happens again, report it with the attempt's log")
     if defects := _defects(figures, kind):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
@@ -39,10 +45,11 @@ def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresh
 def _defects(figures: dict[str, Any], kind: Kind) -> list[str]:
     """What is wrong whatever the thresholds say."""
     noise = kind.noise_share * figures["error_max"]
+    ways, sides = (", ".join(_largest(figures.get(name))) for name in ("cache_errors", "padding_errors"))
     limits = (
-        ("cache_error_max_absolute", max(kind.cache_limit, noise), "cached decoding differs from its own single pass",
-         "the cache is broken"),
-        ("padding_error_max_absolute", max(kind.padding_limit, noise), "in a left-padded batch it differs from single runs",
+        ("cache_error_max_absolute", max(kind.cache_limit, noise),
+         f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", "the cache is broken"),
+        ("padding_error_max_absolute", max(kind.padding_limit, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
          "it does not honour the attention mask or the positions"),
         ("merged_error_max_absolute", kind.merged_limit, "it differs from the merged PyTorch model", "the conversion changed the model"),
     )  # fmt: skip
@@ -57,16 +64,33 @@ def _defects(figures: dict[str, Any], kind: Kind) -> list[str]:
     return found
 
 
+def _largest(errors: dict[str, float] | None) -> list[str]:
+    """The names of the largest errors: those of at least half the largest one."""
+    return [name for name, error in (errors or {}).items() if error >= max((errors or {}).values()) / 2]
+
+
+_CHOICES = {
+    "text-classification": ("texts", "its label is"),
+    "token-classification": ("tokens", "its most likely label is"),
+    "question-answering": ("starts and ends of answers", "its most likely place is"),
+    "fill-mask": ("hidden tokens", "its most likely token is"),
+    "feature-extraction": ("tokens", "its vector is nearest to"),
+}
+"""Task → what the positions are, and what agrees there."""
+
+
 def _distances(figures: dict[str, Any], thresholds: Thresholds) -> list[tuple[str, str]]:
-    """Threshold keys that are not met, with their sentences."""
+    """Threshold keys that are not met, with their sentences. Figures that a task doesn't have are None."""
     found = []
-    if not figures["agreement"] >= thresholds.agreement:
+    positions, agrees = _CHOICES.get(figures.get("task", ""), ("positions", "its most likely token is"))
+    if figures["agreement"] is not None and not figures["agreement"] >= thresholds.agreement:
         found.append(("agreement", (
             f"agreement {_show(figures['agreement'])} is below the limit {_show(thresholds.agreement)}: at that share of"
-            f" {figures['positions']} positions its most likely token is the live model's"
+            f" {figures['positions']} {positions} {agrees} the live model's"
         )))  # fmt: skip
-    if not figures["kl"] <= thresholds.kl:
-        found.append(("kl", f"the divergence of {_show(figures['kl'])} nats a token is above the limit {_show(thresholds.kl)}"))
+    if figures["kl"] is not None and not figures["kl"] <= thresholds.kl:
+        unit = "a token" if positions == "positions" else "a position"
+        found.append(("kl", f"the divergence of {_show(figures['kl'])} nats {unit} is above the limit {_show(thresholds.kl)}"))
     if not figures["error_max"] <= thresholds.error:
         text = f"the largest logit error, {_show(figures['error_max'])} standard deviations, is above the limit {_show(thresholds.error)}"
         found.append(("error", text))
@@ -75,7 +99,7 @@ def _distances(figures: dict[str, Any], thresholds: Thresholds) -> list[tuple[st
 
 def _remedy(variant: str, keys: list[str]) -> str:
     names = " and ".join(f"validate.thresholds.{variant}.{key}" for key in keys)
-    plain = unquantized(variant)
+    plain = fallback(variant) or unquantized(variant)
     if plain is not None:
         return f"use the variant {plain} instead of {variant}, or loosen {names} knowingly"
     return f"compare the merged figures in validation.json to see whether the merge or the export is off, or loosen {names} knowingly"

@@ -8,13 +8,14 @@ libraries are imported, so that a worker can get ready while another one still h
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,74 +24,87 @@ from daemon.errors import CkptdError
 from handlers import child
 
 DETAILS_LIMIT = 4000
-VERIFIED_STEPS = 64
-"""Cached steps that are compared with a pass without a cache: their logits are held in memory."""
 
 
 class Commands:
     """The verbs that a worker answers; each method takes JSON values and gives a JSON object."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        from handlers.validate import engines
+        from handlers.validate import drivers, engines
 
-        self._engines = engines
+        self._engines, self._drivers = engines, drivers
         self._spec = engines.EngineSpec.model_validate(spec)
-        engines.engine_class(self._spec.engine).prepare(self._spec)
+        engines.engine_class(self._spec).prepare(self._spec)
         self._load_seconds = 0.0
         self._engine: Any = None
+        self._driver: Any = None
 
     def load(self) -> dict[str, Any]:
         """Load the model; give what it says about itself."""
         started = time.perf_counter()
         self._engine = self._engines.load(self._spec)
         self._load_seconds = time.perf_counter() - started
+        self._driver = self._drivers.drive(self._spec.task, self._engine)
         return {
             "vocabulary": self._engine.vocabulary,
             "context_length": self._engine.context_length,
-            "end_tokens": list(self._engine.end_tokens),
+            "end_tokens": list(getattr(self._engine, "end_tokens", ())),
             "adapted": bool(getattr(self._engine, "adapted", False)),
         }
 
-    def encode(self, texts: list[str]) -> dict[str, Any]:
-        """Token ids of texts, by the tokenizer of the engine's own folder."""
-        return {"ids": [self._engine.encode(text) for text in texts]}
+    def rebase(self, values: str) -> dict[str, Any]:
+        """Put the live adapter on the base that `merge.base` names."""
+        return {"tensors": self._engine.rebase(values)}
+
+    def streams(self) -> dict[str, Any]:
+        """Why the live adapter could be merged into no other base than the original; null where it could."""
+        return {"reason": self._engine.streams()}
+
+    def encode(self, texts: list[str], firsts: list[str] | None = None) -> dict[str, Any]:
+        """Token ids of texts, by the tokenizer of the engine's own folder; with `firsts` of pairs, and the tokens' segments."""
+        if firsts is None:
+            return {"ids": [self._engine.encode(text) for text in texts]}
+        pairs = [self._engine.encode_pair(first, text) for first, text in zip(firsts, texts, strict=True)]
+        return {"ids": [ids for ids, _ in pairs], "types": [types for _, types in pairs]}
+
+    def special(self) -> dict[str, Any]:
+        """The tokenizer's special tokens, and the one that stands for a hidden token."""
+        return {"special": sorted(self._engine.special_tokens), "mask": self._engine.mask_token}
+
+    def input_vocabulary(self) -> dict[str, Any]:
+        """The number of tokens that the model knows."""
+        return {"tokens": self._engine.input_vocabulary}
 
     def text(self, ids: list[int]) -> dict[str, Any]:
         """The text of token ids."""
         return {"text": self._engine.text(ids)}
 
-    def teacher(self, ids: list[int], keep: list[int], out: str, bare: bool = False) -> dict[str, Any]:
-        """Write the logits (len(keep), V) float32 of the positions `keep` of one pass over `ids`; `bare`: without the adapter."""
+    def teacher(
+        self, ids: list[int], keep: list[int], out: str, targets: Sequence[int] = (), types: list[int] | None = None, bare: bool = False
+    ) -> dict[str, Any]:
+        """Write the rows `keep` (len(keep), V) float32 of one pass; `bare`: without the adapter."""
         import numpy as np
 
-        from handlers.validate.decoding import teacher_forced
-
-        logits = self._engine.bare_logits(np.asarray(ids, dtype=np.int64)) if bare else teacher_forced(self._engine, ids)
-        np.save(out, logits[keep])
-        return {"vocabulary": int(logits.shape[-1])}
+        with self._engine.without_adapter() if bare else contextlib.nullcontext():
+            rows = self._driver.rows(ids, targets, types)
+        np.save(out, rows[keep])
+        return {"vocabulary": int(rows.shape[-1]), "rows": len(rows)}
 
     def greedy(self, ids: list[int], tokens: int, least: int = 0, stop: bool = False, verify: bool = False) -> dict[str, Any]:
         """Decode greedily through the cache; `verify` compares the cached steps with a pass without a cache."""
-        from handlers.validate import decoding
-
-        decoded = decoding.greedy(self._engine, ids, tokens, end_tokens=self._engine.end_tokens if stop else (), least=least)
-        answer: dict[str, Any] = {"tokens": decoded.tokens}
-        if verify:
-            answer["cache_error"] = decoding.cache_error(self._engine, ids, decoded, VERIFIED_STEPS)
+        answer: dict[str, Any] = self._driver.greedy(ids, tokens, least=least, stop=stop, verify=verify)
         return answer
 
-    def padding(self, prompts: list[list[int]], continuations: list[list[int]]) -> dict[str, Any]:
-        """Compare a left-padded batch with its rows alone."""
-        from handlers.validate.decoding import padding_error
-
-        return {"padding_error": padding_error(self._engine, prompts, continuations)}
+    def padding(
+        self, prompts: list[list[int]], continuations: list[list[int]], types: list[list[int]] | None = None, side: str = "left"
+    ) -> dict[str, Any]:
+        """Compare a padded batch with its rows alone."""
+        return {"padding_error": self._driver.padding(prompts, continuations, types, side)}
 
     def timed(self, ids: list[int], tokens: int) -> dict[str, Any]:
-        """Seconds of a prompt's pass and of `tokens` single-token steps after it."""
-        from handlers.validate.decoding import timed
-
-        prefill, decode = timed(self._engine, ids, tokens)
-        return {"prefill_seconds": prefill, "decode_seconds": decode}
+        """Seconds of the first pass and of the work after it, which `tokens` sets, and the tokens of that work."""
+        prefill, decode, count = self._driver.timed(ids, tokens)
+        return {"prefill_seconds": prefill, "decode_seconds": decode, "tokens": count}
 
     def stats(self) -> dict[str, Any]:
         """Seconds of loading and the largest resident set so far in bytes, interpreter and libraries included."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from daemon.contract import CheckpointRef, ChildLimits, StageContext
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.work import ExportOptions, OnnxOptions, ValidateOptions, Work
 from handlers.progress import Reporter, StageOutput
 from tests import models
 
@@ -27,7 +27,7 @@ class Exported:
 
 
 def make_context(
-    folder: Path, stage: str, inputs: dict[str, Path], pin: Path, *, opset: int = 18, strategy: str = "default"
+    folder: Path, stage: str, inputs: dict[str, Path], pin: Path, *, opset: int = 18, strategy: str = "default", optimize: Any = "none"
 ) -> StageContext:
     """A job file's content whose folders lie below `folder`."""
     for name in ("staging", "temporary", "cache"):
@@ -40,7 +40,8 @@ def make_context(
         job="job", stage=stage, attempt=1, strategy=strategy, checkpoint=checkpoint, pin=str(pin),
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "temporary"), cache=str(folder / "cache"),
-        work=Work(export=ExportOptions(opset=opset), validation=ValidateOptions()), limits=ChildLimits(threads=2),
+        work=Work(export=ExportOptions(opset=opset), validation=ValidateOptions(), onnx=OnnxOptions(optimize=optimize)),
+        limits=ChildLimits(threads=2),
     )  # fmt: skip
 
 

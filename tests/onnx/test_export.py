@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -89,7 +90,7 @@ def test_the_graph_holds_no_paths_of_the_machine_that_made_it(qwen3: Exported) -
 
 def test_the_folder_is_complete_and_holds_nothing_else(qwen3: Exported) -> None:
     assert sorted(path.name for path in qwen3.folder.iterdir()) == [
-        "chat_template.jinja", "config.json", "generation_config.json", "graphs.json", "model.onnx", "tokenizer.json",
+        "chat_template.jinja", "config.json", "example.py", "generation_config.json", "graphs.json", "model.onnx", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
     assert (qwen3.folder / "config.json").read_bytes() == (qwen3.source / "config.json").read_bytes()
@@ -129,3 +130,15 @@ def test_weights_above_the_limit_of_one_file_lie_in_a_second_one(pico_base: Path
     size = sum((exported.folder / name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
     assert exported.output.figures["graph_bytes"] == size
     assert_equal_to_torch(exported, 3, (6, 1, 1), 2)
+
+
+def test_the_stage_optimizes_its_graphs_when_asked_and_says_what_came_of_each_step(
+    trained: Path, export: Callable[..., Exported], qwen3: Exported
+) -> None:  # R3.4
+    made = export(trained, optimize="basic")
+    figures: Any = made.output.figures["optimization"]
+    before, after = figures["nodes"]
+    assert before == qwen3.output.figures["nodes"] and after == made.output.figures["nodes"] <= before
+    assert {step["name"] for step in figures["steps"]} >= {"fold", "slim"}
+    assert all(isinstance(step["kept"], bool) and step["reason"] for step in figures["steps"])
+    assert_equal_to_torch(made, 3, (6, 1, 1), 2)

@@ -16,6 +16,7 @@ from handlers.onnx import graph
 from handlers.onnx.integer import IntegerRewriter, quantize_matrix
 from tests import models
 from tests.onnx.conftest import Exported, Runner, describe, make_context, quantize, silent
+from tests.onnx.small import bert, derived, distance, store
 
 
 def log_probabilities(exported: Exported, source: Path) -> np.ndarray:
@@ -70,7 +71,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
     """With the table left in fp32 and the output layer turned first, which that tool can't do by itself."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from handlers.onnx import integer
+    from handlers.onnx import rewriting
 
     proto = onnx.load(qwen3.folder / "model.onnx")
     (turn,) = (node for node in proto.graph.node if node.op_type == "Transpose" and node.input[0].endswith("lm_head.weight"))
@@ -82,7 +83,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
     quantize_dynamic(
         proto, tmp_path / "theirs" / "model.onnx", weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"]
     )
-    monkeypatch.setattr(integer, "MIN_TABLE_SHARE", 2.0)
+    monkeypatch.setattr(rewriting, "MIN_TABLE_SHARE", 2.0)
     model = ir.load(qwen3.folder / "model.onnx")
     IntegerRewriter(model).rewrite()
     ir.save(model, tmp_path / "ours" / "model.onnx")
@@ -117,6 +118,37 @@ def test_linear_layers_with_bias_that_are_gemm_nodes_become_integer_too(tmp_path
     x = rng.normal(size=(5, 32)).astype(np.float32)
     (got,) = Runner(exported.folder).session.run(None, {"x": x})
     assert 0 < np.abs(got - (x @ weight.T + bias)).max() < 0.25
+
+
+def test_products_that_follow_each_other_are_both_turned(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    first, second = rng.normal(size=(32, 48)).astype(np.float32), rng.normal(size=(48, 16)).astype(np.float32)
+    proto = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 18]> g (float[n,32] x) => (float[n,16] y) { h = MatMul(x, a) y = MatMul(h, b) }'
+    )
+    proto.graph.initializer.extend([onnx.numpy_helper.from_array(first, "a"), onnx.numpy_helper.from_array(second, "b")])
+    exported = quantize(store(tmp_path / "fp32", {"model": proto}), tmp_path)
+    x = rng.normal(size=(5, 32)).astype(np.float32)
+    (got,) = Runner(exported.folder).session.run(None, {"x": x})
+    wanted = x @ first @ second
+    assert 0 < np.abs(got - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ONNX folder of a BERT. Read only."""
+    return bert(tmp_path_factory.mktemp("bert") / "source")
+
+
+@pytest.mark.parametrize("stage", ["int8", "int8_static", "int8_weight", "int4", "fp16"])
+def test_an_encoder_is_made_smaller_too(encoder: Path, tmp_path: Path, stage: str) -> None:
+    source = encoder
+    made = derived(stage, source, tmp_path / "made")
+    figures, limit = made.output.figures, {"int4": 0.26, "fp16": 0.6}.get(stage, 0.4)
+    ratio = figures["size_ratio_to_onnx"]
+    assert isinstance(ratio, float) and ratio < limit
+    error, _ = distance(source, made.folder)
+    assert 0 < error < 0.2
 
 
 def test_a_graph_above_the_limit_of_one_file_keeps_its_weights_beside(

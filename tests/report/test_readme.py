@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from datetime import timedelta
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 from daemon.contract import JobFacts, Verdict
+from handlers.onnx.examples import place
 from handlers.progress import Reporter
 from handlers.report import readme
 from handlers.report.build import build
+from handlers.tasks import TASKS, Task
 from tests import models
 from tests.report import facts
 
@@ -32,7 +35,7 @@ def readme_of(job: JobFacts, folder: Path) -> str:
 
 def examples(text: str) -> dict[str, str]:
     """Heading of each artifact → its code block."""
-    return dict(re.findall(r"^## (\S+)/\n.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    return dict(re.findall(r"^## (\S+)/\n.*?^```(?:python|sh)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +66,11 @@ def run_example(export: Path, variant: str) -> str:
 
 
 def run_code(code: str, folder: Path) -> str:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    """Run an example as it stands: a shell's command, whose `python` is this one, or Python."""
+    binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PATH": binaries}
+    command = ["/bin/sh", "-c", code] if code.startswith("python ") else [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -124,6 +130,7 @@ def test_the_onnx_example_hands_on_cache_positions_and_mask_and_stops_at_the_end
         folder = tmp_path / variant
         folder.mkdir()
         make_counting_graph(folder)
+        place("text-generation", folder)
         tokenizer = models.make_tokenizer().backend_tokenizer
         tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "config.json").write_text(json.dumps({"eos_token_id": end}))
@@ -147,12 +154,11 @@ def test_the_examples_of_a_real_export_run_and_agree(export: Path) -> None:
     assert run_example(export, "onnx-int8").startswith(PROMPT)
 
 
-def test_the_onnx_examples_need_nothing_but_onnxruntime_tokenizers_and_numpy() -> None:
-    for variant, code in examples(
-        (Path(readme.__file__).with_name("readme.md")).read_text().replace("{{ artifact.variant }}", "onnx")
-    ).items():
-        imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
-        assert imported <= ({"transformers"} if variant == "pytorch" else {"json", "pathlib", "numpy", "onnxruntime", "tokenizers"})
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_the_onnx_examples_need_nothing_but_onnxruntime_tokenizers_and_numpy(task: Task, tmp_path: Path) -> None:
+    place(task.name, tmp_path)
+    imported = set(re.findall(r"^(?:import|from) (\w+)", (tmp_path / "example.py").read_text(), re.MULTILINE))
+    assert imported == {"__future__", "argparse", "json", "pathlib", "typing", "numpy", "onnxruntime", "tokenizers"}
 
 
 def test_only_published_artifacts_have_an_example(tmp_path: Path) -> None:
@@ -185,10 +191,13 @@ def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:
         facts.check("pytorch", sample=check.figures["sample"]), facts.check("onnx"), check, checkpoint=facts.checkpoint(run=hostile)
     )
     text = readme_of(job, tmp_path)
-    prose = re.sub(r"^```python\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```(?:python|sh)\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert "<" not in prose and "](" not in prose.replace("\\](", "") and "://" not in prose
     assert "\n# Heading" not in text and text.count("```") == 4
     for code in examples(text).values():
+        if code.startswith("python "):
+            assert shlex.split(code)[2] == readme.PROMPT
+            continue
         compile(code, "example", "exec")
         assert ascii(hostile).replace("`", "\\x60") in code
 

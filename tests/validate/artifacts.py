@@ -97,26 +97,69 @@ def damage_weight(folder: Path, scale: float) -> None:
     onnx.save(model, folder / "model.onnx")
 
 
-def ignore_input(folder: Path, name: str, fill: int) -> None:
+def ignore_input(folder: Path, name: str, fill: int, file: str = "model.onnx") -> None:
     """Let the graph read a constant of the same shape wherever it read the integer input `name`."""
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(folder / file)
     shape, constant = f"{name}_shape", f"{name}_constant"
     value = helper.make_tensor("value", TensorProto.INT64, [1], [fill])
     for node in model.graph.node:
         node.input[:] = [constant if used == name else used for used in node.input]
     model.graph.node.insert(0, helper.make_node("Shape", [name], [shape]))
     model.graph.node.insert(1, helper.make_node("ConstantOfShape", [shape], [constant], value=value))
-    onnx.save(model, folder / "model.onnx")
+    onnx.save(model, folder / file)
 
 
-def blank_cache(folder: Path, name: str) -> None:
+def blank_cache(folder: Path, name: str, file: str = "model.onnx") -> None:
     """Multiply a float input by zero before anything reads it."""
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(folder / file)
     for node in model.graph.node:
         node.input[:] = ["blanked" if used == name else used for used in node.input]
     model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "zero_factor"))
     model.graph.node.insert(0, helper.make_node("Mul", [name, "zero_factor"], ["blanked"]))
+    onnx.save(model, folder / file)
+
+
+def drop_cache(folder: Path) -> None:
+    """Let the graph begin with an empty cache each time and give logits alone."""
+    model = onnx.load(folder / "model.onnx")
+    past = [value for value in model.graph.input if value.name.startswith("past_key_values.")]
+    sizes = [dimension.dim_value for dimension in past[0].type.tensor_type.shape.dim]
+    shape = numpy_helper.from_array(np.array([sizes[1], 0, sizes[3]], np.int64), "empty_sizes")
+    model.graph.initializer.extend([shape, *(numpy_helper.from_array(np.array([value], np.int64), f"at_{value}") for value in (0, 1))])
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["tokens_shape"]),
+        helper.make_node("Slice", ["tokens_shape", "at_0", "at_1"], ["rows"]),
+        helper.make_node("Concat", ["rows", "empty_sizes"], ["empty_shape"], axis=0),
+        *(helper.make_node("ConstantOfShape", ["empty_shape"], [value.name]) for value in past),
+    ]
+    for place, node in enumerate(nodes):
+        model.graph.node.insert(place, node)
+    for value in past:
+        model.graph.input.remove(value)
+    del model.graph.output[1:]
     onnx.save(model, folder / "model.onnx")
+
+
+def swap_outputs(folder: Path, first: str, second: str, file: str = "model.onnx") -> None:
+    """Let two outputs give each other's values."""
+    model = onnx.load(folder / file)
+    names = {first: second, second: first}
+    for node in model.graph.node:
+        node.output[:] = [names.get(made, made) for made in node.output]
+        node.input[:] = [names.get(used, used) for used in node.input]
+    onnx.save(model, folder / file)
+
+
+def empty_output(folder: Path, name: str, file: str) -> None:
+    """Let an output of floats lose all its rows."""
+    model = onnx.load(folder / file)
+    for node in model.graph.node:
+        node.output[:] = ["whole" if made == name else made for made in node.output]
+        node.input[:] = ["whole" if used == name else used for used in node.input]
+    for key, value in (("none_from", 0), ("none_to", 0), ("none_axis", 0)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), key))
+    model.graph.node.append(helper.make_node("Slice", ["whole", "none_from", "none_to", "none_axis"], [name]))
+    onnx.save(model, folder / file)
 
 
 def _copy_side_files(source: Path, target: Path) -> None:

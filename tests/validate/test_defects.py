@@ -95,3 +95,11 @@ def test_a_graph_with_other_inputs_is_refused_by_name(measured: Measured, folder
     artifacts.rename_input(folder, "past_key_values.0.key", "cache_key_0")
     with pytest.raises(WorkerFailed, match=r"unknown \['cache_key_0'\]"):
         measured.check("onnx", folder)
+
+
+def test_a_graph_without_a_cache_is_run_over_all_tokens_at_each_step(measured: Measured, folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = artifacts.copy(folders["onnx"], tmp_path / "onnx")
+    artifacts.drop_cache(folder)
+    check = measured.check("onnx", folder)
+    assert check.verdict is Verdict.PASSED, check.reasons
+    assert check.figures["greedy_identical"] == check.figures["greedy_prompts"] and check.figures["agreement"] == 1.0

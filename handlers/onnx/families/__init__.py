@@ -8,9 +8,10 @@ from pathlib import Path
 from handlers.onnx.families.base import Family, architecture, unsupported
 from handlers.onnx.families.causal import Causal
 from handlers.onnx.families.encoder import Encoder
+from handlers.onnx.families.seq2seq import Seq2Seq
 from handlers.tasks import Kind, Task, task_of
 
-FAMILIES: Mapping[Kind, Callable[[Task], Family]] = {"causal": Causal, "encoder": Encoder}
+FAMILIES: Mapping[Kind, Callable[[Task], Family]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
 
 
 def choose(folder: Path) -> Family:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import transformers
@@ -21,6 +21,22 @@ from handlers.plan import VARIANTS, plan
 from handlers.tasks import Task
 
 OPERATION = "export the model to ONNX"
+
+Axes = Literal["all", "lengths", "batch", "none"]
+"""Which axes stay dynamic: all; all but the batch, which is 1; the batch alone; none."""
+
+
+class NotApplicableError(Exception):
+    """A strategy is for another kind of model: passing it over is no failure."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What graphs a family makes of a model; anything but the default gives something up."""
+
+    axes: Axes = "all"
+    cache: bool = True
+    """Whether a decoder has a KV cache."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,25 @@ class Family(Protocol):
 
         Raises `handlers.onnx.check.GraphMismatchError`.
         """
+
+
+def shaped(family: Family, form: Form) -> Family:
+    """The family that makes graphs of `form`; NotApplicableError where it has only the usual one.
+
+    A family that has others offers a method `shaped(form)`, which may raise that error itself.
+    """
+    if form == Form():
+        return family
+    reshape = getattr(family, "shaped", None)
+    if reshape is None:
+        raise NotApplicableError(f"the family {family.name} has no other form of its graphs")
+    return cast(Family, reshape(form))
+
+
+def extra_facts(family: Family, reference: Any) -> dict[str, Any]:
+    """What graphs.json should say beyond names and shapes: `family.extra(reference)` where the family has that, else nothing."""
+    extra = getattr(family, "extra", None)
+    return dict(extra(reference)) if extra is not None else {}
 
 
 def unsupported(folder: Path, cause: str) -> Permanent:

@@ -1,7 +1,8 @@
 """Decoder-only language models: one graph for prefill and decoding, with KV cache.
 
 Chosen by `handlers.onnx.families.choose`. What a model's cache looks like is learnt from a forward pass over a few tokens, not from
-its configuration, since every family names those settings differently.
+its configuration, since every family names those settings differently. `Causal.shaped` gives the forms that give something up:
+one row at a time, and (in `uncached`) no cache.
 """
 
 from __future__ import annotations
@@ -18,28 +19,32 @@ import torch
 from transformers import DynamicCache
 
 from handlers.onnx.check import GraphMismatchError, largest_relative, open_graph
-from handlers.onnx.families.base import Part, Tracing, load_model, unsupported
+from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, unsupported
+from handlers.onnx.families.cases import Case, make_cases, tested
+from handlers.onnx.families.uncached import Uncached
 from handlers.onnx.graph import MODEL_FILE
-from handlers.onnx.signature import CacheLayer, CausalSignature, Signature
+from handlers.onnx.signature import BATCH, CacheLayer, CausalSignature, Signature
 from handlers.tasks import Task
-
-STEPS = (7, 1, 3)
-"""Tokens of the calls that the graph's check makes: a prefill, one decoded token, a chunk after a past."""
-ROWS, PADDING = 3, 2
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What torch says about a few tokens, in one pass without a past.
-
-    `ids`, `mask` and `positions` are int64 (rows, tokens), `logits` fp32 (rows, tokens, vocabulary); the second row is padded on the left.
-    """
+    """What torch says about a few prompts, each fed in the steps that the graph's check will make."""
 
     signature: CausalSignature
-    ids: np.ndarray
-    mask: np.ndarray
-    positions: np.ndarray
-    logits: np.ndarray
+    cases: tuple[Case, ...]
+    untested: str = ""
+    """A length that the model treats otherwise and that is too long to be tried; "" where there is none."""
+
+
+@dataclass(frozen=True)
+class OneRowSignature(CausalSignature):
+    """A causal graph whose batch is 1."""
+
+    @property
+    def axes(self) -> dict[str, dict[int, str]]:
+        """Input or output → its dynamic axes by position."""
+        return {name: {place: axis for place, axis in axes.items() if axis != BATCH} for name, axes in super().axes.items()}
 
 
 class FlatCacheModel(torch.nn.Module):
@@ -81,27 +86,26 @@ def _cache_layers(cache: Any, folder: Path) -> tuple[CacheLayer, ...]:
     return tuple(found)
 
 
+def takes_positions(model: Any) -> bool:
+    """Whether the model's forward takes position_ids."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
 def refer(model: Any, folder: Path) -> Reference:
-    """Run the model once over a few tokens; Permanent when it keeps no standard cache."""
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(0, _vocabulary(model), (ROWS, sum(STEPS)), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, :PADDING] = 0
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    extra = {"position_ids": positions} if takes_positions else {}
+    """Run the model over a few prompts; Permanent when it keeps no standard cache."""
     with torch.inference_mode():
-        output = model(input_ids=ids, attention_mask=mask, use_cache=True, **extra)
-    signature = CausalSignature(_cache_layers(getattr(output, "past_key_values", None), folder), takes_positions)
-    return Reference(signature, ids.numpy(), mask.numpy(), positions.numpy(), output.logits.float().numpy())
+        probe = model(input_ids=torch.tensor([[1, 2]]) % _vocabulary(model), use_cache=True)
+    signature = CausalSignature(_cache_layers(getattr(probe, "past_key_values", None), folder), takes_positions(model))
+    cases, untested = make_cases(model, _vocabulary(model), positions=signature.position_ids)
+    return Reference(signature, cases, untested)
 
 
-def example_inputs(model: Any, signature: CausalSignature) -> tuple[torch.Tensor, ...]:
+def example_inputs(model: Any, signature: CausalSignature, batch: int = 2) -> tuple[torch.Tensor, ...]:
     """Contiguous inputs to trace with: every dynamic axis above 1 and unlike the others, a hole in the mask.
 
     An axis of 1 would be taken for a constant, and a mask of ones would be dropped from the graph.
     """
-    batch, sequence, past = 2, 3, 5
+    sequence, past = 3, 5
     generator = torch.Generator().manual_seed(11)
     ids = torch.randint(0, _vocabulary(model), (batch, sequence), generator=generator)
     mask = torch.ones(batch, past + sequence, dtype=torch.long)
@@ -111,17 +115,16 @@ def example_inputs(model: Any, signature: CausalSignature) -> tuple[torch.Tensor
     return (ids, mask, *((positions,) if signature.position_ids else ()), *cache)
 
 
-def _run_in_steps(session: onnxruntime.InferenceSession, reference: Reference) -> np.ndarray:
-    """Logits (rows, tokens, vocabulary) of the reference's tokens, fed in STEPS with the graph's own cache."""
-    signature = reference.signature
-    rows = len(reference.ids)
+def run_in_steps(session: onnxruntime.InferenceSession, signature: CausalSignature, case: Case) -> np.ndarray:
+    """Logits (rows, tokens, vocabulary) of the case's tokens, fed in its steps with the graph's own cache."""
+    rows = len(case.ids)
     cache = [np.zeros((rows, heads, 0, size), np.float32) for heads, size in signature.cache_sizes]
     logits, start = [], 0
-    for step in STEPS:
+    for step in case.steps:
         end = start + step
-        feeds = {"input_ids": reference.ids[:, start:end], "attention_mask": reference.mask[:, :end]}
+        feeds = {"input_ids": case.ids[:, start:end], "attention_mask": case.mask[:, :end]}
         if signature.position_ids:
-            feeds["position_ids"] = reference.positions[:, start:end]
+            feeds["position_ids"] = case.positions[:, start:end]
         answer, *cache = session.run(None, {**feeds, **dict(zip(signature.past, cache, strict=True))})
         logits.append(answer)
         start = end
@@ -133,8 +136,17 @@ class Causal:
 
     name = "causal"
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, form: Form = Form()) -> None:  # noqa: B008 (frozen)
         self.task = task
+        self.form = form
+
+    def shaped(self, form: Form) -> Family:
+        """The family that makes graphs of `form`. With a cache only the batch can be fixed: a fixed past is no use to anybody."""
+        if not form.cache:
+            return Uncached(self.task, form)
+        if form.axes not in ("all", "lengths"):
+            raise NotApplicableError("a graph with a cache needs its lengths dynamic")
+        return Causal(self.task, form)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
         """See `Family.load`."""
@@ -142,12 +154,17 @@ class Causal:
 
     def refer(self, model: Any, folder: Path) -> Reference:
         """See `Family.refer`; Permanent for a model that keeps no standard cache."""
-        return refer(model, folder)
+        reference = refer(model, folder)
+        if self.form.axes == "all":
+            return reference
+        signature = OneRowSignature(reference.signature.layers, reference.signature.position_ids)
+        return Reference(signature, tuple(row for case in reference.cases for row in case.rows()), reference.untested)
 
     def parts(self, model: Any, reference: Reference) -> Sequence[Part]:
         """See `Family.parts`."""
         signature = reference.signature
-        return [Part("model", MODEL_FILE, signature, FlatCacheModel(model, signature).eval(), example_inputs(model, signature))]
+        example = example_inputs(model, signature, batch=2 if self.form.axes == "all" else 1)
+        return [Part("model", MODEL_FILE, signature, FlatCacheModel(model, signature).eval(), example)]
 
     def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
         """See `Family.finish`."""
@@ -157,11 +174,25 @@ class Causal:
         """See `Family.signatures`."""
         return {"model": (MODEL_FILE, reference.signature)}
 
+    def extra(self, reference: Reference) -> dict[str, Any]:
+        """What graphs.json says of a form that is not the usual one."""
+        return {} if self.form.axes == "all" else {"dynamic_axes": self.form.axes}
+
+    def tested(self, reference: Reference) -> str:
+        """What `verify` feeds, in words."""
+        return tested(reference.cases)
+
     def verify(self, folder: Path, reference: Reference, *, threads: int = 1) -> float:
         """See `Family.verify`. Padding positions may say anything that is finite: what a masked token sees is undefined."""
         session = open_graph(folder / MODEL_FILE, reference.signature, threads)
-        logits = _run_in_steps(session, reference)
-        if not np.isfinite(logits).all():
-            raise GraphMismatchError("the graph's logits hold values that are not finite")
-        real = reference.mask.astype(bool)
-        return largest_relative(logits[real], reference.logits[real], "logits")
+        return max(_compared(case, run_in_steps(session, reference.signature, case)) for case in reference.cases)
+
+
+def _compared(case: Case, logits: np.ndarray) -> float:
+    if not np.isfinite(logits).all():
+        raise GraphMismatchError("the graph's logits hold values that are not finite")
+    real = case.mask.astype(bool)
+    try:
+        return largest_relative(logits[real], case.logits[real], "logits")
+    except GraphMismatchError as error:
+        raise GraphMismatchError(f"{error} (with {case})") from None

@@ -1,0 +1,19 @@
+"""The example.py of an exported ONNX folder: one script for each kind of model, copied as it stands.
+
+`place` is called by the stages that write such folders; validation runs the script, the export's README shows how. The scripts
+need onnxruntime, tokenizers and numpy alone, and read what they must know from the folder that they lie in.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from handlers.tasks import BY_NAME
+
+NAME = "example.py"
+
+
+def place(task: str, folder: Path) -> None:
+    """Put the example for a task (a name of `handlers.tasks`) into `folder`."""
+    shutil.copyfile(Path(__file__).with_name(f"{BY_NAME[task].kind}.py"), folder / NAME)

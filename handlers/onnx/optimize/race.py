@@ -1,0 +1,67 @@
+"""Is one graph slower than another? Both run in turns, so that a busy machine slows them alike, and pairs are compared.
+
+Called by the trial of a step. A difference counts only when it is larger than the noise of its own measurement.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+MARGIN = 0.03
+"""A graph this much slower still counts as equally fast."""
+LEAST, ENOUGH = 9, 31
+"""Rounds; how many there are, the time decides."""
+QUICKEST, SECONDS = 0.3, 2.0
+"""A pair is measured for so long at least, since a busy moment must not decide, and no longer than that unless LEAST rounds take longer."""
+WARMING = 2
+"""Runs of each that are not counted: the first ones allocate."""
+
+Verdict = Literal["faster", "equal", "slower"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Medians in seconds, and what they come to."""
+
+    before: float
+    after: float
+    verdict: Verdict
+
+
+def judge(before: Sequence[float], after: Sequence[float]) -> Verdict:
+    """What paired durations say: the median of their ratios against its noise, and the best of each beside each other.
+
+    The noise is twice the standard error of a median, 1.2533 · σ / √n with σ = 1.4826 · MAD, as for a normal distribution. The best must
+    say the same, since what else a machine does only ever adds to a duration.
+    """
+    ratios = [later / earlier for earlier, later in zip(before, after, strict=True)]
+    middle, best = statistics.median(ratios), min(after) / min(before)
+    spread = statistics.median(abs(ratio - middle) for ratio in ratios)
+    noise = 2 * 1.2533 * 1.4826 * spread / len(ratios) ** 0.5
+    if min(middle - noise, best) > 1 + MARGIN:
+        return "slower"
+    return "faster" if max(middle + noise, best) < 1 - MARGIN else "equal"
+
+
+def _enough(rounds: int, seconds: float) -> bool:
+    return rounds >= LEAST and (seconds >= SECONDS or (rounds >= ENOUGH and seconds >= QUICKEST))
+
+
+def race(before: Callable[[], object], after: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> Race:
+    """Run both in turns, each first in every other round."""
+    for _ in range(WARMING):
+        before()
+        after()
+    durations: tuple[list[float], list[float]] = ([], [])
+    began = clock()
+    while not _enough(len(durations[0]), clock() - began):
+        turns = (0, 1) if len(durations[0]) % 2 == 0 else (1, 0)
+        for which in turns:
+            started = clock()
+            (before, after)[which]()
+            durations[which].append(max(clock() - started, 1e-9))
+    return Race(statistics.median(durations[0]), statistics.median(durations[1]), judge(*durations))

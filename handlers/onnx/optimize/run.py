@@ -1,0 +1,209 @@
+"""Optimizes the graphs of an ONNX folder step by step, and keeps of each step only what is proved to be equal and not slower.
+
+Called by the onnx stage on the folder that it has written and checked. A step that fails, or whose graph says something else, is malformed,
+larger or slower, is undone, and the report says which and why; no step's failure is the export's. Memory: two sessions of one graph beside
+the weights' file, which is mapped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from handlers.onnx import graph as graphs_on_disk
+from handlers.onnx.graphset import Graph, GraphSet
+from handlers.onnx.optimize import trial
+from handlers.onnx.optimize.bench import Bench, Candidate
+from handlers.onnx.optimize.cases import Case, Maker
+from handlers.onnx.optimize.step import RANK, Level, NotForThisError, Report, Step, Subject
+from handlers.onnx.optimize.steps import STEPS
+from handlers.onnx.sample_feeds import Player
+from handlers.onnx.sample_feeds import UnfedError as UnplayedError
+from handlers.onnx.session import check_form
+
+WIDTH = 200
+"""Characters of an error in a report."""
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The folder's graphs as they are now, and what became of each step."""
+
+    graphs: GraphSet
+    reports: tuple[Report, ...]
+    nodes_before: int
+    bytes_before: int
+    bytes_after: int
+    error: float | None = None
+    """What `verify` said of the folder as it now is; None where no step was kept."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """For the stage's result."""
+        return {
+            "nodes": [self.nodes_before, sum(one.nodes for one in self.graphs.graphs)],
+            "bytes": [self.bytes_before, self.bytes_after],
+            "steps": [report.figures for report in self.reports],
+        }
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an optimization goes."""
+
+    threads: int = 1
+    derived: bool = True
+    """Other stages quantize this folder, so no product with a weight may vanish in a larger operator."""
+    texts: tuple[tuple[int, ...], ...] = ()
+    """Token ids of real texts, which the graphs are compared on beside random inputs."""
+    steps: tuple[Step, ...] = STEPS
+
+
+def optimize(
+    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Mapping[str, Any], options: Options = Options(),
+    tell: Callable[[float, str], None] = lambda share, what: None,
+) -> Optimized:  # fmt: skip
+    """Optimize a written, verified folder in place and write its graphs.json anew.
+
+    `verify` compares a folder with the model itself and raises when they differ; what then makes it raise is undone too. `config` is the
+    model's config.json. `tell` hears of the progress, 0 to 1.
+    """
+    nodes, size = sum(one.nodes for one in graphs.graphs), graphs.size(folder)
+    steps = [step for step in options.steps if RANK[step.level] <= RANK[level]]
+    if not steps:
+        return Optimized(graphs, (), nodes, size, size)
+    played: dict[str, list[Case]] = {}
+    told: tuple[str, ...] = ()
+    try:
+        played = _played(folder, graphs, options)
+    except (UnplayedError, RuntimeError) as error:
+        told = (f"optimized graphs were compared on random inputs alone: {_told(error)}",)
+    bench = Bench(folder, graphs)
+    reports: list[Report] = []
+    errors: list[float] = []
+    try:
+        for number, one in enumerate(graphs.graphs):
+            tell(number / len(graphs.graphs), f"optimizing {one.role}")
+            reports += _Work(bench, one, level, config, options, played.get(one.role, [])).run(steps, verify, errors)
+    finally:
+        files = bench.close()
+    made = tuple(
+        one.model_copy(update={"nodes": files[one.file].nodes, "data": files[one.file].data}) for one in graphs.graphs
+    )  # fmt: skip
+    optimized = graphs.model_copy(update={"graphs": made})
+    optimized.write(folder)
+    return Optimized(optimized, tuple(reports), nodes, size, optimized.size(folder), errors[-1] if errors else None, told)
+
+
+def _played(folder: Path, graphs: GraphSet, options: Options) -> dict[str, list[Case]]:
+    """Role → what real texts feed it."""
+    found: dict[str, list[Case]] = {}
+    player = Player(folder, graphs, options.threads) if options.texts else None
+    for number, ids in enumerate(options.texts):
+        for call in player.play(ids) if player else ():
+            found.setdefault(call.role, []).append(Case(f"text {number + 1}", call.feeds))
+    return found
+
+
+class _Work:
+    """All steps on one graph."""
+
+    def __init__(
+        self, bench: Bench, graph: Graph, level: Level, config: Mapping[str, Any], options: Options, texts: Sequence[Case]
+    ) -> None:
+        self.bench, self.graph, self.level, self.config, self.options = bench, graph, level, config, options
+        self.path = bench.folder / graph.file
+        self.texts = texts
+
+    def run(self, steps: Sequence[Step], verify: Callable[[Path], float], errors: list[float]) -> list[Report]:
+        """Try each step in turn, then let the model itself be the judge, whose figure goes to `errors`."""
+        try:
+            maker = Maker(self.graph, self.config)
+            arena = trial.Arena(self.path, self.graph, [*maker.cases(), *self.texts], maker.speed(), self.options.threads)
+        except Exception as error:
+            return [Report(self.graph.role, step.name, reason=f"not tried: {_told(error)}") for step in steps]
+        reports, history = [], []
+        for step in steps:
+            copy = self.bench.copy(self.graph.file)
+            report = self._try(step, arena)
+            reports.append(report)
+            if report.kept:
+                history.append((report, copy))
+        del arena  # its sessions hold the weights
+        self._judge(history, verify, errors)
+        return reports
+
+    def _try(self, step: Step, arena: trial.Arena) -> Report:
+        started = time.monotonic()
+        before = ir.load(self.path)
+        report = Report(self.graph.role, step.name, nodes_before=trial.nodes(before), bytes_before=self.bench.size())
+        candidate: Candidate | None = None
+        try:
+            with _quiet():
+                candidate = self._made(step, before, report)
+                check_form(candidate.path)
+                trial.check_size(report.bytes_before, report.bytes_after or 0)
+                arena.compare(candidate.path, report, (report.nodes_before, report.nodes_after or 0))
+            candidate.take()
+            report.kept = True
+        except trial.UndoneError as error:
+            report.reason = str(error)
+        except NotForThisError as error:
+            report.reason = f"not for this model: {error}"
+        except Exception as error:
+            report.reason = _told(error)
+        if candidate is not None and not report.kept:
+            candidate.discard()
+        report.seconds = round(time.monotonic() - started, 3)
+        return report
+
+    def _made(self, step: Step, before: ir.Model, report: Report) -> Candidate:
+        scratch = graphs_on_disk.fresh_folder(self.bench.scratch / step.name)
+        model = step.apply(Subject(ir.load(self.path), self.config, scratch, self.options.threads))
+        trial.settle(model, before, self.graph)
+        report.nodes_after = trial.nodes(model)
+        report.fused = dict(sorted((trial.foreign(model) - trial.foreign(before)).items()))
+        trial.check_kept(model, before, standard=step.level == "basic", products=self.options.derived)
+        candidate = self.bench.candidate(self.graph.file, model)
+        report.bytes_after = self.bench.size(candidate)
+        return candidate
+
+    def _judge(self, history: list[tuple[Report, Candidate]], verify: Callable[[Path], float], errors: list[float]) -> None:
+        """Undo steps, the last first, until the folder agrees with the model."""
+        while history:
+            try:
+                with _quiet():
+                    errors.append(verify(self.bench.folder))
+                return
+            except Exception as error:
+                report, copy = history.pop()
+                copy.take()
+                report.kept, report.reason = False, f"against the model itself: {_told(error)}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Tools talk of themselves; what matters of it ends up in the report."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    name = "" if isinstance(error, ValueError | RuntimeError) else f"{type(error).__name__}: "
+    return f"{name}{' '.join(lines[0].split())}"[:WIDTH]

@@ -1,0 +1,82 @@
+"""The table of steps, in the order in which they are tried: patterns first, since what tidies a graph can hide them.
+
+Read by `run`. A step only makes a graph; whether it is any good is found out there. `basic` uses the standard's operators alone, `extended`
+brings in onnxruntime's own but leaves every product with a weight a product, so that other stages still find it; `all` does not care.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
+from handlers.onnx.optimize.hidden import hide
+from handlers.onnx.optimize.step import NotForThisError, Step, Subject
+
+_TRANSFORMERS_TYPES = {
+    **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "albert", "xlm-roberta", "camembert", "gpt2", "gpt_neox"), "bert"),
+    **dict.fromkeys(("bart", "marian", "mbart", "m2m_100"), "bart"),
+    **dict.fromkeys(("t5", "mt5"), "t5"),
+    **dict.fromkeys(("qwen2", "qwen3", "llama", "mistral"), "qwen3"),
+}
+"""config.json's model_type → which of onnxruntime's own optimizers reads its graphs. Its gpt2 and phi break on those that torch writes."""
+_HIDING = ("MatmulTransposeFusion", "GemmActivationFusion", "MatMulActivationFusion")
+"""onnxruntime's optimizers that put a product with a weight into an operator where nobody finds it."""
+
+
+def fold(subject: Subject) -> ir.Model:
+    """Compute what is constant, drop what nobody reads, compute once what is computed twice; simplify what computes shapes."""
+    return ready(subject.model)
+
+
+def slim(subject: Subject) -> ir.Model:
+    """onnxslim: folds constants and shapes, removes nodes that do nothing, merges neighbours."""
+    onnxslim: Any = import_module("onnxslim")
+    hidden = hide(subject.model)
+    return hidden.restore(onnxslim.slim(hidden.proto))
+
+
+def fuse_by_type(subject: Subject) -> ir.Model:
+    """onnxruntime's own optimizer of transformers, as far as it knows the model's type; attention is left as it is."""
+    name = str(subject.config.get("model_type", ""))
+    if name not in _TRANSFORMERS_TYPES:
+        raise NotForThisError(f"onnxruntime.transformers has nothing for the model type {name or '(none)'}")
+    module, options = (import_module(f"onnxruntime.transformers.{part}") for part in ("optimizer", "fusion_options"))
+    wishes = options.FusionOptions(_TRANSFORMERS_TYPES[name])
+    wishes.enable_attention = wishes.enable_embed_layer_norm = wishes.enable_rotary_embeddings = False
+    hidden = hide(subject.model)
+    heads, width = (int(subject.config.get(key) or 0) for key in ("num_attention_heads", "hidden_size"))
+    made = module.optimize_by_fusion(hidden.proto, _TRANSFORMERS_TYPES[name], heads, width, wishes)
+    return spell_out(hidden.restore(made.model))
+
+
+def optimize_offline(subject: Subject) -> ir.Model:
+    """What onnxruntime does to a graph whenever it loads it, as far as it does not depend on the machine, done once and saved."""
+    hidden = hide(subject.model)
+    source, target = subject.scratch / "before.onnx", subject.scratch / "after.onnx"
+    onnx.save_model(hidden.proto, source)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    options.intra_op_num_threads = subject.threads
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_HIDING))
+    return spell_out(hidden.restore(onnx.load(target)))
+
+
+STEPS: tuple[Step, ...] = (
+    Step("fold", "basic", fold),
+    Step("unflatten", "basic", unflatten),
+    Step("fuse-norms", "extended", fuse_norms),
+    Step("fuse-gelu", "extended", fuse_gelu),
+    Step("fuse-attention", "extended", fuse_attention),
+    Step("fuse-by-type", "extended", fuse_by_type),
+    Step("pack-attention", "all", pack_attention),
+    Step("divide", "basic", divide),
+    Step("slim", "basic", slim),
+    Step("optimize-offline", "all", optimize_offline),
+)

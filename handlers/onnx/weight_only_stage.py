@@ -1,0 +1,120 @@
+"""What the stages `onnx-int4` and `onnx-int8-weight` have in common: quantize, choose the accuracy level, state figures.
+
+Called by `int4` and `int8_weight`. Whether the loss of accuracy is acceptable is the validate stage's verdict; here the graphs must
+load, keep their names, and have shrunk. Free of torch but for the algorithm "hqq".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from daemon.contract import Fallback, StageContext
+from daemon.errors import Permanent
+from handlers.onnx.derive import derive
+from handlers.onnx.graphset import Graph, GraphSet, read
+from handlers.onnx.rewriting import Counts
+from handlers.onnx.sample_feeds import Call, Player, UnfedError, tokenize
+from handlers.onnx.session import open_session
+from handlers.onnx.weight_only import WeightOnlyRewriter, set_level
+from handlers.onnx.weight_only_blocks import Scheme
+from handlers.onnx.weight_only_levels import EXACT, FAST, choose, measure
+from handlers.progress import Reporter, StageOutput
+from handlers.validate import prompts
+
+TRIAL_TEXTS = 4
+TRIAL_TOKENS = 48
+
+
+def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, variant: str, small_enough: float) -> StageOutput:
+    """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them.
+
+    A result above `small_enough` of the fp32 size is warned of. Permanent `nothing-to-quantize` where no graph has a weight to turn.
+    """
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    operation = f"quantize the ONNX graph to {variant}"
+    asked = context.work.onnx.accuracy_level
+    counts = Counts()
+
+    def transform(_: Graph, model: ir.Model) -> ir.Model:
+        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked).rewrite())
+        return model
+
+    source = read(folder)
+    dtype = f"int{scheme.bits}"
+    made = derive(context, reporter, transform, dtype=dtype, operation=operation, doing=f"turning weights into {dtype}")
+    if not counts.quantized:
+        cause = "no matrix product with a constant weight was found"
+        raise Permanent("nothing-to-quantize", operation, cause, f"leave {variant} out", path=folder)
+    output = StageOutput(figures=_figures(counts, scheme, made.size(staging), source.size(folder), made))
+    if asked < 0:
+        reporter.progress(0.9, "measuring accuracy levels")
+        _choose_level(context, source, made, output)
+    else:
+        output.figures["accuracy_level"] = asked
+    ratio = made.size(staging) / source.size(folder)
+    if ratio >= small_enough:
+        output.warnings.append(f"{variant} is {ratio:.0%} of the fp32 graph: most of its weights are of a kind that stays in fp32")
+    return output
+
+
+def _figures(counts: Counts, scheme: Scheme, size: int, source_bytes: int, made: GraphSet) -> dict[str, object]:
+    return {
+        **counts.figures,
+        "bits": scheme.bits,
+        "block_size": scheme.block_size,
+        "algorithm": scheme.algorithm,
+        "symmetric": scheme.symmetric and scheme.algorithm == "rtn",
+        "size_ratio_to_onnx": round(size / source_bytes, 4),
+        "graph_bytes": size,
+        "external_data": any(one.data for one in made.graphs),
+        "nodes": sum(one.nodes for one in made.graphs),
+    }
+
+
+def _choose_level(context: StageContext, source: GraphSet, made: GraphSet, output: StageOutput) -> None:
+    """Run the graphs at the levels and leave them at the best one; where they can't be run, at the exact one, which is recorded."""
+    staging = Path(context.staging)
+    try:
+        calls = reference_calls(context, source)
+    except (UnfedError, Permanent) as error:
+        taken = f"level {EXACT}, fp32, unmeasured"
+        output.fallbacks.append(Fallback(wanted="an accuracy level chosen by measurement", taken=taken, reason=str(error)))
+        output.figures["accuracy_level"] = EXACT
+        return
+
+    fast = {graph.role: _at_level(staging, graph, FAST) for graph in made.graphs}
+    threads = context.limits.threads
+    sessions = {
+        EXACT: {graph.role: open_session(staging / graph.file, threads) for graph in made.graphs},
+        FAST: {role: open_session(path, threads) for role, path in fast.items()},
+    }
+    choice = choose(measure(sessions, calls))
+    sessions.clear()
+    for graph in made.graphs:
+        if choice.level == FAST:
+            fast[graph.role].replace(staging / graph.file)
+        else:
+            fast[graph.role].unlink()
+    output.figures["accuracy_level"] = choice.level
+    output.figures["accuracy_level_reason"] = choice.reason
+    output.figures["accuracy_level_trials"] = {str(level): one.figures for level, one in choice.trials.items()}
+
+
+def reference_calls(context: StageContext, source: GraphSet) -> list[Call]:
+    """What the fp32 graphs say to a few texts. Permanent where the texts can't be had, UnfedError where the graphs can't be fed."""
+    folder, options = Path(context.inputs["onnx"]), context.work.validation
+    texts, _ = prompts.load(options.model_copy(update={"samples": min(options.samples, TRIAL_TEXTS)}))
+    tokens = tokenize(folder, texts, longest=TRIAL_TOKENS)
+    player = Player(folder, source, context.limits.threads)
+    return [call for row in tokens.rows for call in player.play(row)]
+
+
+def _at_level(staging: Path, graph: Graph, level: int) -> Path:
+    """A graph with another level, written beside the first, whose weights' file it shares where it has one."""
+    model = ir.load(staging / graph.file)
+    set_level(model, level)
+    path = staging / f"{graph.file}.level"
+    ir.save(model, path)
+    return path

@@ -1,0 +1,96 @@
+"""How a stage of the main environment has a module run inside a toolchain, as a process of its own, and gets its answer.
+
+Used by the recovery ladder of the onnx stage and by validation. A stage that runs in a toolchain as a whole names it in the plan
+instead. The process inherits the stage's priority, threads and offline settings, and is ended with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from daemon.contract import StageContext
+from daemon.errors import Permanent
+
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+POLL_SECONDS = 0.05
+_TAIL = 4000
+
+
+class ToolchainFailedError(Exception):
+    """What was run inside ended without an answer that can be used: type and message of the error there, or how its process ended."""
+
+
+def find(context: StageContext, name: str) -> Path | None:
+    """Folder of the installed toolchain; None where it is not installed."""
+    folder = (Path(context.cache) / "toolchains" / name).resolve()
+    return folder if (folder / "toolchain.json").is_file() else None
+
+
+def require(context: StageContext, name: str) -> Path:
+    """As `find`; Permanent `toolchain-missing` with the command that brings it."""
+    folder = find(context, name)
+    if folder is None:
+        raise missing(name, f"use the toolchain {name}")
+    return folder
+
+
+def missing(name: str, operation: str) -> Permanent:
+    """The error of a toolchain that is not installed."""
+    return Permanent("toolchain-missing", operation, f"the toolchain {name} is not installed", f"run `ckptd toolchain install {name}`")
+
+
+def command(toolchain: Path, module: str, *arguments: str) -> list[str]:
+    """The command that runs one of our modules with the toolchain's Python."""
+    return [str(toolchain / "bin" / "python"), "-I", "-u", str(BOOTSTRAP), module, *arguments]
+
+
+def run_module(
+    toolchain: Path, module: str, options: Mapping[str, object], scratch: Path, *, safe_point: Callable[[], None] = lambda: None
+) -> dict[str, Any]:  # fmt: skip
+    """Run `module` with `--key value` for each of `options` and give its answer. `scratch`: an existing folder for small files.
+
+    `safe_point` is called all the time, and may raise to end it. Raises ToolchainFailedError.
+    """
+    answer = scratch / f"{module.rsplit('.', 1)[-1]}.answer.json"
+    log = answer.with_suffix(".log")
+    answer.unlink(missing_ok=True)
+    arguments = [text for key, value in options.items() for text in (f"--{key.replace('_', '-')}", str(value))]
+    with open(log, "wb") as stream:
+        process = subprocess.Popen(
+            command(toolchain, module, *arguments, "--answer", str(answer)), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+        )
+        try:
+            while process.poll() is None:
+                safe_point()
+                time.sleep(POLL_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+    said = _read(answer)
+    text = log.read_bytes()[-_TAIL:].decode(errors="replace")
+    print(text, flush=True)  # a child's standard output is its attempt's log
+    if said is None:
+        raise ToolchainFailedError(f"{module} ended with exit code {process.returncode} and no answer: {_last_line(text)}")
+    if "error" in said:
+        raise ToolchainFailedError(f"{said['error']['type']}: {said['error']['message']}")
+    result: dict[str, Any] = said["answer"]
+    return result
+
+
+def _read(answer: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(answer.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")

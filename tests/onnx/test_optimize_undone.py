@@ -1,0 +1,143 @@
+"""A step of the optimization that goes wrong is undone and named, and the folder is as whole as before it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from handlers.onnx import graphset
+from handlers.onnx.optimize import equal, race
+from handlers.onnx.optimize.cases import Maker
+from handlers.onnx.optimize.step import Step, Subject
+from handlers.onnx.optimize.steps import STEPS
+from tests.onnx.conftest import Exported
+from tests.onnx.optimizing import append, assert_in_order, assert_same, constant, copied, of, put_out, run, tampered
+
+DIVIDE = next(step for step in STEPS if step.name == "divide")
+SLIM = next(step for step in STEPS if step.name == "slim")
+
+
+@pytest.mark.parametrize(("steps", "kept"), [((SLIM, DIVIDE), ["slim"]), ((DIVIDE, SLIM), [])])
+def test_what_the_model_itself_refuses_is_undone_from_the_last_step_on(
+    steps: tuple[Step, ...], kept: list[str], qwen3: Exported, tmp_path: Path
+) -> None:
+    folder = copied(qwen3, tmp_path)
+
+    def verify(tried: Path) -> float:
+        if all(node.op_type != "Reciprocal" for node in onnx.load(tried / "model.onnx").graph.node):
+            raise ValueError("the graph's logits differ from torch's")
+        return 0.25
+
+    optimized = run(folder, verify=verify, steps=steps)
+    assert [report.name for report in optimized.reports if report.kept] == kept
+    assert {report.reason for report in optimized.reports if not report.kept} == {
+        "against the model itself: the graph's logits differ from torch's"
+    }
+    assert optimized.error == (0.25 if kept else None)
+    assert_in_order(qwen3.folder, folder, optimized.graphs)
+    assert_same(qwen3.folder, folder)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("scaled", "logits of .* differs by 0.0001 of its largest value"),
+        ("nan", "values that are not finite"),
+        ("past", "InvalidArgument|onnxruntime|ONNXRuntime|differs"),
+        ("renamed", r"outputs changed: missing \['logits'\], unexpected \['scores'\]"),
+        ("reordered", "outputs changed their order"),
+        ("fixed", "^logits .* stands where logits"),
+        ("unknown", "Frobnicate"),
+        ("opset", "opset 19 instead of 18"),
+        ("double", "larger: "),
+        ("fails", "^KeyError: 'shape of"),
+    ],
+)
+def test_a_broken_step_is_undone_and_named(how: str, said: str, qwen3: Exported, tmp_path: Path) -> None:
+    folder = copied(qwen3, tmp_path)
+    broken = Step("broken", "basic", tampered(how))
+    optimized = run(folder, "basic", steps=(broken, DIVIDE))
+    report = of(optimized, "broken")
+    assert not report.kept and re.search(said, report.reason), report.reason
+    assert "\n" not in report.reason
+    assert of(optimized, "divide").kept, "the steps after it go on"
+    assert_in_order(qwen3.folder, folder, optimized.graphs)
+    assert_same(qwen3.folder, folder)
+
+
+def test_a_folder_whose_every_step_is_undone_is_as_it_was(qwen3: Exported, tmp_path: Path) -> None:
+    folder = copied(qwen3, tmp_path)
+    run(folder, steps=tuple(Step(how, "basic", tampered(how)) for how in ("scaled", "renamed", "fails")))
+    assert {path.name for path in folder.iterdir()} == {path.name for path in qwen3.folder.iterdir()}
+    assert_same(qwen3.folder, folder)
+    first, second = (onnx.load(one / "model.onnx") for one in (qwen3.folder, folder))
+    weights = [{one.name: onnx.numpy_helper.to_array(one).tobytes() for one in proto.graph.initializer} for proto in (first, second)]
+    assert first.graph.node == second.graph.node and weights[0] == weights[1]
+
+
+def test_texts_are_fed_too(qwen3: Exported, tmp_path: Path) -> None:
+    folder = copied(qwen3, tmp_path)
+    cases = Maker(graphset.read(folder).graphs[0], json.loads((folder / "config.json").read_text())).cases()
+    rare = min(set(range(320)) - {int(token) for case in cases for token in case.feeds["input_ids"].flat})
+
+    def wrong_for_one_token(subject: Subject) -> ir.Model:
+        model = subject.model
+        found = append(model, "Equal", model.graph.inputs[0], constant(model, "added.rare", np.array(rare)))
+        number = append(model, "Cast", found, to=int(ir.DataType.FLOAT))
+        wide = append(model, "Unsqueeze", number, constant(model, "added.axes", np.array([2])))
+        put_out(model, lambda value: append(model, "Add", value, wide))
+        return model
+
+    report = of(run(folder, steps=(Step("trap", "basic", wrong_for_one_token),), texts=((5, rare, 9), (5, 9))), "trap")
+    assert not report.kept and "logits of text 1 differs" in report.reason
+
+
+def test_a_graph_that_nothing_can_be_fed_to_is_left_alone(qwen3: Exported, tmp_path: Path) -> None:
+    folder = copied(qwen3, tmp_path)
+    (folder / "config.json").write_text("{}")
+    optimized = run(folder)
+    assert {report.reason for report in optimized.reports} == {"not tried: the configuration does not say how many tokens there are"}
+    shutil.copy(qwen3.folder / "config.json", folder)
+    assert_same(qwen3.folder, folder)
+
+
+def test_a_slower_graph_is_undone(qwen3: Exported, tmp_path: Path) -> None:
+    folder = copied(qwen3, tmp_path)
+    report = of(run(folder, timed=True, steps=(Step("slow", "extended", tampered("slowed")),)), "slow")
+    assert not report.kept and report.reason.startswith(("slower: prefill", "slower: decode")), report.reason
+    assert report.error is not None and report.error < equal.BOUND
+    assert set(report.ms_before) == set(report.ms_after) == {"prefill", "decode"}
+
+
+def test_noise_is_not_slowness() -> None:
+    verdicts = []
+    for seed in range(300):
+        noise = 1 + np.random.default_rng(seed).exponential(0.3, (2, 15))
+        verdicts.append(race.judge(list(noise[0]), list(noise[1])))
+    assert verdicts.count("equal") > 0.98 * len(verdicts)
+    steady = list(1 + np.random.default_rng(1).normal(0, 0.01, 15))
+    assert race.judge(steady, [1.2 * one for one in steady]) == "slower"
+    assert race.judge(steady, [0.8 * one for one in steady]) == "faster"
+    assert race.judge(steady, [1.01 * one for one in steady]) == "equal"
+
+
+def test_both_graphs_take_turns_and_each_is_first_as_often() -> None:
+    order: list[str] = []
+    ticks = iter(range(10_000))
+    outcome = race.race(lambda: order.append("before"), lambda: order.append("after"), clock=lambda: float(next(ticks)))
+    assert order[4:8] == ["before", "after", "after", "before"]
+    assert order.count("before") == order.count("after") >= race.LEAST
+    assert outcome == race.Race(1.0, 1.0, "equal")
+
+
+def test_a_graph_that_is_neither_smaller_nor_faster_is_not_worth_a_change(qwen3: Exported, tmp_path: Path) -> None:
+    folder = copied(qwen3, tmp_path)
+    report = of(run(folder, steps=(Step("longer", "basic", tampered("longer")),)), "longer")
+    assert not report.kept and report.reason == "no fewer nodes and not faster"

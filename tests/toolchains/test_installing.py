@@ -1,0 +1,228 @@
+"""Toolchains come whole or not at all, and go when nothing uses them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from daemon import toolchain_build, toolchain_install
+from daemon.errors import CkptdError, Permanent, Retryable, UsageError
+from daemon.toolchain_install import install, remove
+from daemon.toolchains import BOOTSTRAP, Toolchains, command_in, describe
+from tests.toolchains.conftest import ROOT, Fake, define, installer, put_in, started
+
+Result = TypeVar("Result")
+
+
+def names(chains: Toolchains) -> set[str]:
+    """What lies in the folder of all toolchains, locks and logs left out."""
+    return {path.name for path in chains.home.iterdir() if path.is_dir()}
+
+
+def copied(fake: Fake, state: Path) -> Toolchains:
+    """The same toolchain elsewhere, to be changed: an environment can be moved, since only its Python is used."""
+    shutil.copytree(fake.chains.home, state / "toolchains", symlinks=True)
+    return Toolchains(state, fake.chains.known)
+
+
+def test_a_toolchain_holds_what_its_lock_says_and_tells_what_it_is(fake: Fake) -> None:  # R7.1
+    manifest = fake.installed.manifest
+    assert fake.installed.folder.name == f"fake-{fake.chains.definition('fake').digest}"
+    assert names(fake.chains) == {fake.installed.folder.name}
+    assert manifest.packages["fakelib"] == "1.0" and "torch" not in manifest.packages
+    assert manifest.probe == {"number": 7}
+    assert manifest.size > 5 << 20
+    assert "MiB are free" in fake.said[0] or "GiB are free" in fake.said[0]
+    assert "fake takes up to 50.0 MiB" in fake.said[0]
+    assert fake.said[1:3] == ["making its environment", "fetching its packages"] and fake.said[-1] == "probing it"
+    assert describe(fake.chains)["toolchains"]["fake"]["installed"]
+    assert toolchain_install.check(fake.chains, "fake") == fake.installed
+
+
+def test_installing_what_is_there_does_nothing(fake: Fake) -> None:
+    said: list[str] = []
+    before = fake.installed.folder.stat().st_ino
+    assert install(fake.chains, "fake", said.append) == fake.installed
+    assert said == [] and fake.installed.folder.stat().st_ino == before
+
+
+def test_a_toolchain_that_fails_its_probe_is_not_installed(tmp_path: Path, wheels: Path) -> None:
+    chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, "2.0"))
+    with pytest.raises(Permanent, match=r"its probe failed \(RuntimeError: two plus two is five\)") as caught:
+        install(chains, "fake", lambda line: None)
+    assert caught.value.fault.code == "probe-failed"
+    assert names(chains) == set() and chains.get("fake") is None
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    """End it as the kernel or a power cut would."""
+    with process:
+        process.send_signal(signal.SIGKILL)
+
+
+def test_what_a_killed_install_left_is_nothing_and_can_be_removed(tmp_path: Path, wheels: Path) -> None:
+    chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels))
+    process = started(tmp_path, tmp_path / "definitions", "making its environment")
+    while not list(chains.home.glob(".fake.building.*/bin/python")):
+        assert process.poll() is None
+    killed(process)
+    assert names(chains) == {f".fake.building.{process.pid}"}
+    assert chains.get("fake") is None and describe(chains)["toolchains"]["fake"]["state"] == "not installed"
+    assert when_free(lambda: remove(chains, "fake")) == 0
+    assert names(chains) == set()
+
+
+@pytest.mark.slow
+def test_an_install_killed_while_it_fetches_leaves_nothing_in_the_way(tmp_path: Path, wheels: Path) -> None:
+    known = define(tmp_path / "definitions", wheels)
+    process = started(tmp_path, tmp_path / "definitions", "fetching its packages")
+    chains = Toolchains(tmp_path, known)
+    with pytest.raises(Retryable, match="another process is installing"):
+        install(chains, "fake", lambda line: None)
+    killed(process)
+    assert chains.get("fake") is None and len(names(chains)) == 1
+    made = when_free(lambda: install(chains, "fake", lambda line: None)).folder.name
+    assert names(chains) == {made}
+
+
+def when_free(work: Callable[[], Result], seconds: float = 60) -> Result:
+    """Do it as soon as the lock is free: what the killed process had started ends with it, in a moment."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return work()
+        except Retryable as error:
+            assert error.fault.code == "toolchain-busy" and time.monotonic() < end
+            time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "point, there", [("toolchain.venv", False), ("toolchain.packages", False), ("toolchain.whole", False), ("toolchain.placed", True)]
+)
+def test_an_install_killed_at_any_step_is_either_whole_or_absent(tmp_path: Path, wheels: Path, point: str, there: bool) -> None:
+    known = define(tmp_path / "definitions", wheels)
+    command = installer(tmp_path, tmp_path / "definitions")
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "CKPTD_FAULT": point}, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    chains = Toolchains(tmp_path, known)
+    assert (chains.get("fake") is not None) is there
+    made = install(chains, "fake", lambda line: None).folder.name
+    assert names(chains) == {made}
+
+
+def test_what_is_in_use_is_not_removed_and_then_is(fake: Fake, tmp_path: Path) -> None:
+    chains = copied(fake, tmp_path)
+    one = chains.get("fake")
+    assert one is not None
+    waiting = "import sys; print('ready', flush=True); sys.stdin.read()"
+    (one.folder / "lib" / "python3.11" / "site-packages" / "waits.py").write_text(waiting)
+    process = subprocess.Popen(command_in(one.folder, "waits"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    with pytest.raises(Retryable, match="runs in it now"):
+        remove(chains, "fake")
+    assert chains.get("fake") == one
+    process.communicate("")
+    assert remove(chains, "fake") == one.manifest.size
+    assert names(chains) == set() and not list(chains.home.glob("*.log"))
+    with pytest.raises(UsageError, match="it is not installed"):
+        remove(chains, "fake")
+
+
+def test_a_removal_that_was_killed_is_finished_by_the_next_one(fake: Fake, tmp_path: Path) -> None:
+    chains = copied(fake, tmp_path)
+    chains.folder("fake").rename(chains.home / ".fake.removing")
+    assert chains.get("fake") is None
+    remove(chains, "fake")
+    assert names(chains) == set()
+
+
+def test_a_toolchain_of_other_requirements_is_not_taken_for_it(fake: Fake, tmp_path: Path, wheels: Path) -> None:
+    before = copied(fake, tmp_path)
+    chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, "3.0"))
+    assert chains.folder("fake") != before.folder("fake")
+    assert chains.get("fake") is None and "earlier version" in describe(chains)["toolchains"]["fake"]["state"]
+    define(tmp_path / "definitions", wheels, "1.0")
+    text = (tmp_path / "definitions" / "fake.txt").read_text()
+    (tmp_path / "definitions" / "fake.txt").write_text("# other words\n\n" + text)
+    assert before.definition("fake").digest == Toolchains(tmp_path, before.known).folder("fake").name.removeprefix("fake-")
+
+
+def test_check_tells_what_was_changed_by_hand(fake: Fake, tmp_path: Path) -> None:
+    chains = copied(fake, tmp_path)
+    site = chains.folder("fake") / "lib" / "python3.11" / "site-packages"
+    (site / "fakelib" / "probe.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(Permanent, match=r"its probe failed \(it crashed\)"):
+        toolchain_install.check(chains, "fake")
+    shutil.rmtree(site / "fakelib-1.0.dist-info")
+    with pytest.raises(Permanent, match=r"not those that were installed \(fakelib\).*toolchain install fake --again"):
+        toolchain_install.check(chains, "fake")
+    (chains.folder("fake") / "bin" / "python").unlink()
+    with pytest.raises(UsageError, match=r"damaged \(the Python that it was made of is gone\)"):
+        toolchain_install.check(chains, "fake")
+
+
+def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(tmp_path: Path, wheels: Path) -> None:
+    chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, disk=1 << 60))
+    with pytest.raises(Retryable, match=r"it takes up to 1048576\.0 TiB.*point state\.directory at a larger disk"):
+        install(chains, "fake", lambda line: None)
+    assert names(chains) == set()
+
+
+@pytest.mark.parametrize(
+    "said, code, words",
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk-full", "the disk is full"),
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError(...)': /x/\n"
+            "ERROR: No matching distribution found for torch==2.13.0",
+            "no-network",
+            "could not reach its package index",
+        ),
+        ("ERROR: No matching distribution found for torch==2.13.0", "no-package", "index has no torch==2.13.0 for Python"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.\nmore", "install-failed", "THESE PACKAGES DO NOT MATCH THE HASHES"),
+    ],
+)
+def test_what_pip_says_becomes_one_clear_sentence(tmp_path: Path, wheels: Path, said: str, code: str, words: str) -> None:
+    definition = define(tmp_path / "definitions", wheels)["fake"]
+    build = toolchain_build.Build(definition, tmp_path / "x", tmp_path / "x.log", 0, print)
+    error = toolchain_build._no_packages(build, said)
+    assert error.fault.code == code and words in error.fault.sentence()
+    assert "\n" not in error.fault.sentence()
+
+
+@pytest.mark.slow
+def test_a_package_that_the_index_lacks_is_named(tmp_path: Path, wheels: Path) -> None:
+    chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, "9.9"))
+    with pytest.raises(CkptdError, match=r"index has no fakelib==9\.9 for Python") as caught:
+        put_in(tmp_path, chains.known)
+    assert caught.value.fault.code == "no-package"
+    assert names(chains) == set()
+
+
+def test_inside_only_our_own_packages_come_from_outside(fake: Fake, tmp_path: Path) -> None:
+    for name in ("daemon", "handlers"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "intruder.py").write_text("print('imported')\n")
+    python = command_in(fake.installed.folder, "x")[:3]
+    bootstrap = tmp_path / BOOTSTRAP.relative_to(ROOT)
+    options: dict[str, Any] = {
+        "env": {**os.environ, "PYTHONPATH": str(tmp_path)}, "cwd": tmp_path, "capture_output": True, "text": True,
+    }  # fmt: skip
+    ended = subprocess.run([*python, str(bootstrap), "intruder"], check=False, **options)
+    assert ended.returncode == 1 and "No module named intruder" in ended.stderr and ended.stdout == ""
+    ended = subprocess.run([*python, str(bootstrap), "handlers", ""], check=False, **options)
+    assert ended.returncode == 65 and "could not use the job file" in ended.stderr
+
+
+def test_an_unknown_name_is_a_usage_error_that_lists_the_known_ones(fake: Fake) -> None:
+    with pytest.raises(UsageError, match="use one of: fake"):
+        install(fake.chains, "nothing", lambda line: None)

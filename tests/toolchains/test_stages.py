@@ -1,0 +1,127 @@
+"""A stage that names a toolchain runs in it, by the same job file, lines and result; one whose toolchain is missing says so at once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from daemon import toolchains
+from daemon.contract import Outcome, StageContext
+from daemon.environment import examine, formats_here
+from daemon.errors import Permanent
+from daemon.running.keys import stage_key
+from daemon.settings import Settings
+from daemon.store.rows import JobRow
+from daemon.toolchains import HANDLERS, Definition, Toolchains, command_of
+from daemon.worker import Worker
+from handlers import plan
+from handlers.toolchains import use
+from tests.toolchains.conftest import Fake
+from tests.workers.helpers import BOUNDS, make_context, wait
+
+
+@pytest.fixture
+def in_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The plan as if the stage `pytorch`, which needs no more than the contract does, ran in the toolchain `fake`."""
+    monkeypatch.setitem(plan.BY_NAME, "pytorch", replace(plan.BY_NAME["pytorch"], toolchain="fake"))
+    yield
+
+
+@pytest.fixture
+def context(tmp_path: Path, pico_base: Path, fake: Fake) -> StageContext:
+    """An attempt of the stage `pytorch` to which the fake toolchain is offered."""
+    found = make_context(tmp_path, "pytorch").model_copy(
+        update={"inputs": {"merge": str(pico_base)}, "pin": str(pico_base), "base": str(pico_base), "limits": make_context(tmp_path).limits}
+    )
+    fake.chains.offer(Path(found.cache))
+    return found
+
+
+def attempt(context: StageContext) -> Worker:
+    folder = Path(context.result).parent
+    folder.mkdir(parents=True)
+    return Worker(context, folder, BOUNDS)
+
+
+def test_a_stage_runs_in_its_toolchain_by_the_same_contract(in_fake: None, context: StageContext, fake: Fake) -> None:  # R7.1
+    worker = attempt(context)
+    assert [str(part) for part in worker.process.args][-5:-1] == list(toolchains.command_in(fake.installed.folder, "handlers"))[1:]  # type: ignore[union-attr]
+    result = wait(worker)
+    assert result.outcome is Outcome.SUCCEEDED, result.fault
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {entry.path for entry in result.files}
+    assert worker.progress.fraction == 1.0
+    assert "torch" not in result.versions and result.versions["python"] == fake.installed.manifest.python
+
+
+def test_what_the_main_environment_has_is_not_there(in_fake: None, context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx = replace(plan.BY_NAME["onnx"], toolchain="fake")
+    monkeypatch.setitem(plan.BY_NAME, "onnx", onnx)
+    result = wait(attempt(context.model_copy(update={"stage": "onnx"})))
+    assert result.fault is not None
+    assert result.fault.cause.startswith("ModuleNotFoundError: No module named"), result.fault
+
+
+def test_a_stage_without_a_toolchain_is_run_as_ever(context: StageContext) -> None:
+    assert command_of(context) == HANDLERS
+
+
+def test_what_is_removed_is_offered_no_more(in_fake: None, context: StageContext, fake: Fake, tmp_path: Path) -> None:
+    assert use.find(context, "fake") == fake.installed.folder
+    assert use.require(context, "fake") == fake.installed.folder
+    shutil.copytree(fake.chains.home, tmp_path / "state" / "toolchains", symlinks=True)
+    chains, cache = Toolchains(tmp_path / "state", fake.chains.known), Path(context.cache)
+    chains.offer(cache)
+    assert use.find(context, "fake") == chains.folder("fake")
+    shutil.rmtree(chains.folder("fake"))
+    assert use.find(context, "fake") is None
+    with pytest.raises(OSError):
+        attempt(context)
+    chains.offer(cache)
+    assert list((cache / "toolchains").iterdir()) == []
+    with pytest.raises(Permanent, match="run `ckptd toolchain install fake`"):
+        use.require(context, "fake")
+
+
+def test_a_module_run_inside_answers_or_says_what_went_wrong(context: StageContext, fake: Fake, tmp_path: Path) -> None:
+    folder = use.require(context, "fake")
+    assert use.run_module(folder, "fakelib.probe", {}, tmp_path) == {"number": 7}
+    with pytest.raises(use.ToolchainFailedError, match=r"no_such_module ended with exit code 1 and no answer: .*No module named"):
+        use.run_module(folder, "no_such_module", {}, tmp_path)
+
+    def told() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        use.run_module(folder, "fakelib.probe", {}, tmp_path, safe_point=told)
+
+
+def test_formats_and_check_name_what_brings_a_missing_toolchain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: Fake
+) -> None:  # R5.4
+    specs = tuple(replace(spec, toolchain="fake") if spec.name == "onnx-int8" else spec for spec in plan.STAGES)
+    monkeypatch.setattr("daemon.environment.STAGES", specs)
+    monkeypatch.setattr(plan, "STAGES", specs)
+    monkeypatch.setattr(toolchains, "definitions", lambda: fake.chains.known)
+    row = formats_here(tmp_path)["variants"]["onnx-int8"]
+    assert not row["available"] and row["lacks"] == ["the toolchain fake"]
+    assert formats_here(tmp_path)["toolchains"]["fake"]["stages"] == ["onnx-int8"]
+    settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
+    lacks = "the toolchain fake, which is not installed; run `ckptd toolchain install fake`"
+    assert f"export.variants: onnx-int8 needs {lacks}, or leave it out" in examine(settings)["problems"]
+    assert formats_here(fake.state)["variants"]["onnx-int8"]["available"]
+
+
+def test_the_resume_key_knows_the_toolchains_requirements(monkeypatch: pytest.MonkeyPatch, fake: Fake, context: StageContext) -> None:
+    plain = plan.BY_NAME["pytorch"]
+    inside = replace(plain, toolchain="fake")
+    known: dict[str, Definition] = fake.chains.known
+    monkeypatch.setattr(toolchains, "definitions", lambda: known)
+    job = JobRow("job", "running", context.checkpoint, context.work, Path("/pin"), Path("/target"), None, "now", None, None)
+    first = stage_key(inside, job, {}, None, "cpu")
+    assert first != stage_key(plain, job, {}, None, "cpu")
+    known = {"fake": known["fake"].model_copy(update={"requirements": Path(__file__)})}
+    assert stage_key(inside, job, {}, None, "cpu") != first

@@ -1,0 +1,89 @@
+"""Validation without processes: the worker's own commands, called in the test's process, through JSON as the pipe would carry them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from daemon.contract import ArtifactCheck
+from daemon.values import digest_of
+from daemon.work import DEFAULT_THRESHOLDS, ValidateOptions
+from handlers.validate import worker
+from handlers.validate.artifact import Examination, examine, logits_file
+from handlers.validate.client import Worker, WorkerFailed
+from handlers.validate.engines import VARIANT_KINDS, EngineSpec
+from handlers.validate.prompts import BUILT_IN
+from handlers.validate.reference import Reference, measure
+from handlers.validate.subject import Subject, live_labels, subject_of
+from handlers.validate.verdict import judge
+
+
+class Direct:
+    """A worker in this process; it takes what `client.Worker` takes."""
+
+    def __init__(self, name: str, spec: EngineSpec) -> None:
+        self.name, self.folder = name, spec.folder
+        self._commands = worker.Commands(spec.model_dump())
+
+    def load(self) -> dict[str, Any]:
+        """Load the model."""
+        return self.ask("load")
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one command; WorkerFailed where it fails."""
+        call = functools.partial(getattr(self._commands, command), **json.loads(json.dumps(arguments)))
+        answer: dict[str, Any] = json.loads(json.dumps(worker._answer(call)))
+        if error := answer.get("error"):
+            raise WorkerFailed(error["cause"], error["remedy"] or "", error["details"], code=error["code"])
+        return answer
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A measured live model and what its artifacts are judged against."""
+
+    reference: Reference
+    subject: Subject
+    scratch: Path
+    merged: Path
+
+    def examine(self, variant: str, folder: Path, against: Path | None = None) -> Examination:
+        """Run one folder."""
+        spec = EngineSpec(engine=VARIANT_KINDS[variant].engine, folder=str(folder), task=self.subject.task)
+        outputs = self.outputs(folder)
+        direct = cast(Worker, Direct(variant, spec))
+        return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
+
+    def check(self, variant: str, folder: Path) -> ArtifactCheck:
+        """Run and judge one folder; graphs are compared with the merged model too."""
+        against = self.outputs(self.merged) if variant != "pytorch" else None
+        if against is not None and not against.is_dir():
+            self.examine("pytorch", self.merged)
+        return judge(variant, VARIANT_KINDS[variant], self.examine(variant, folder, against), DEFAULT_THRESHOLDS[variant])
+
+    def outputs(self, folder: Path) -> Path:
+        """Where the rows of a folder go."""
+        return self.scratch / digest_of(str(folder))
+
+    def rows(self, folder: Path, number: int = 0) -> np.ndarray:
+        """The rows that a folder gave for one sample."""
+        found: np.ndarray = np.load(logits_file(self.outputs(folder), number))
+        return found
+
+
+def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts: Sequence[str] = BUILT_IN[:4]) -> Bench:
+    """Run the live model of a checkpoint, which has been merged, over a few prompts."""
+    scratch.mkdir()
+    subject = subject_of(merged)
+    subject = Subject(subject.task, subject.head, live_labels(subject, base))
+    spec = EngineSpec(engine="live" if base else "torch", folder=str(pin), base=str(base) if base else None, task=subject.task)
+    options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
+    live = cast(Worker, Direct("live", spec))
+    reference = measure(live, list(prompts), options, scratch, lambda fraction, message: None, subject)
+    return Bench(reference, subject, scratch, merged)

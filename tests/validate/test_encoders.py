@@ -1,0 +1,325 @@
+"""Encoders with and without heads: sound artifacts of every task pass, and each defect is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from daemon.contract import Outcome, Verdict
+from handlers.validate.compare import Comparison, Spread
+from handlers.validate.subject import Subject, context_length, labels_of, subject_of
+from handlers.validate.texts import hidden, pieces
+from tests.validate import artifacts, zoo
+from tests.validate.bench import Bench, measured
+from tests.validate.conftest import StartStage
+
+
+def classify(model: Any, batch: Any) -> Any:
+    """Three classes of texts, whatever they are."""
+    import torch
+
+    return model(**batch, labels=torch.arange(len(batch["input_ids"])) % 3).loss
+
+
+def several(model: Any, batch: Any) -> Any:
+    """Three labels that a text may have together."""
+    import torch
+
+    return model(**batch, labels=torch.tensor([[row % 2, row // 2 % 2, row // 4 % 2] for row in range(6)], dtype=torch.float)).loss
+
+
+def score(model: Any, batch: Any) -> Any:
+    """A number for each text."""
+    import torch
+
+    return model(**batch, labels=torch.arange(6, dtype=torch.float)[:, None] / 2).loss
+
+
+def tag(model: Any, batch: Any) -> Any:
+    """One of four tags for each token."""
+    labels = (batch["input_ids"] % 4).masked_fill(batch["attention_mask"] == 0, -100)
+    return model(**batch, labels=labels).loss
+
+
+def answer(model: Any, batch: Any) -> Any:
+    """A span that the tokens' numbers decide."""
+    starts = 1 + batch["input_ids"][:, 1] % 4
+    return model(**batch, start_positions=starts, end_positions=starts + 2).loss
+
+
+def restore(model: Any, batch: Any) -> Any:
+    """The token at every place."""
+    return model(**batch, labels=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)).loss
+
+
+def spread(model: Any, batch: Any) -> Any:
+    """Mean vectors of unlike texts apart."""
+    import torch
+
+    vectors = torch.nn.functional.normalize(model(**batch).last_hidden_state.mean(dim=1), dim=1)
+    return (vectors @ vectors.T).sum()
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a model of one task is made."""
+
+    auto: str
+    loss: Callable[[Any, Any], Any]
+    task_type: str | None
+    outputs: tuple[str, ...] = ("logits",)
+    kind: str = "bert"
+    base: str = ""
+    """Auto class that the base is stored as, where it is another one."""
+    load: dict[str, Any] = field(default_factory=dict)
+    lora: dict[str, Any] = field(default_factory=dict)
+
+
+SEQUENCE, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+SPANS = ("start_logits", "end_logits")
+POOLED = {"modules_to_save": ["pooler", "classifier"]}
+CASES = {
+    # The base has another head: the adapter brings its own, and the live model must be built with it.
+    "classes": Case(SEQUENCE, classify, "SEQ_CLS", base="AutoModelForMaskedLM", load={"num_labels": 3}, lora=POOLED),
+    "labels": Case(SEQUENCE, several, "SEQ_CLS", load={"num_labels": 3, "problem_type": "multi_label_classification"}),
+    "number": Case(SEQUENCE, score, "SEQ_CLS", load={"num_labels": 1}),
+    "tags": Case(TOKENS, tag, "TOKEN_CLS", kind="distilbert", base="AutoModelForMaskedLM", load={"num_labels": 4}),
+    "spans": Case("AutoModelForQuestionAnswering", answer, "QUESTION_ANS", SPANS, base="AutoModelForMaskedLM"),
+    "masked": Case("AutoModelForMaskedLM", restore, None, kind="modernbert"),
+    "vectors": Case("AutoModel", spread, "FEATURE_EXTRACTION", ("last_hidden_state",), kind="roberta"),
+}
+LAYERS = {"distilbert": ["q_lin", "v_lin", "lin2"], "modernbert": ["Wqkv", "Wo"]}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One encoder, from its base to its graph."""
+
+    base: Path
+    adapter: Path
+    merged: Path
+    onnx: Path
+    bench: Bench
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    """Makes the model of a case, once. Read only."""
+    made: dict[str, Model] = {}
+
+    def one(name: str) -> Model:
+        if name not in made:
+            case, root = CASES[name], tmp_path_factory.mktemp(name)
+            own = {} if case.base else case.load
+            base = zoo.make_encoder_base(root / "base", case.base or case.auto, case.kind, **own)
+            targets = LAYERS.get(case.kind, ["query", "value", "output.dense"])
+            adapter = zoo.train_adapter(
+                base, root / "adapter", case.auto, case.loss, load=case.load, target_modules=targets, task_type=case.task_type, **case.lora
+            )
+            merged = zoo.merge(base, adapter, root / "merged")
+            graph = zoo.export_encoder(merged, root / "onnx", case.auto, case.outputs)
+            made[name] = Model(base, adapter, merged, graph, measured(adapter, base, merged, root / "scratch"))
+        return made[name]
+
+    return one
+
+
+Make = Callable[[str], Model]
+TASKS = {
+    "classes": "text-classification", "labels": "text-classification", "number": "text-classification", "tags": "token-classification",
+    "spans": "question-answering", "masked": "fill-mask", "vectors": "feature-extraction",
+}  # fmt: skip
+NO_LEFT = {"classes", "labels", "number", "tags", "spans"}
+"""Models that count positions from the left: padding there moves their texts."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sound_artifacts_of_every_task_pass(name: str, make: Make) -> None:  # R4.1 R4.2
+    model = make(name)
+    reference = model.bench.reference
+    assert reference.subject.task == TASKS[name] and not reference.warnings and not reference.fallbacks
+    assert reference.sides == (["right"] if name in NO_LEFT else ["right", "left"])
+    for variant, folder in (("pytorch", model.merged), ("onnx", model.onnx)):
+        check = model.bench.check(variant, folder)
+        assert check.verdict is Verdict.PASSED, check.reasons
+        figures = check.figures
+        assert figures["task"] == TASKS[name] and figures["error_max"] < 1e-3
+        assert figures["agreement"] == (None if name == "number" else 1.0)
+        assert (figures["kl"] is None) == (name in ("number", "vectors"))
+        assert figures["greedy_identical"] is None and figures["cache_error_max_absolute"] is None
+        assert set(figures["padding_errors"]) == set(reference.sides)
+        assert figures["sample"]["text"] == figures["sample"]["reference"]
+    assert ("cosine_min" in figures) == (name == "vectors")
+
+
+def test_each_task_counts_its_own_positions(make: Make) -> None:
+    texts = make("classes").bench.reference.samples
+    assert len(texts) == 12 and all(sample.keep == [0] for sample in texts), "four prompts, whole and in halves"
+    for sample in make("spans").bench.reference.samples:
+        starts, ends = np.load(sample.logits)
+        assert sample.keep == [0, 1] and len(starts) == len(sample.ids) and not np.array_equal(starts, ends)
+    for sample in make("tags").bench.reference.samples:
+        assert sample.keep == list(range(1, len(sample.ids) - 1)), "all tokens but [CLS] and [SEP]"
+    for sample in make("masked").bench.reference.samples:
+        assert sample.keep == [place for place, token in enumerate(sample.ids) if token == 3] != []
+        assert 3 not in sample.encoded
+    for sample in make("vectors").bench.reference.samples:
+        assert sample.keep == list(range(len(sample.ids)))
+
+
+def test_question_answering_reads_pairs_of_texts(make: Make) -> None:
+    sample = make("spans").bench.reference.samples[0]
+    assert sample.first and sample.types is not None and set(sample.types) == {0, 1}
+    model = onnx.load(make("spans").onnx / "model.onnx")
+    assert "token_type_ids" in [value.name for value in model.graph.input]
+
+
+def test_a_head_that_the_adapter_brings_makes_the_live_model_and_has_no_bare_base(make: Make) -> None:
+    model = make("classes")
+    assert json.loads((model.base / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    model.bench.examine("pytorch", model.merged)
+    assert model.bench.rows(model.merged).shape == (1, 3)
+    assert model.bench.reference.adapter is None
+    adapter = make("labels").bench.reference.adapter
+    assert adapter is not None and adapter["kl"] > 0.01
+
+
+@pytest.mark.parametrize("name", ["classes", "tags", "spans", "vectors"])
+def test_a_graph_that_ignores_its_mask_is_caught_by_a_padded_batch(name: str, make: Make, tmp_path: Path) -> None:
+    folder = artifacts.copy(make(name).onnx, tmp_path / "onnx")
+    artifacts.ignore_input(folder, "attention_mask", 1)
+    check = make(name).bench.check("onnx", folder)
+    assert check.verdict is Verdict.FAILED
+    assert len(check.reasons) == 1 and "-padded batch it differs from single runs" in check.reasons[0], check.reasons
+    assert "right" in check.reasons[0]
+
+
+def test_starts_and_ends_that_are_swapped_fail(make: Make, tmp_path: Path) -> None:
+    folder = artifacts.copy(make("spans").onnx, tmp_path / "onnx")
+    artifacts.swap_outputs(folder, *SPANS)
+    check = make("spans").bench.check("onnx", folder)
+    assert check.verdict is Verdict.FAILED
+    assert "starts and ends of answers its most likely place is the live model's" in check.reasons[1], check.reasons
+
+
+def test_labels_with_other_names_fail_although_every_figure_is_right(make: Make, tmp_path: Path) -> None:
+    folder = artifacts.copy(make("classes").onnx, tmp_path / "onnx")
+    zoo.edit_json(folder / "config.json", id2label={"0": "LABEL_1", "1": "LABEL_0", "2": "LABEL_2"})
+    check = make("classes").bench.check("onnx", folder)
+    assert check.verdict is Verdict.FAILED and check.figures["agreement"] == 1.0
+    assert check.reasons == ("its labels have other names than the live model's: label 0 is 'LABEL_1' instead of 'LABEL_0'",)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"), [("classes", "classifier.weight"), ("tags", "classifier.weight"), ("number", "classifier.weight")]
+)
+def test_another_head_than_the_adapters_fails(name: str, head: str, make: Make, tmp_path: Path) -> None:  # R1.3
+    from safetensors.torch import load_file, save_file
+
+    model = make(name)
+    folder = artifacts.copy(model.merged, tmp_path / "merged")
+    weights = load_file(folder / "model.safetensors")
+    weights[head] = weights[head].roll(1, 0) if name != "number" else -weights[head]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    check = model.bench.check("pytorch", folder)
+    assert check.verdict is Verdict.FAILED, check.figures
+    assert any("largest logit error" in reason for reason in check.reasons)
+
+
+def test_vectors_of_another_model_fail(make: Make) -> None:
+    check = make("vectors").bench.check("pytorch", make("vectors").base)
+    assert check.verdict is Verdict.FAILED and check.figures["cosine_min"] < 0.99
+
+
+def test_quantized_and_half_precision_graphs_pass_their_limits(make: Make, tmp_path: Path) -> None:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    model = make("tags")
+    quantized = artifacts.quantize(model.onnx, tmp_path / "int8")
+    check = model.bench.check("onnx-int8", quantized)
+    assert check.verdict is Verdict.PASSED and check.figures["error_max"] > 1e-3, check.reasons
+    half = artifacts.copy(model.onnx, tmp_path / "half")
+    onnx.save(convert_float_to_float16(onnx.load(half / "model.onnx")), half / "model.onnx")
+    check = model.bench.check("onnx-int8", half)
+    assert check.verdict is Verdict.PASSED and 1e-5 < check.figures["error_max"] < 0.05, check.reasons
+
+
+def test_a_graph_is_found_by_the_folders_own_list(make: Make, tmp_path: Path) -> None:
+    from handlers.onnx.graphset import Graph, GraphSet
+
+    model = make("tags")
+    folder = artifacts.copy(model.onnx, tmp_path / "onnx")
+    (folder / "model.onnx").rename(folder / "tagger.onnx")
+    graph = Graph(role="model", file="tagger.onnx")
+    GraphSet(task="token-classification", family="encoder", dtype="float32", opset=17, graphs=(graph,)).write(folder)
+    assert model.bench.check("onnx", folder).verdict is Verdict.PASSED
+
+
+def test_figures_follow_the_head() -> None:
+    mine, theirs = np.array([[2.0, -1.0], [0.5, 3.0]]), np.array([[2.0, -1.0], [3.0, 0.5]])
+    assert Comparison("choice").add(mine, theirs)["agreement"] == 0.5
+    both = Comparison("labels").add(mine, theirs)
+    assert both["agreement"] == 1.0 and both["kl"] > 0
+    assert Comparison("labels").add(mine, -theirs)["agreement"] == 0.0
+    number = Comparison("value").add(mine, theirs)
+    assert number["agreement"] is None and number["kl"] is None and number["error_max_absolute"] == 2.5
+    vectors = Comparison("vector")
+    assert vectors.add(mine, mine[::-1])["agreement"] == 0.0 and vectors.add(mine, mine * 3)["agreement"] == 1.0
+    assert -1 <= vectors.figures(1.0)["cosine_min"] < 0.9
+
+
+def test_numbers_that_are_all_alike_are_not_measured_in_their_tiny_deviation() -> None:
+    seen = Spread()
+    seen.add(np.array([[2.0], [2.0 + 1e-7]]))
+    assert seen.unit("value") == pytest.approx(0.1) and seen.unit("choice") < 1e-6
+
+
+def test_a_folder_says_what_kind_of_head_it_has(tmp_path: Path) -> None:
+    def subject(**values: Any) -> Subject:
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return subject_of(tmp_path)
+
+    assert subject(architectures=["BertForSequenceClassification"]).labels == ("LABEL_0", "LABEL_1")
+    named = subject(architectures=["BertForSequenceClassification"], id2label={"1": "good", "0": "bad"}, problem_type="regression")
+    assert (named.head, labels_of(tmp_path)) == ("value", ("bad", "good"))
+    assert subject(architectures=["BertForSequenceClassification"], id2label={"0": "x"}).head == "value"
+    assert subject(architectures=["Qwen3Model"]).head == "vector"
+    assert subject(architectures=["NobodyKnowsIt"]) == Subject()
+
+
+def test_context_lengths_follow_the_family() -> None:
+    assert context_length({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}) == 512
+    assert context_length({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}) == 512
+    assert context_length({"model_type": "t5", "n_positions": 512}) is None
+    assert context_length({"model_type": "gpt2", "n_positions": 1024}) == 1024
+
+
+def test_hidden_tokens_are_few_and_never_special() -> None:
+    ids = [1, *range(10, 30), 2]
+    masked, places = hidden(ids, {1, 2}, 3)
+    assert 3 <= len(places) <= 5 and [masked[place] for place in places] == [3] * len(places)
+    assert [token for token in masked if token != 3] == [token for place, token in enumerate(ids) if place not in places]
+    assert hidden([1, 9, 2], {1, 2}, 3) == ([1, 3, 2], [1])
+    assert hidden([1, 2], {1, 2}, None)[0] == [1, 2]
+    assert pieces(Subject("text-classification"), ["a b", "a"]) == ["a b", "a", "b"]
+
+
+@pytest.mark.slow
+def test_the_stage_validates_a_classifier_from_checkpoint_to_report(make: Make, start_stage: StartStage, tmp_path: Path) -> None:  # R4.1
+    model = make("classes")
+    swapped = artifacts.copy(model.onnx, tmp_path / "swapped")
+    zoo.edit_json(swapped / "config.json", id2label={"0": "LABEL_2", "1": "LABEL_1", "2": "LABEL_0"})
+    inputs = {"merge": model.merged, "pytorch": model.merged, "onnx": model.onnx, "onnx-int8": swapped}
+    run = start_stage(model.adapter, model.base, inputs, samples=2, new_tokens=8, speed_tokens=16)
+    result = run.result()
+    assert result.outcome is Outcome.SUCCEEDED, result.fault
+    assert [check.verdict for check in result.checks] == [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED], result.checks
+    assert result.figures["reference"]["task"] == "text-classification" and result.figures["reference"]["adapter"] is None
+    assert result.checks[1].figures["tokens_per_second"] > 0 and result.checks[1].figures["speed_over_pytorch"] > 0
