@@ -37,12 +37,12 @@ VARIANTS: tuple[str, ...] = tuple(spec.name for spec in VARIANT_STAGES)
 
 _REST = (
     StageSpec(
-        "validate", "handlers.validate.stage", 2, needs=("merge",), after=VARIANTS,
+        "validate", "handlers.validate.stage", 3, needs=("merge",), after=VARIANTS,
         about="every artifact run and compared with the live base + adapter", memory_fixed=1200 * MIB, memory_fp32=2.5,
         disk_fixed=256 * MIB,  # logits that an interrupted attempt leaves for the next one
         resumable=True,
         settings=("export.variants", "export.quantization", "validation"),
-        libraries=("torch", "transformers", "peft", "onnxruntime"),
+        libraries=("torch", "transformers", "peft", "onnxruntime", "bitsandbytes"),
     ),
     StageSpec(
         "report", "handlers.report.stage", 1, after=("merge", *VARIANTS, "validate"),

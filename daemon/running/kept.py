@@ -18,6 +18,8 @@ from daemon.durable import fsync_directory, remove_tree, sha256_file, walk, writ
 
 RESULT = "result.json"
 FILES = "files"
+MOST = 256
+"""Outputs that are kept at most: all of them are looked at whenever an export ends, and an export has a few."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,17 @@ class Kept:
         return sorted(found, key=lambda entry: entry.used)
 
     def trim(self, budget: int, in_use: Collection[Path]) -> list[str]:
-        """Remove the longest unused outputs until those left hold at most `budget` bytes of their own; gives the keys."""
+        """Remove the longest unused outputs, till at most MOST are left that hold at most `budget` bytes of their own; gives the keys."""
         entries = self.entries()
+        beyond = len(entries) - MOST
         held, gone = sum(entry.size for entry in entries), []
         for entry in entries:
             whole = (entry.folder / RESULT).is_file()
             if any(entry.folder in folder.parents for folder in in_use):
                 continue
-            if not whole or (held > budget and entry.size):
+            if not whole or beyond > 0 or (held > budget and entry.size):
                 remove_tree(entry.folder)
+                beyond -= 1
                 held -= entry.size
                 gone.append(entry.key)
         return gone

@@ -104,7 +104,7 @@ def _export_and_write(strategy: Strategy, family: Family, context: StageContext,
         return _export_chain(strategy, family, context, model, reference, scratch)
     started = time.monotonic()
     with rewritten(strategy.rewrite, model):
-        exported = {part.role: strategy.export(Request(part, opset, scratch)) for part in family.parts(model, reference)}
+        exported = {part.role: strategy.export(Request(part, opset, scratch, context=context)) for part in family.parts(model, reference)}
     seconds = time.monotonic() - started
     reporter.progress(0.65, "naming axes and tidying the graph")
     finished = _finished(exported, family, reference, opset, metadata(context, opset, family.task))
@@ -288,7 +288,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     except AllFailed as error:
         raise surrender(error, context, source, opset=opset, kind=family.task.kind, profile=profile) from error
     rows: Any = output.figures["attempts"]
+    lately = {row["strategy"]: row["code"] for row in rows if row.get("code", "not-installed") != "not-installed"}
     failed = known.failed if known is not None and known.strategy == output.strategy else {}
-    history.put(key, Entry(strategy=output.strategy, failed={**failed, **{row["strategy"]: row["code"] for row in rows if "code" in row}}))
+    history.put(key, Entry(strategy=output.strategy, failed={**failed, **lately}))
     output.figures["profile"] = profile
     return output

@@ -106,7 +106,7 @@ LADDER: tuple[Strategy, ...] = (
     Strategy("legacy-no-cache", exporters.legacy, "eager", newest_opset=_OLD, cache=False),
     Strategy("dynamo-window", exporters.dynamo, "eager", axes="batch", cache=False),
     Strategy("legacy-static", exporters.legacy, "eager", newest_opset=_OLD, axes="none", cache=False, rewrite="masks-and-rotary"),
-    Strategy("optimum", exporters.optimum),
+    Strategy("optimum", exporters.optimum, newest_opset=_OLD),
     Strategy("layers", exporters.dynamo, "eager", chain=True),
 )
 """All ways, in the default order: those that lose something after those that don't, and what must be installed last."""

@@ -50,6 +50,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         versions=_versions(facts),
         machine=machine.describe(),
         reference=_figure(facts, "validate", "reference", dict) or {},
+        bases=_figure(facts, "validate", "bases", dict) or {},
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         artifacts=tuple(_artifact(check, facts, base.size_bytes) for check in checks),
         failures=_failures(facts, checks, faults),

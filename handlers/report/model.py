@@ -232,6 +232,8 @@ class Report(Part):
     """Where it ran."""
     reference: dict[str, Any]
     """The live model that artifacts were compared with: `dtype`, `method`, `tokens_per_second`, `load_seconds`, `peak_rss_bytes`."""
+    bases: dict[str, Any]
+    """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
     stages: tuple[Stage, ...]
     """Stages in the order of the plan."""
     artifacts: tuple[Artifact, ...]

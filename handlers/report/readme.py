@@ -25,9 +25,7 @@ def render(report: Report) -> str:
     made = html.environment()
     made.filters.update(md=escape, literal=literal, word=word, about=lambda variant: BY_NAME[variant].about)
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
-    return made.get_template("readme.md").render(
-        report=report, prompt=_prompt(report), auto=task.auto, generates=task.kind != "encoder"
-    )
+    return made.get_template("readme.md").render(report=report, prompt=_prompt(report), auto=task.auto, generates=task.kind != "encoder")
 
 
 def escape(value: Any) -> str:

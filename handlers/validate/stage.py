@@ -9,28 +9,24 @@ An interrupted validation goes on after the last model that was examined to its 
 
 from __future__ import annotations
 
-import json
-import math
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from daemon.contract import ArtifactCheck, StageContext, Verdict
-from daemon.durable import remove_tree, write_atomic
+from daemon.durable import remove_tree
 from daemon.errors import Permanent, Retryable
 from handlers.plan import effective_variants
 from handlers.progress import Reporter, StageOutput
-from handlers.validate import bases, example, prompts, speed
+from handlers.validate import bases, foreign, outside, prompts, record, speed
 from handlers.validate.artifact import Examination, examine, logits_file
 from handlers.validate.client import Worker, WorkerFailed
 from handlers.validate.engines import ENGINES, EXACT, VARIANT_KINDS, EngineSpec
 from handlers.validate.reference import Progress, Reference, measure
 from handlers.validate.resume import Kept, folder_state
 from handlers.validate.subject import Subject, live_labels, subject_of
-from handlers.validate.verdict import judge, would_pass
-
-REPORT = "validation.json"
+from handlers.validate.verdict import blindness, judge
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -93,11 +89,12 @@ class _Validation:
             self.reference = kept
         self.output.figures["reference"] = self.reference.figures
         if self.reference.bases is not None:
-            self.output.figures["bases"] = _finite(self.reference.bases)
+            self.output.figures["bases"] = record.finite(self.reference.bases)
         self.output.figures["prompts"] = [sample.text for sample in self.reference.samples]
         self.output.warnings += self.reference.warnings
         self.output.fallbacks += self.reference.fallbacks
-        self._warn_of_weak_adapter()
+        if blind := blindness(self.reference.adapter, self._variants, self.context.work.validation.thresholds):
+            self.output.warnings.append(blind)
 
     def _measured(self, texts: list[str]) -> Reference:
         """Run the live model, then let it go."""
@@ -151,7 +148,7 @@ class _Validation:
             self._kept.keep_examination(self.merged_name, folder, examination, merged=False, logits=logits)
         self._comparable = True
         self._kept.compare_with(logits)
-        self.output.figures["merged"] = _finite(examination.figures)
+        self.output.figures["merged"] = record.finite(examination.figures)
         if published:
             limits = self.context.work.validation.thresholds.get(self.merged_name)
             self._add(judge(self.merged_name, EXACT, examination, limits), examination)
@@ -185,6 +182,8 @@ class _Validation:
             if self._comparable:  # without the merged model's part it is not whole: a further attempt may find out more
                 self._kept.keep_examination(variant, folder, examination, merged=True)
         self._add(judge(variant, kind, examination, self.context.work.validation.thresholds.get(variant)), examination)
+        if told := foreign.sentence(variant, examination.figures.get("foreign")):
+            self.output.warnings.append(told)
 
     def _examined(self, variant: str, spec: EngineSpec) -> Examination:
         self._have_merged_loaded()
@@ -195,6 +194,11 @@ class _Validation:
             figures, lost = speed.race(worker, self._merged, self.reference)
             examination.figures |= figures
             self._add_stats(worker, examination)
+            worker.close()
+            examination.figures |= outside.other_program(
+                self.context, variant, spec, self._subject, self.reference, examination, logits_file(outputs, 0), self._reporter.checkpoint
+            )
+            examination.example = outside.example_fault(spec, self.reference, examination)
         except WorkerFailed:
             self._reporter.checkpoint()
             raise
@@ -203,9 +207,6 @@ class _Validation:
             remove_tree(outputs)
         if lost is not None:
             self._lose_merged(lost)
-        first = self.reference.samples[0]
-        if self.reference.readable and first.ids == first.encoded:
-            examination.example = example.check(Path(spec.folder), first.text, examination.prompts[0].get("tokens"), spec.threads)
         return examination
 
     def _have_merged_loaded(self) -> None:
@@ -219,20 +220,8 @@ class _Validation:
             self._lose_merged(error)
 
     def write(self) -> None:
-        """Write validation.json: checks and figures as in the result, and a summary for each prompt."""
-        samples = self.reference.samples
-        value = {
-            "reference": self.reference.figures,
-            "bases": self.reference.bases,
-            "logit_std": self.reference.logit_std,
-            "prompts": [{"text": s.text, "ids": s.ids, "tokens": s.tokens, "continuation": s.continuation} for s in samples],
-            "merged": self.output.figures.get("merged"),
-            "artifacts": [check.model_dump(mode="json") | self._details.get(check.variant, {}) for check in self.output.checks],
-            "warnings": self.output.warnings,
-            "fallbacks": [fallback.model_dump() for fallback in self.output.fallbacks],
-        }
-        text = json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
-        write_atomic(Path(self.context.staging, REPORT), text + "\n")
+        """Write validation.json."""
+        record.write(Path(self.context.staging), self.reference, self.output, self._details)
 
     def _start(self, name: str, spec: EngineSpec) -> Worker:
         return self._stack.enter_context(Worker(name, spec, self._folder, self.context.limits))
@@ -255,7 +244,7 @@ class _Validation:
         examination.figures |= {"load_seconds": stats["load_seconds"], "peak_rss_bytes": stats["peak_rss_bytes"]}
 
     def _add(self, check: ArtifactCheck, examination: Examination | None) -> None:
-        self.output.checks.append(check.model_copy(update={"figures": _finite(check.figures)}))
+        self.output.checks.append(check.model_copy(update={"figures": record.finite(check.figures)}))
         if examination is not None:
             self._details[check.variant] = {"prompts": examination.prompts}
         if check.verdict is not Verdict.PASSED:
@@ -270,19 +259,6 @@ class _Validation:
         self._comparable = False
         what = "Artifacts were compared with the live model alone and speed was not compared with PyTorch"
         self.output.warnings.append(f"{what}, since the merged model could not be run: {error.cause}.")
-
-    def _warn_of_weak_adapter(self) -> None:
-        """Limits that the bare base meets as well can't tell a merged model from an unmerged one."""
-        adapter = self.reference.adapter
-        limits = self.context.work.validation.thresholds
-        blind = [name for name in self._variants if adapter is not None and name in limits and would_pass(adapter, limits[name])]
-        if adapter is not None and blind:
-            parts = ("kl", "divergence {:.3g} nats"), ("agreement", "agreement {:.3g}"), ("error_max", "largest error {:.3g} deviations")
-            effect = ", ".join([text.format(adapter[name]) for name, text in parts if adapter[name] is not None][:2])
-            self.output.warnings.append(
-                f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
-                f" {', '.join(blind)} too: for these, passing does not prove the merge."
-            )
 
     def _progress(self) -> Progress:
         done = self._done
@@ -305,12 +281,3 @@ def _unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:
     figures = {"log_end": error.details} if error.details else {}
     reasons = (f"it could not be run: {error.cause}",)
     return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures)
-
-
-def _finite(value: Any) -> Any:
-    """The JSON value with None for numbers that JSON doesn't have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

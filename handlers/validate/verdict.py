@@ -6,6 +6,7 @@ limits of the variant's kind; closeness to the live model by the configured thre
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from daemon.contract import ArtifactCheck, Verdict
@@ -108,6 +109,19 @@ def _remedy(variant: str, keys: list[str]) -> str:
 def would_pass(figures: dict[str, Any], thresholds: Thresholds) -> bool:
     """Whether figures meet the thresholds."""
     return not _distances(figures, thresholds)
+
+
+def blindness(adapter: dict[str, Any] | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:
+    """The warning where the bare base meets limits as well, which then can't tell a merged model from an unmerged one."""
+    blind = [name for name in variants if adapter is not None and name in thresholds and would_pass(adapter, thresholds[name])]
+    if adapter is None or not blind:
+        return None
+    parts = ("kl", "divergence {:.3g} nats"), ("agreement", "agreement {:.3g}"), ("error_max", "largest error {:.3g} deviations")
+    effect = ", ".join([text.format(adapter[name]) for name, text in parts if adapter[name] is not None][:2])
+    return (
+        f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
+        f" {', '.join(blind)} too: for these, passing does not prove the merge."
+    )
 
 
 def _show(value: float) -> str:

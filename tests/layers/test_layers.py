@@ -42,5 +42,6 @@ def test_the_contract_and_the_plan_load_nothing_of_the_daemons_inside() -> None:
     program = "import sys, daemon.contract, handlers.plan; print(*sorted(n for n in sys.modules if n.startswith(('daemon', 'handlers'))))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
-        "daemon", "daemon.contract", "daemon.errors", "daemon.values", "daemon.work", "handlers", "handlers.plan", "handlers.stage_spec", "handlers.variants",
+        "daemon", "daemon.contract", "daemon.errors", "daemon.values", "daemon.work", "handlers", "handlers.plan",
+        "handlers.stage_spec", "handlers.variants",
     ]  # fmt: skip

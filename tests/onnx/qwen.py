@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,16 +68,20 @@ BATCHES = (
 )
 
 
-def torch_logits(source: Path, batch: Batch, **changed: Any) -> np.ndarray:
-    """What transformers says when it is fed as generation feeds it; `changed` overrides the model's configuration.
-
-    The model is loaded anew: some rotary embeddings remember the longest prompt that they saw.
-    """
+def torch_model(source: Path, **changed: Any) -> Any:
+    """The model in fp32; `changed` overrides its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(source, **changed)
-    model = AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(source, config=config, dtype=torch.float32).eval()
+
+
+def torch_logits(model: Any, batch: Batch) -> np.ndarray:
+    """What a model says when it is fed as generation feeds it. A copy is asked: some rotary embeddings remember the longest prompt."""
+    import torch
+
+    model = copy.deepcopy(model)
     ids, mask, positions = (torch.from_numpy(array) for array in batch.arrays())
     answers, cache, start = [], None, 0
     for step in batch.steps:
@@ -90,11 +95,15 @@ def torch_logits(source: Path, batch: Batch, **changed: Any) -> np.ndarray:
     return np.concatenate(answers, axis=1)
 
 
-def onnx_logits(folder: Path, batch: Batch) -> np.ndarray:
-    """What the exported folder says, as validation's own engine runs it."""
+def onnx_engine(folder: Path) -> Any:
+    """The exported folder, as validation's own engine runs it."""
     from handlers.validate.onnx_engine import OnnxEngine
 
-    engine = OnnxEngine(EngineSpec(engine="onnx", folder=str(folder)))
+    return OnnxEngine(EngineSpec(engine="onnx", folder=str(folder)))
+
+
+def onnx_logits(engine: Any, batch: Batch) -> np.ndarray:
+    """What an engine says when it is fed in the same steps."""
     ids, mask, positions = batch.arrays()
     answers, cache, start = [], None, 0
     for step in batch.steps:
@@ -105,14 +114,20 @@ def onnx_logits(folder: Path, batch: Batch) -> np.ndarray:
     return np.concatenate(answers, axis=1)
 
 
-def difference(source: Path, folder: Path, batch: Batch) -> float:
+def difference(model: Any, engine: Any, batch: Batch) -> float:
     """Largest |Δlogit| between torch and the exported folder over what is not padding; infinite where that is not finite."""
-    wanted, found = torch_logits(source, batch), onnx_logits(folder, batch)
+    wanted, found = torch_logits(model, batch), onnx_logits(engine, batch)
     real = batch.arrays()[1].astype(bool)
     return float(np.abs(wanted - found)[real].max()) if np.isfinite(found).all() else float("inf")
 
 
 def assert_equal_to_torch(source: Path, folder: Path, batches: Sequence[Batch] = BATCHES) -> None:
     """Every batch's logits agree within fp32's own noise."""
-    differences = {batch: difference(source, folder, batch) for batch in batches}
+    model, engine = torch_model(source), onnx_engine(folder)
+    differences = {batch: difference(model, engine, batch) for batch in batches}
     assert max(differences.values()) <= 2e-4, differences
+
+
+def apart(source: Path, folder: Path, batch: Batch, **changed: Any) -> float:
+    """Largest |Δlogit| between the exported folder and torch with another configuration: what a wrong export would differ by."""
+    return difference(torch_model(source, **changed), onnx_engine(folder), batch)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from daemon.contract import Outcome, StageResult
 from daemon.fsck import examine
+from daemon.running import kept
 from handlers.plan import BY_NAME
 from tests.runner.conftest import Toy, artifacts, read_json
 from tests.service import Service
@@ -33,7 +38,9 @@ def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(
     sound(toy)
     told = {stage: read_json(toy.state / "jobs" / job["id"] / f"{stage}.1" / "job.json") for stage in ALL_STAGES}
     for stage, context in told.items():
-        assert set(context["inputs"]) == {*BY_NAME[stage].needs, *BY_NAME[stage].after}, "what its key doesn't know of is no input"
+        assert set(context["inputs"]) == {*BY_NAME[stage].needs, *BY_NAME[stage].after} & {*ALL_STAGES}, (
+            "what its key doesn't know of is no input"
+        )
 
 
 def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
@@ -160,3 +167,17 @@ def test_a_daemon_that_dies_again_and_again_in_the_same_stage_sets_it_aside(make
     assert "the daemon died 2 times while it ran" in job["error"]
     assert (Path(job["target"]) / "report.json").is_file(), "even then there is a report"
     shutil.rmtree(job["target"])
+
+
+def test_no_more_than_so_many_outputs_are_kept_and_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST", 3)
+    cache = kept.Kept(tmp_path / "kept")
+    for number in range(6):
+        (tmp_path / "made").mkdir()
+        (tmp_path / "made" / "model").write_bytes(b"x")
+        os.link(tmp_path / "made" / "model", tmp_path / f"published-{number}")
+        cache.keep(f"key-{number}", tmp_path / "made", StageResult(outcome=Outcome.SUCCEEDED))
+        os.utime(tmp_path / "kept" / f"key-{number}", (number, number))
+    cache.find("key-0")  # of use just now
+    assert cache.trim(1 << 30, in_use=()) == ["key-1", "key-2", "key-3"]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["key-0", "key-4", "key-5"]

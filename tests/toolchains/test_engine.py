@@ -6,8 +6,6 @@ Most of it is tried with a stand-in that hands out graphs made here; the real to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from daemon.contract import StageContext
-from handlers.onnx import exporters, stage, toolchain_engine
+from handlers.onnx import stage, toolchain_engine
 from handlers.onnx.check import GraphMismatchError
 from handlers.onnx.families.base import Part
 from handlers.onnx.families.seq2seq_ports import DECODER_WITH_PAST, FILES, ports
@@ -36,8 +34,7 @@ def climb(monkeypatch: pytest.MonkeyPatch) -> Climb:
     """The ladder with optimum as its only way."""
 
     def run(context: StageContext) -> StageOutput:
-        monkeypatch.setattr(stage, "Request", partial(exporters.Request, context=context))
-        return stage.export(context, silent(), [replace(named(LADDER, "optimum"), newest_opset=20)])
+        return stage.export(context, silent(), [named(LADDER, "optimum")])
 
     return run
 

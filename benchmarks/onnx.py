@@ -1,0 +1,141 @@
+"""What an ONNX export costs, and what its variants are worth: beside torch eager, optimum's export and onnxruntime-genai's own graph.
+
+    python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 256] [--tokens 64] [--rounds 5] [--toolchains STATE]
+
+The model is Qwen3-shaped with random weights. `export_…_L` is the stage onnx for L layers as a child process, imports, checks and
+optimization included. The variants are made of the middle size and decode in turns, one thread each. Optimum takes part where
+STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import _common, _stages
+from daemon.contract import ChildLimits
+from daemon.toolchains import Toolchains
+from handlers.plan import BY_NAME
+from handlers.validate.client import Worker
+from handlers.validate.engines import EngineSpec
+
+LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
+VARIANTS = (
+    "onnx-fp16", "onnx-int8", "onnx-int8-static", "onnx-int8-weight", "onnx-int4", "onnx-genai-fp32", "onnx-genai-fp16", "onnx-genai-int4",
+)  # fmt: skip
+PROMPT = 64
+
+
+def stage(folder: Path, name: str, inputs: dict[str, Path], pin: Path) -> tuple[Path, dict[str, Any], float, int]:
+    """Run one stage: (its folder, its figures, wall seconds, peak bytes)."""
+    job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS)
+    seconds, peak = _common.run_child(_common.python("-m", "handlers", str(job)))
+    result = json.loads((folder / "result.json").read_text())
+    if result["outcome"] != "succeeded":
+        raise RuntimeError(f"{name}: {result['fault']}")
+    return folder / "staging", result["figures"], seconds, max(peak, result["peak_rss"])
+
+
+def size(folder: Path) -> int:
+    """Bytes of the graphs in a folder."""
+    return sum(path.stat().st_size for path in folder.iterdir() if ".onnx" in path.name)
+
+
+def optimum(toolchain: Path, base: Path, folder: Path) -> tuple[Path, float, int]:
+    """Optimum's own export of the model: (folder, seconds, peak bytes)."""
+    for name in ("scratch", "answer"):
+        (folder / name).mkdir(parents=True)
+    program = (
+        "import sys; from pathlib import Path; from handlers.toolchains.use import run_module;"
+        "run_module(Path(sys.argv[1]), 'handlers.toolchains.optimum_export', dict(source=sys.argv[2], target=sys.argv[3],"
+        " scratch=sys.argv[4], task='text-generation', opset=18), Path(sys.argv[5]))"
+    )
+    target = folder / "onnx"
+    arguments = [str(toolchain), str(base), str(target), str(folder / "scratch"), str(folder / "answer")]
+    seconds, _ = _common.run_child(_common.python("-c", program, *arguments))
+    return target, seconds, 0
+
+
+def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int) -> dict[str, tuple[float, float]]:
+    """Name → (prefill seconds, tokens a second), medians of turns; each engine in a process of its own."""
+    ids = [2 + number % 200 for number in range(PROMPT)]
+    workers = {name: Worker(name, spec, folder, LIMITS) for name, spec in engines.items()}
+    try:
+        for worker in workers.values():
+            worker.load()
+            worker.ask("timed", ids=ids, tokens=4)
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
+        for _ in range(rounds):
+            for name, worker in workers.items():
+                answer = worker.ask("timed", ids=ids, tokens=tokens)
+                found[name].append((answer["prefill_seconds"], tokens / answer["decode_seconds"]))
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {name: (statistics.median(a for a, _ in rows), statistics.median(b for _, b in rows)) for name, rows in found.items()}
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON file."""
+    parser = _common.parser("What an ONNX export costs, and what its variants are worth.")
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 12, 28])
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--toolchains", type=Path, help="state directory in which toolchains are installed")
+    options = parser.parse_args()
+    taken_on, figures = _common.machine(), dict[str, Any]()
+    middle = sorted(options.layers)[len(options.layers) // 2]
+    toolchain = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
+    with _common.scratch("onnx") as folder:
+        engines: dict[str, EngineSpec] = {}
+        for layers in options.layers:
+            hidden = options.hidden
+            base = _stages.make_base(
+                folder / f"base-{layers}", num_hidden_layers=layers, hidden_size=hidden, intermediate_size=3 * hidden, head_dim=64,
+                num_attention_heads=hidden // 64, num_key_value_heads=max(1, hidden // 128),
+            )  # fmt: skip
+            made, told, seconds, peak = stage(folder / f"onnx-{layers}", "onnx", {"merge": base}, base)
+            figures |= {
+                f"export_seconds_{layers}": round(seconds, 1), f"export_peak_mb_{layers}": round(peak / 1e6),
+                f"export_tracing_seconds_{layers}": told["export_seconds"], f"graph_mb_{layers}": round(size(made) / 1e6, 1),
+                f"nodes_{layers}": told["nodes"],
+            }  # fmt: skip
+            if toolchain is not None:
+                theirs, seconds, _ = optimum(toolchain.folder, base, folder / f"optimum-{layers}")
+                figures |= {
+                    f"optimum_export_seconds_{layers}": round(seconds, 1),
+                    f"optimum_graph_mb_{layers}": round(size(theirs) / 1e6, 1),
+                }
+            if layers != middle:
+                continue
+            engines = {
+                "eager": EngineSpec(engine="torch", folder=str(base)), "onnx": EngineSpec(engine="onnx", folder=str(made)),
+            }  # fmt: skip
+            if toolchain is not None:
+                engines["optimum"] = EngineSpec(engine="onnx", folder=str(theirs))
+            for name in VARIANTS:
+                inputs = {"merge": base, "onnx": made}
+                variant, told, _, _ = stage(folder / name, name, {need: inputs[need] for need in BY_NAME[name].needs}, base)
+                engine = "onnx-genai" if "genai" in name else "onnx"
+                engines[name] = EngineSpec(engine=engine, folder=str(variant))
+                figures |= {f"{name}_nodes": told.get("nodes"), f"{name}_mb": round(size(variant) / 1e6, 2)}
+                figures[f"{name}_size_over_onnx"] = round(size(variant) / size(made), 3)
+        speeds = race(engines, folder / "race", options.rounds, options.tokens)
+    for name, (prefill, speed) in speeds.items():
+        figures |= {
+            f"{name}_tokens_per_second": round(speed, 1), f"{name}_speed_over_eager": round(speed / speeds["eager"][1], 2),
+            f"{name}_prefill_over_eager": round(speeds["eager"][0] / prefill, 2),
+        }  # fmt: skip
+    _common.write("onnx", figures, options.json, libraries=("torch", "transformers", "onnxruntime", "onnxruntime-genai"), taken_on=taken_on)
+
+
+if __name__ == "__main__":
+    main()
