@@ -69,7 +69,7 @@ def makes_another_text(folder: Path) -> bool:
 
 def _load(folder: Path, threads: int) -> OnnxEngine | OnnxSeq2Seq:
     files = graph_files(folder)
-    if not {"model", "encoder"} & files.keys():
+    if not {"model", "encoder", "embedding"} & files.keys():
         cause = f"the folder holds no {GRAPH} and no {USUAL['encoder']}"
         raise Permanent("graph-not-found", _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder)
     spec = EngineSpec(engine="onnx", folder=str(folder), threads=threads)

@@ -22,8 +22,9 @@ from handlers.onnx.signature import PAST, SEQUENCE, TOTAL, Signature
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
-SINGLE_FILE_LIMIT = 1_800_000_000
-"""Bytes of weights above which they lie in a file of their own: protobuf ends at 2 GiB."""
+SINGLE_FILE_LIMIT = 512_000_000
+"""Bytes of weights above which they lie in a file of their own. Protobuf ends at 2 GiB, and one file is written from three copies of the
+weights in memory."""
 
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from daemon.errors import Permanent
 from handlers.model_files import read_json, setting
 from handlers.onnx.graphset import Graph, GraphSet, Port
+from handlers.onnx.layers_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.onnx.session import open_session
 
 OPERATION = "feed texts to the ONNX graphs"
@@ -93,7 +94,8 @@ class Player:
     """Plays texts through the fp32 graphs of a folder and keeps what passes between them."""
 
     def __init__(self, folder: Path, graphs: GraphSet, threads: int) -> None:
-        known = [graph for role in _ORDER for graph in graphs.graphs if graph.role == role]
+        self._chain = graphs.graph(EMBEDDING) is not None
+        known = [graph for role in _ORDER for graph in graphs.graphs if graph.role == role] if not self._chain else list(graphs.graphs)
         if len(known) != len(graphs.graphs):
             strange = sorted({graph.role for graph in graphs.graphs} - set(_ORDER))
             raise UnfedError(f"graphs with the roles {strange} are not known")
@@ -103,6 +105,11 @@ class Player:
     def play(self, ids: Sequence[int]) -> Iterator[Call]:
         """Every graph's call for one text. All but its last token go first, the last one on top of the cache."""
         pool: dict[str, np.ndarray] = {}
+        if self._chain:
+            for tokens, past in ((ids[:-1], 0), (ids[-1:], len(ids) - 1)):
+                for graph in self._graphs:
+                    yield self._call(graph, list(tokens), pool, past)
+            return
         for graph in self._graphs:
             cached = any(port.name.startswith("past_key_values.") for port in graph.inputs)
             if not cached:
@@ -138,6 +145,8 @@ def _next_input(role: str, output: str) -> str:
     """The input of a later call that an output becomes."""
     if role == "encoder" and output == "last_hidden_state":
         return "encoder_hidden_states"
+    if output == NEXT:
+        return HIDDEN
     return output.replace("present.", "past_key_values.", 1) if output.startswith("present.") else output
 
 

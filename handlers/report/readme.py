@@ -23,7 +23,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
 def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
     made = html.environment()
-    made.filters.update(md=escape, literal=literal, word=word, about=lambda variant: BY_NAME[variant].about)
+    made.filters.update(md=escape, literal=literal, word=word, about=_about)
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
     return made.get_template("readme.md").render(report=report, prompt=_prompt(report), auto=task.auto, generates=task.kind != "encoder")
 
@@ -37,6 +37,12 @@ def escape(value: Any) -> str:
 def literal(text: str) -> str:
     """`text` as an ASCII Python literal that cannot end the code block around it."""
     return ascii(text).replace("`", "\\x60")
+
+
+def _about(variant: str) -> str:
+    """What a variant is, with a capital."""
+    text = BY_NAME[variant].about
+    return text[:1].upper() + text[1:]
 
 
 def word(text: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from daemon import foreground
+from daemon import app, foreground
 from daemon.complaints import Complaints
 from daemon.errors import Retryable
 from daemon.runner import Runner
@@ -68,6 +68,7 @@ def test_an_export_in_the_foreground_ends_with_the_error_that_its_runner_can_not
         raise ValueError("a bug in the runner")
 
     monkeypatch.setattr(Runner, "tick", broken)
+    monkeypatch.setattr(app, "adopt_orphans", lambda: None)  # it would hold for all of the tests' process
     monkeypatch.setattr(foreground, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
