@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests that run side by side. Each process holds torch, and its tests' children want cores too.
+JOBS ?= 2
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -23,8 +25,9 @@ demo: install
 	$(BIN)/ckptd demo $(DEMO)
 
 test: install lint
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
 
+# One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
 test-slow: install
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST)
 

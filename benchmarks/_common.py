@@ -89,8 +89,9 @@ def interleaved(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any =
 
 
 def table(title: str, rows: Iterable[tuple[str, Any]]) -> None:
-    """Print two columns."""
-    rows = [(name, f"{value:,.3f}" if isinstance(value, float) else str(value)) for name, value in rows]
+    """Print two columns; a value that is a mapping itself is a row for each of its entries."""
+    flat = ((f"{name} {key}", one) for name, value in rows for key, one in (value.items() if isinstance(value, Mapping) else [("", value)]))
+    rows = [(name.rstrip(), f"{value:,.3f}" if isinstance(value, float) else str(value)) for name, value in flat]
     width = max((len(name) for name, _ in rows), default=0)
     print(title)
     for name, value in rows:

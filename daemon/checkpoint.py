@@ -22,9 +22,9 @@ from daemon.naming import ADAPTERS, counts_epochs, newest_step_beside, step_of
 from daemon.wholeness import read_object
 
 _KEPT = re.compile(
-    r".+\.(json|jinja|txt|model|safetensors)|(adapter_model|pytorch_model.*)\.bin|(configuration|modeling|tokenization)_.+\.py"
+    r".+\.(json|jinja|txt|model|spm|safetensors)|(adapter_model|pytorch_model.*)\.bin|(configuration|modeling|tokenization)_.+\.py"
 )
-_KEPT_FOLDERS = ("chat_templates",)
+_KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
 _UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|pytorch_model_fsdp.*")
 """What Trainer's `save_metrics` leaves in a run's directory, and FSDP's second copy of the weights: no export reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")

@@ -79,7 +79,8 @@ class MergeOptions(Frozen):
     """`[merge]`: how an adapter is merged into its base."""
 
     dtype: Literal["base", "float32", "bfloat16", "float16"] = "base"
-    """Of the merged weights. "base" keeps each tensor's own, so that what the adapter leaves alone stays as it is, bit by bit."""
+    """Of the merged weights, or of a full fine-tune's. "base" keeps each tensor's own, so that what the adapter leaves alone stays as it
+    is, bit by bit."""
     max_shard_size: Annotated[
         Annotated[ByteSize, Field(ge=1 << 16)] | None, BeforeValidator(lambda value: None if value == "" else value)
     ] = None

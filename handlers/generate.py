@@ -1,6 +1,6 @@
 """Continue a prompt, or translate a source text, with an exported ONNX folder: `python -m handlers.generate FOLDER --prompt TEXT`.
 
-Used by the demo, and by people who want to see that an artifact works. It needs onnxruntime, tokenizers and numpy;
+Used by the demo, and by people who want to see that an artifact works. It needs onnxruntime, numpy and tokenizers or sentencepiece;
 neither PyTorch nor transformers is imported. Decoding is greedy, with an optional penalty on tokens already there; an
 encoder-decoder obeys its generation_config as `handlers.validate.generation_rules` says.
 """

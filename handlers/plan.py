@@ -27,7 +27,7 @@ __all__ = [
 
 _MERGE = (
     StageSpec(
-        "merge", "handlers.merge.stage", 1,
+        "merge", "handlers.merge.stage", 2,
         about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
         settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
     ),
@@ -37,12 +37,12 @@ VARIANTS: tuple[str, ...] = tuple(spec.name for spec in VARIANT_STAGES)
 
 _REST = (
     StageSpec(
-        "validate", "handlers.validate.stage", 3, needs=("merge",), after=VARIANTS,
+        "validate", "handlers.validate.stage", 4, needs=("merge",), after=VARIANTS,
         about="every artifact run and compared with the live base + adapter", memory_fixed=1200 * MIB, memory_fp32=2.5,
         disk_fixed=256 * MIB,  # logits that an interrupted attempt leaves for the next one
         resumable=True,
         settings=("export.variants", "export.quantization", "validation"),
-        libraries=("torch", "transformers", "peft", "onnxruntime", "bitsandbytes"),
+        libraries=("torch", "transformers", "peft", "sentencepiece", "onnxruntime", "bitsandbytes"),
     ),
     StageSpec(
         "report", "handlers.report.stage", 1, after=("merge", *VARIANTS, "validate"),

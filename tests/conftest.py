@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.journal import Journal
-from tests import models
+from tests import marian, models
 from tests.service import Service, making
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -33,6 +33,18 @@ def pico_run(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pico_checkpoint(pico_run: Path) -> Path:
     """`checkpoint-4` of the pico run. Read only."""
     return pico_run / "checkpoint-4"
+
+
+@pytest.fixture(scope="session")
+def marian_model(tmp_path_factory: pytest.TempPathFactory) -> marian.Marian:
+    """A translator with SentencePiece models instead of a tokenizer.json, and an adapter of it. Read only."""
+    return marian.make(tmp_path_factory.mktemp("marian"))
+
+
+@pytest.fixture(scope="session")
+def marian_export(marian_model: marian.Marian, tmp_path_factory: pytest.TempPathFactory) -> marian.Translated:
+    """That translator merged and as ONNX. Read only."""
+    return marian.export(marian_model, tmp_path_factory.mktemp("marian-export"))
 
 
 @pytest.fixture

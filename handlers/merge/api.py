@@ -7,36 +7,30 @@ resumed file by file; a merge by PEFT begins again.
 
 from __future__ import annotations
 
-import shutil
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from daemon.contract import Fallback
-from daemon.errors import Permanent, Retryable
-from daemon.faults import point
+from daemon.errors import Permanent
 from handlers.merge.adapter import Adapter, read_adapter
 from handlers.merge.digests import base_digest
 from handlers.merge.layout import plan
-from handlers.merge.ledger import Ledger, States, file_state, purpose, sweep
-from handlers.merge.match import Matched
+from handlers.merge.ledger import States, file_state, sweep
 from handlers.merge.names import NeedsPeft
 from handlers.merge.planning import match_all, refuse_base, refuse_peft, rewrite
-from handlers.merge.several import Bundle
-from handlers.model_files import WeightFiles, copy_config, main_dtype, parameters, read_json, stored_bytes, tensors, weight_files
-
-Progress = Callable[[float, str], None]
+from handlers.merge.writing import Done, Meter, Origin, Progress, check_written, set_threads, stream
+from handlers.model_files import copy_config, main_dtype, parameters, read_json, stored_bytes, tensors, weight_files
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a merge did. Sizes are bytes, times seconds."""
+    """What a merge did, or what became of a full fine-tune, which is its own base. Sizes are bytes, times seconds."""
 
     strategy: str
-    """"streaming" or "peft"."""
+    """"streaming", "peft", or "passthrough" for files that were placed as they are."""
     method: str
     base_bytes: int
     """Bytes of the base's tensors (`.bin`: of its files)."""
@@ -57,111 +51,21 @@ class MergeReport:
     resumed_files: int = 0
     """Weight files taken over, verified, from an interrupted merge."""
     resumed_bytes: int = 0
+    weight_files: int = 0
+    """Files of weights in the output."""
+    recast_tensors: int = 0
+    """Tensors that were written in another dtype than they were stored in; 0 with "peft"."""
     digests: dict[str, str] = field(default_factory=dict)
     """File → SHA-256 of each weight file, as far as the merge had to know it to be able to resume."""
 
 
-@dataclass(frozen=True)
-class _Done:
-    """What one way of merging left to tell; `edits` are keys of config.json that have to change."""
-
-    strategy: str
-    changed_modules: int
-    changed_parameters: int
-    edits: dict[str, Any] = field(default_factory=dict)
-    fallbacks: tuple[Fallback, ...] = ()
-    warnings: tuple[str, ...] = ()
-    ledger: Ledger | None = None
-
-
-class _Meter:
-    """Bytes done of all, told as a fraction; called from several threads."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._total = total or 1
-        self._done = 0
-        self._lock = threading.Lock()
-        self._progress = progress
-
-    def add(self, count: int, message: str) -> None:
-        """`count` bytes more are done."""
-        with self._lock:
-            self._done += count
-            self._progress(min(self._done / self._total, 1.0), message)
-
-    def moved(self, doing: str) -> Callable[[int, str], None]:
-        """For the engine, which tells bytes and what they belong to."""
-        return lambda count, name: self.add(count, f"{doing} {name}")
-
-    def beat(self, message: str) -> Callable[[int], None]:
-        """For work that moves nothing on: says that it still goes on."""
-        return lambda count: self.add(0, message)
-
-
-def _stream(
-    adapters: Sequence[Adapter],
-    matched: Matched,
-    base: Path,
-    files: WeightFiles,
-    headers: dict[str, Any],
-    output: Path,
-    meter: _Meter,
-    states: States,
-) -> _Done:
-    """Merge file by file; with `states`, those of the base's files before anything of them was read, so that it can be resumed."""
-    import torch
-
-    from handlers.merge.streaming import StreamingMerge
-
-    planned = plan(base, files, headers, matched.outputs)
-    ledger = (
-        Ledger(output, purpose(adapters, [planned.describe(), matched.edits], states), planned.names, _checking(meter)) if states else None
-    )
-    kept = ledger.kept if ledger else ()
-    # A file may hold tensors of other files of the base; then all of them are looked at.
-    moved_here = {one.file for file in planned.files for one in file.outputs if one.stored and one.stored.file != one.file}
-
-    def finished(name: str) -> None:
-        point("merge.shard.written")
-        for one in [name] if name in states and name not in moved_here else states:
-            if file_state(base / one) != states[one]:
-                raise Retryable(
-                    "base-changed",
-                    "merge the adapter",
-                    "the base's file changed while it was read",
-                    "leave the base alone while it is merged",
-                    path=base / one,
-                )
-        if ledger is not None:
-            ledger.record(name)
-
-    missing = tuple(name for name in planned.names if name not in kept)
-    # One thread more than computes: while one waits for the disk, the others go on.
-    workers = torch.get_num_threads() + 1
-    StreamingMerge(
-        Bundle(adapters), planned, base, missing, output, lambda count, name: meter.add(count, f"merging {name}"), finished, workers
-    ).run()
-    if planned.index is not None:
-        (output / str(planned.index_name)).write_bytes(planned.index)
-    elif planned.index_name:
-        shutil.copyfile(base / planned.index_name, output / planned.index_name)
-    changed = [one for one in matched.outputs if one.changed]
-    return _Done(
-        "streaming", len(changed), sum(one.elements for one in changed), matched.edits, warnings=tuple(matched.warnings), ledger=ledger
-    )
-
-
-def _checking(meter: _Meter) -> Callable[[str], Callable[[int], None]]:
-    return lambda name: lambda count: meter.add(count, f"checking {name}, which an interrupted merge left")
-
-
-def _merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path, reason: str, progress: Progress) -> _Done:
+def _merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path, reason: str, progress: Progress) -> Done:
     from handlers.merge.with_peft import changed_tensors, merge_with_peft
 
     progress(0.05, f"merging with PEFT, since {reason}")
     peft = merge_with_peft(adapter, base, config, output)
     fallback = Fallback(wanted="streaming", taken="peft", reason=reason)
-    return _Done("peft", *changed_tensors(base, output), peft.edits, (fallback,), tuple(peft.warnings))
+    return Done("peft", *changed_tensors(base, output), peft.edits, (fallback,), tuple(peft.warnings))
 
 
 def _ranks(adapter: Adapter) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -207,8 +111,8 @@ def merge_adapter(
     refuse_base(config, base)
     headers = tensors(base) if files.kind == "safetensors" else {}
     ranks, scales = _ranks(loaded)
-    meter = _Meter(sum((base / name).stat().st_size for name in files.names), tell)
-    _set_threads(threads)
+    meter = Meter(_sizes(base, files.names), tell)
+    set_threads(threads)
     others = [(read_adapter(path), weight) for path, weight in adapters]
     try:
         matched = match_all([(loaded, 1.0), *others], base, headers, config, base_values)
@@ -218,32 +122,43 @@ def merge_adapter(
         sweep(output)
         done = _merge_with_peft(loaded, base, config, output, str(reason), tell)
     else:
-        done = _stream([loaded, *(one for one, _ in others)], matched, base, files, headers, output, meter, states if resume else {})
+        planned = plan(base, files, headers, matched.outputs)
+        origin = Origin(base, "base", "merge the adapter", states if resume else {}, base)
+        done = stream([loaded, *(one for one, _ in others)], matched, planned, origin, output, meter, "merging")
     copy_config(base, output, done.edits)
     if done.strategy == "streaming":
-        _verify([loaded, *(one for one, _ in others)], matched, base, output, meter, verify)
-    written = tensors(output).values()
+        check_written([loaded, *(one for one, _ in others)], matched, base, output, meter, verify)
     digest = base_digest(base, cache, meter.beat("reading the base for its digest")) if cache else None
     if done.ledger is not None:
         done.ledger.remove()
+    before = (stored_bytes(headers.values()), main_dtype(headers.values())) if headers else (_sizes(base, files.names), None)
+    return report_of(done, output, before, started, method=loaded.method, ranks=ranks, scales=scales, base_digest=digest)
+
+
+def _sizes(folder: Path, names: Sequence[str]) -> int:
+    return sum((folder / name).stat().st_size for name in names)
+
+
+def report_of(done: Done, output: Path, before: tuple[int, str | None], started: float, **known: Any) -> MergeReport:
+    """The report of what lies in `output`; `before` is the base's bytes and dtype (None: the output's), `known` what else is known."""
+    written = tensors(output).values()
     return MergeReport(
         strategy=done.strategy,
-        method=loaded.method,
-        base_bytes=stored_bytes(headers.values()) if headers else sum((base / name).stat().st_size for name in files.names),
+        base_bytes=before[0],
         parameters=parameters(written),
-        base_dtype=main_dtype(headers.values()) if headers else main_dtype(written),
+        base_dtype=before[1] or main_dtype(written),
         output_dtype=main_dtype(written),
         changed_modules=done.changed_modules,
         changed_parameters=done.changed_parameters,
-        ranks=ranks,
-        scales=scales,
         merge_seconds=round(time.monotonic() - started, 3),
-        base_digest=digest,
         fallbacks=done.fallbacks,
         warnings=done.warnings,
         resumed_files=len(done.ledger.kept) if done.ledger else 0,
         resumed_bytes=done.ledger.kept_bytes if done.ledger else 0,
+        weight_files=len(weight_files(output).names),
+        recast_tensors=done.recast_tensors,
         digests=done.ledger.digests if done.ledger else {},
+        **known,
     )
 
 
@@ -253,19 +168,3 @@ def _refuse_leftovers(output: Path) -> None:
     if found:
         cause = f"the output folder is not empty: it holds {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else "")
         raise Permanent("output-not-empty", "merge the adapter", cause, "give an empty folder", path=output)
-
-
-def _verify(adapters: Sequence[Adapter], matched: Matched, base: Path, output: Path, meter: _Meter, how: str) -> None:
-    """Permanent when the written files do not hold what they should."""
-    if how == "none":
-        return
-    from handlers.merge.checked import check
-
-    beat = meter.beat("checking the merged weights")
-    check(matched.outputs, Bundle(adapters).tensor, base, output, full=how == "full", beat=beat)
-
-
-def _set_threads(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(max(1, threads))

@@ -1,6 +1,6 @@
 """The integrity check of a streaming merge: the plan told in the terms of `handlers.merge.probe`, which reads the written files back.
 
-Called by `handlers.merge.api` when the files lie there and before the merge counts as done.
+Called by `handlers.merge.writing` when the files lie there and before the merge counts as done.
 """
 
 from __future__ import annotations
@@ -94,8 +94,13 @@ def _probe(output: Output, kernel: Kernel, source: Source, read: Read) -> Probe:
     return replace(probe, magnitude=norms, by_column=kernel.transposed)
 
 
-def check(outputs: Iterable[Output], read: Read, base: Path, output: Path, *, full: bool = False, beat: Beat | None = None) -> None:
-    """Permanent when the files in `output` do not hold what `outputs` say; `full` looks at every value instead of samples."""
+def check(
+    outputs: Iterable[Output], read: Read, base: Path, output: Path, *, full: bool = False, beat: Beat | None = None, flagged: bool = True
+) -> None:
+    """Permanent when the files in `output` do not hold what `outputs` say; `full` looks at every value instead of samples.
+
+    `flagged`: what config.json says about the weights is checked too.
+    """
     sources: dict[str, Source] = {}
     probes = []
     for one in outputs:
@@ -107,6 +112,6 @@ def check(outputs: Iterable[Output], read: Read, base: Path, output: Path, *, fu
             sources[one.name] = source if source.dtype == dtype else Written(source, dtype, rounded=False)
         if one.kernel is not None:
             probes.append(_probe(one, one.kernel, sources[one.name], read))
-    problems = check_merge(sources, output, probes, full=full, beat=beat)
+    problems = check_merge(sources, output, probes, full=full, beat=beat, flagged=flagged)
     if problems:
         raise wrong(problems, output)

@@ -1,6 +1,6 @@
 """What the merged files will hold and where: the plan of the output, made before any byte is written.
 
-Called by `handlers.merge.api`, carried out by the streaming engine. A file in which no name, dtype or shape changes keeps the base's
+Called by the merge, carried out by the streaming engine. A file in which no name, dtype or shape changes keeps the base's
 header byte for byte; any other gets a new one, sorted and aligned as the safetensors library writes it.
 """
 
@@ -59,6 +59,11 @@ class Output:
         return self.kernel is not None or bool(self.origin)
 
     @property
+    def recast(self) -> bool:
+        """Whether it is written in another dtype than it was stored in."""
+        return self.stored is not None and self.stored.dtype != self.dtype
+
+    @property
     def matrix(self) -> tuple[int, int]:
         """Rows and columns as the engine works through it: the first dimension and the rest; stacked experts as one tall matrix."""
         if isinstance(self.kernel, Experts) and self.source is None:
@@ -113,6 +118,10 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """All files of weights."""
         return tuple(file.name for file in self.files)
+
+    def changes(self, files: WeightFiles) -> bool:
+        """Whether anything is written otherwise than it lies in `files`, those of the model that this is a plan for."""
+        return bool(self.computed) or any(file.header is not None for file in self.files) or set(self.names) != set(files.names)
 
     def describe(self) -> list[Any]:
         """What determines every byte, beside base and adapter."""

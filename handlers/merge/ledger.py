@@ -1,6 +1,6 @@
 """Which files of a half-finished merge are whole: the ledger by which an interrupted merge goes on.
 
-Called by `handlers.merge.api` for a merge that may be resumed. The ledger lies in the output folder under a hidden name, is
+Called by `handlers.merge.writing` for a merge that may be resumed. The ledger lies in the output folder under a hidden name, is
 replaced atomically after each finished file, and goes when the merge is done. A file counts as whole when the ledger, made for
 exactly this work, names it and its SHA-256 is the one in there; everything else in the folder is made again.
 """
@@ -67,8 +67,13 @@ def sweep(folder: Path, keep: Collection[str] = ()) -> None:
 class Ledger:
     """The finished files of one merge; opened once, before the merge writes anything."""
 
-    def __init__(self, folder: Path, made_for: dict[str, Any], names: Collection[str], beat: Callable[[str], Beat]) -> None:
-        """Find out which of `names` in `folder` are whole, remove the rest. `beat(name)` gives who is told of bytes that were read."""
+    def __init__(
+        self, folder: Path, made_for: dict[str, Any], names: Collection[str], beat: Callable[[str], Beat], spared: Collection[str] = ()
+    ) -> None:
+        """Find out which of `names` in `folder` are whole, remove the rest but for the entries `spared`.
+
+        `beat(name)` gives who is told of bytes that were read.
+        """
         self.digests: dict[str, str] = {}
         """File → SHA-256, for every file that is whole."""
         self._folder = folder
@@ -80,7 +85,7 @@ class Ledger:
         self.kept = tuple(sorted(self.digests))
         """Files that an earlier attempt finished."""
         self.kept_bytes = sum(self._sizes.values())
-        sweep(folder, keep=self.kept)
+        sweep(folder, keep=(*self.kept, *spared))
         self._write()
         point("merge.ledger.opened")
 

@@ -1,6 +1,6 @@
 """What `[merge]` asks for, in terms of the engine: dtypes and the division into files.
 
-Called by `handlers.merge.api`. Nothing is read or written here.
+Called by `handlers.merge.written`. Nothing is read or written here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A full fine-tune has nothing to merge: its weights are placed as they are, or turned from `.bin` into safetensors.
+"""The weights of a full fine-tune as they are: placed, or turned from `.bin` into safetensors.
 
-Called by the merge stage. Only weights and their index are taken, so that what else a training leaves (optimizer, random states,
+Called by `handlers.merge.full`. Only weights and their index are taken, so that what else a training leaves (optimizer, random states,
 arguments) stays behind. The pin's files are never rewritten; a file that shares its inode with another name (the trainer's own,
 perhaps) is copied, since somebody may rewrite it in place. Converting holds one `.bin` file's tensors at a time.
 """

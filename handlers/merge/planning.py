@@ -1,6 +1,7 @@
-"""From adapters and a base to the outputs of a merge: what base can be used at all, how it is unpacked, what is written instead.
+"""From adapters (or none) and a base to the outputs of a merge: what base can be used at all, how it is unpacked, what is written instead.
 
-Called by `handlers.merge.api`. Headers and configurations only; torch is imported for bases that are stored quantized.
+Called by `handlers.merge.api` and `handlers.merge.full`. Headers and configurations only; torch is imported for bases that are
+stored quantized.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.errors import Permanent
 from handlers.merge.adapter import Adapter
-from handlers.merge.layout import header_dtype
+from handlers.merge.layout import Output, header_dtype
 from handlers.merge.match import Matched, match
 from handlers.merge.names import NeedsPeft
 from handlers.merge.several import combine
@@ -106,6 +107,26 @@ def match_all(
     return matched
 
 
+def match_none(base: Path, headers: dict[str, TensorInfo], config: dict[str, Any], dtype: str) -> Matched:
+    """The outputs of a model without an adapter: all tensors as they are stored, unpacked where `dtype` is to be applied to packed ones.
+
+    Permanent where they can't be unpacked.
+    """
+    unpacked = Unpacked(headers)
+    warnings = []
+    if dtype != "base" and _quantized(config):
+        from handlers.merge.stored import can_open, method_of
+
+        if not can_open(config):
+            cause = f"the checkpoint is quantized with {method_of(config)}, and ckptd can't dequantize it"
+            raise Permanent("quantized-checkpoint", f"write the weights as {dtype}", cause, 'set merge.dtype to "base"', path=base)
+        unpacked = _unpack(base, headers, config, "original")
+        warnings = [f"the checkpoint is stored quantized: {len(unpacked.sources)} of its tensors were dequantized to {dtype}"]
+    sources = unpacked.sources
+    outputs = [Output(name, info.file, info.dtype, info.shape, info, source=sources.get(name)) for name, info in unpacked.infos.items()]
+    return Matched(outputs, dict(unpacked.edits), warnings)
+
+
 def rewrite(matched: Matched, base: Path, config: dict[str, Any], dtype: str, shard_bytes: int) -> None:
     """Have the outputs written in another dtype, or in files of another size."""
     if dtype == "base" and not shard_bytes:
@@ -114,6 +135,10 @@ def rewrite(matched: Matched, base: Path, config: dict[str, Any], dtype: str, sh
 
     if dtype != "base":
         matched.outputs = cast(matched.outputs, base, dtype)
-        matched.edits["dtype" if "dtype" in config else "torch_dtype"] = dtype
+        nested = config.get("text_config")
+        levels = [config, *([nested] if isinstance(nested, dict) else [])]
+        # Older releases say torch_dtype, and models of several parts may say it on one level only.
+        stated = [key for key in ("dtype", "torch_dtype") if any(key in level for level in levels)]
+        matched.edits.update(dict.fromkeys(stated or ["torch_dtype"], dtype))
     if shard_bytes:
         matched.outputs = divide(matched.outputs, shard_bytes)

@@ -1,6 +1,6 @@
 """After the merge: do the written files hold base + adapter, computed again in another way?
 
-Called by `handlers.merge.api` before a merge counts as done. The output's bytes are read back. Changed tensors are multiplied with a
+Called by `handlers.merge.checked` before a merge counts as done. The output's bytes are read back. Changed tensors are multiplied with a
 random vector, W'x against Wx + s·B(Ax), and some of their rows compared element by element with a float64 computation; the
 others are compared with the base's bytes. It looks at samples, or at everything when asked; a fault outside of the sample is not seen.
 """
@@ -58,12 +58,13 @@ def check_merge(
     dropped: Collection[str] = (),
     full: bool = False,
     beat: Beat | None = None,
+    flagged: bool = True,
 ) -> list[str]:
     """What is wrong with the merged model in `output`, one clause each; empty when nothing was found.
 
     `base`: what it was made of, each source with the dtype that is to be written. `replaced`: tensors that came from the adapter (new
-    ones as well), by what gives their values; `dropped`: tensors of the base that are not written on purpose. Permanent when the output
-    can't be read at all.
+    ones as well), by what gives their values; `dropped`: tensors of the base that are not written on purpose; `flagged`: config.json is
+    held against the weights. Permanent when the output can't be read at all.
     """
     replaced, tell = replaced or {}, beat or (lambda count: None)
     written = {name: StoredSource(name, output / info.file, info) for name, info in tensors(output).items()}
@@ -82,7 +83,7 @@ def check_merge(
             else:
                 problem = _unchanged(base[name], found, full, tell)
             problems += [f"{name} {problem}"] if problem else []
-    return problems + flags(output, tensors(output))
+    return problems + (flags(output, tensors(output)) if flagged else [])
 
 
 def wrong(problems: Sequence[str], output: Path) -> Permanent:
@@ -162,20 +163,30 @@ def _changed(probe: Probe, found: Source, full: bool, tell: Beat) -> str | None:
         return problem
     left, right = probe.factors()
     projection = None if probe.magnitude is not None or left.ndim == 3 else _Projection(probe, found, left, right)
-    for first, count in _samples(found.name, found.shape):
-        before, after = (_rows(source, first, count, torch.float32) for source in (probe.source, found))
-        tell(2 * after.numel() * found.dtype.itemsize)
-        problem = _elements(probe, found, first, before.double(), after.double(), left, right)
-        if problem := problem or (projection.problem(first, before, after) if projection else None):
-            return problem
+    # The samples in one go: of so few rows a call costs more than its arithmetic.
+    chosen, before, after = _pair(probe, found, _samples(found.name, found.shape), tell)
+    problem = _elements(probe, found, chosen, before.double(), after.double(), left, right)
+    if problem := problem or (projection.problem(chosen, before, after) if projection else None):
+        return problem
     if not full or projection is None:
         return None
-    for first, count in _blocks(found.name, found.shape, full):
-        before, after = (_rows(source, first, count, torch.float32) for source in (probe.source, found))
-        tell(2 * after.numel() * found.dtype.itemsize)
-        if problem := projection.problem(first, before, after):
+    for block in _blocks(found.name, found.shape, full):
+        if problem := projection.problem(*_pair(probe, found, [block], tell)):
             return problem
     return None
+
+
+def _pair(probe: Probe, found: Source, pieces: Sequence[tuple[int, int]], tell: Beat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Numbers of the rows in `pieces`, and these rows before and after the merge, in fp32."""
+    chosen = torch.cat([torch.arange(first, first + count) for first, count in pieces])
+    before, after = (torch.empty(len(chosen), row_elements(found.shape)) for _ in range(2))
+    done = 0
+    for first, count in pieces:
+        for source, out in ((probe.source, before), (found, after)):
+            source.rows(first, count, out[done : done + count])
+        done += count
+    tell(2 * after.numel() * found.dtype.itemsize)
+    return chosen, before, after
 
 
 class _Projection:
@@ -189,9 +200,9 @@ class _Projection:
         self._reach = abs(probe.scale) * right.norm(dim=1).double()
         self._fp32 = _unit(torch.float32) * math.sqrt(len(self._x) + len(right))
 
-    def problem(self, first: int, before: torch.Tensor, after: torch.Tensor) -> str | None:
-        """What is wrong with these rows; None when nothing is."""
-        factor = self._left[first : first + len(after)].double()
+    def problem(self, chosen: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> str | None:
+        """What is wrong with the rows of these numbers; None when nothing is."""
+        factor = self._left[chosen].double()
         wanted = before @ self._x + (factor @ self._inner).float()
         # The sum is rounded once, delta perhaps before it, and everything in fp32 on the way, where it may cancel out.
         rounded = after.norm(dim=1) + (after - before).norm(dim=1)
@@ -202,7 +213,7 @@ class _Projection:
             return None
         row = int((off / bound).nan_to_num(math.inf).argmax())
         return (
-            f"is not base + delta ({self._probe.module}): a random probe of row {first + row} is off by {float(off[row]):.3g}, "
+            f"is not base + delta ({self._probe.module}): a random probe of row {int(chosen[row])} is off by {float(off[row]):.3g}, "
             f"{float(off[row] / bound[row]):.1f} times what rounding explains"
         )
 
@@ -218,29 +229,30 @@ def _tiny(dtype: torch.dtype) -> float:
 
 
 def _elements(
-    probe: Probe, found: Source, first: int, before: torch.Tensor, after: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+    probe: Probe, found: Source, chosen: torch.Tensor, before: torch.Tensor, after: torch.Tensor, left: torch.Tensor, right: torch.Tensor
 ) -> str | None:
-    """Compare rows element by element with base + delta in float64, within what the engine's roundings can do."""
-    rows = slice(first, first + len(before))
-    chosen, factor = (right[rows] if left.ndim == 3 else right).double(), left[rows].double()
-    delta, spread = (factor @ chosen).flatten(1), (factor.abs() @ chosen.abs()).flatten(1)
+    """Compare the rows of these numbers element by element with base + delta in float64, within what the engine's roundings can do."""
+    across, factor = (right[chosen] if left.ndim == 3 else right).double(), left[chosen].double()
+    delta, spread = (factor @ across).flatten(1), (factor.abs() @ across.abs()).flatten(1)
     total = before + probe.scale * delta
     # Delta in fp32 (a sum over the rank), rounded perhaps to the output's dtype before the addition; then the sum, once.
     slack = _unit(torch.float32) * (right.shape[-2] + 8) * (abs(probe.scale) * spread + before.abs())
     slack += _unit(found.dtype) * (abs(probe.scale) * delta.abs() + slack)
     if probe.magnitude is not None:
-        total, slack = _rescaled(probe, first, total, slack, after)
+        total, slack = _rescaled(probe, chosen, total, slack, after)
     bound = 1.01 * _unit(found.dtype) * (total.abs() + slack) + slack + _tiny(found.dtype)
     off = (after - total).abs()
     if bool((off <= bound).all()):
         return None
     place = int((off / bound).nan_to_num(math.inf).argmax())
-    row, column = first + place // off.shape[1], place % off.shape[1]
+    row, column = int(chosen[place // off.shape[1]]), place % off.shape[1]
     value, wanted = float(after.reshape(-1)[place]), float(total.reshape(-1)[place])
     return f"is not base + delta ({probe.module}): element [{row}, {column}] is {value:.6g} and should be {wanted:.6g}"
 
 
-def _rescaled(probe: Probe, first: int, total: torch.Tensor, slack: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rescaled(
+    probe: Probe, chosen: torch.Tensor, total: torch.Tensor, slack: torch.Tensor, after: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """DoRA: the sum brought to its norms, and the slack with it.
 
     The norm of a column can't be told from a few rows; then the factor is the one that fits them best.
@@ -250,7 +262,7 @@ def _rescaled(probe: Probe, first: int, total: torch.Tensor, slack: torch.Tensor
         factor = ((after * total).sum(dim=0) / total.square().sum(dim=0).clamp_min(1e-300))[None, :]
         rounding = 2 * _unit(torch.float32) + 2 * _unit(probe.source.dtype)
     else:
-        magnitude = probe.magnitude().double().reshape(-1)[first : first + len(total)]
+        magnitude = probe.magnitude().double().reshape(-1)[chosen]
         factor = (magnitude / total.norm(dim=1))[:, None]
         rounding = _unit(torch.float32) * math.sqrt(total.shape[1]) * 4
     total = total * factor

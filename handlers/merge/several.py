@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Bundle:
-    """The tensors of several adapters: `N:key` is the Nth's, a key without a number the first's."""
+    """The tensors of several adapters, or of none: `N:key` is the Nth's, a key without a number the first's."""
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self._adapters = adapters
-        self.file: Path = adapters[0].file
+        self.file: Path | None = adapters[0].file if adapters else None
 
     def tensor(self, key: str) -> torch.Tensor:
         """One tensor in fp32."""

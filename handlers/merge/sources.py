@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Protocol
 
@@ -78,12 +79,29 @@ class Bytes:
         return out.view(self.info.shape)
 
 
+class _Scratch(threading.local):
+    """Room for a block in each dtype, for each thread: a model has thousands of tensors, each with a source of its own."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[torch.dtype, torch.Tensor] = {}
+
+    def of(self, dtype: torch.dtype, elements: int) -> torch.Tensor:
+        """So many elements, whose values are nobody's until the same thread asks again."""
+        room = self._rooms.get(dtype)
+        if room is None or room.numel() < elements:
+            with torch.inference_mode(False):  # a tensor made in that mode could not be written to outside of it
+                room = self._rooms[dtype] = torch.empty(elements, dtype=dtype)
+        return room[:elements]
+
+
+_scratch = _Scratch()
+
+
 class StoredSource:
     """A tensor of a safetensors file as it lies there."""
 
     def __init__(self, name: str, path: Path, info: TensorInfo) -> None:
         self._bytes = Bytes(path, info)
-        self._scratch = torch.empty(0, dtype=self._bytes.dtype)
         self.name, self.shape, self.dtype = name, info.shape, self._bytes.dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
@@ -92,11 +110,9 @@ class StoredSource:
         if out.dtype == self.dtype:
             self._bytes.read(first * width, out)
             return
-        elements = count * width
-        if self._scratch.numel() < elements:
-            self._scratch = torch.empty(elements, dtype=self.dtype)
-        self._bytes.read(first * width, self._scratch[:elements])
-        out.view(-1).copy_(self._scratch[:elements])
+        read = _scratch.of(self.dtype, count * width)
+        self._bytes.read(first * width, read)
+        out.view(-1).copy_(read)
 
 
 class CastSource:
@@ -104,7 +120,6 @@ class CastSource:
 
     def __init__(self, source: Source, dtype: torch.dtype) -> None:
         self._source = source
-        self._scratch = torch.empty(0)
         self.name, self.shape, self.dtype = source.name, source.shape, dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
@@ -112,17 +127,15 @@ class CastSource:
         if out.dtype == torch.float32:
             self._source.rows(first, count, out)
             return
-        if self._scratch.numel() < out.numel():
-            self._scratch = torch.empty(out.numel())
-        exact = self._scratch[: out.numel()].view(out.shape)
+        exact = _scratch.of(torch.float32, out.numel()).view(out.shape)
         self._source.rows(first, count, exact)
         out.copy_(exact)
         check_overflow(exact, out, self.name)
 
 
-def check_overflow(exact: torch.Tensor, rounded: torch.Tensor, name: str) -> None:
+def check_overflow(exact: torch.Tensor, rounded: torch.Tensor, name: str, path: Path | None = None) -> None:
     """Permanent when a finite value of `exact` became infinite in `rounded`; one that was infinite already may stay so."""
-    if exact.numel() == 0 or torch.finfo(rounded.dtype).max > 1e38:
+    if exact.numel() == 0 or torch.finfo(rounded.dtype).max >= torch.finfo(exact.dtype).max:
         return
     lowest, highest = (float(edge) for edge in torch.aminmax(rounded))
     if math.isfinite(lowest) and math.isfinite(highest):
@@ -130,11 +143,13 @@ def check_overflow(exact: torch.Tensor, rounded: torch.Tensor, name: str) -> Non
     lost = exact[torch.isinf(rounded) & torch.isfinite(exact)]
     if lost.numel():
         worst, dtype = float(lost[lost.abs().argmax()]), str(rounded.dtype).removeprefix("torch.")
+        wider = {"float16": '"bfloat16" or ', "bfloat16": '"float32" or '}.get(dtype, "")
         raise Permanent(
             "dtype-overflow",
             f"write {name} as {dtype}",
             f"it holds {worst:.6g}, and {dtype} ends at {torch.finfo(rounded.dtype).max:.6g}",
-            'set merge.dtype to "bfloat16" or "base"',
+            f'set merge.dtype to {wider}"base"',
+            path=path,
         )
 
 

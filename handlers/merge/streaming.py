@@ -1,6 +1,6 @@
 """The streaming engine: carries out the plan of a merge in blocks of rows, file by file.
 
-Called by `handlers.merge.api`. Memory is a few blocks plus one tensor's factors, whatever the model's size. Each block is computed in
+Called by `handlers.merge.writing`. Memory is a few blocks plus one tensor's factors, whatever the model's size. Each block is computed in
 fp32 and rounded once to the dtype it is written in, as PEFT's merge_and_unload does; the sums are taken over the rank inside
 one matrix product, whose order is the math library's. Headers and untouched tensors are copied as bytes. One file is begun
 when the last one is finished, so that an interruption never costs more than one.
@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -24,6 +25,7 @@ from handlers.merge.arithmetic import Prepared
 from handlers.merge.kernels import Copy, Kernel
 from handlers.merge.layout import FilePlan, Output, Plan
 from handlers.merge.several import Bundle
+from handlers.merge.sources import check_overflow
 from handlers.merge.transfer import copy_range, create, read_into, write_from
 from handlers.model_files import DTYPES
 
@@ -61,8 +63,10 @@ class Block:
     def dtype(self, *, read: bool) -> torch.dtype:
         """Dtype of the rows that are read, or of those that are written."""
         if read and self.output.source is not None:
-            # A tensor of the adapter is first what it replaces; what had to be unpacked is not rounded before the sum.
-            return self.output.source.dtype if self.output.origin else torch.float32
+            # A tensor of the adapter is first what it replaces; what had to be unpacked is not rounded before the sum. Of float64 more
+            # is read than is summed, so that a value beyond fp32 is seen.
+            own = self.output.source.dtype
+            return own if self.output.origin or own == torch.float64 else torch.float32
         assert self.output.stored is not None or not read
         name = self.output.stored.dtype if read and self.output.stored is not None else self.output.dtype
         return getattr(torch, DTYPES[name][0])  # type: ignore[no-any-return]
@@ -189,7 +193,7 @@ class StreamingMerge:
         """Rows of one tensor, block by block."""
         kernel: Kernel = output.kernel or Copy()
         prepared, step, width = kernel.prepare(self._read_factor), _rows(output), output.size // output.matrix[0]
-        path = self._base / (output.stored.file if output.stored is not None else output.file)
+        path = self._path(output)
         for final in (False, True) if kernel.twice else (True,):
             for first in range(part.start, part.stop, step):
                 rows = min(step, part.stop - first)
@@ -218,11 +222,21 @@ class StreamingMerge:
         result.values().copy_(total)
         lowest, highest = (float(edge) for edge in torch.aminmax(total))
         limit = torch.finfo(result.dtype).max
-        # NaN fails both comparisons, so it is caught as well. What the base itself holds may stay where nothing is added to it.
-        if not (lowest >= -limit and highest <= limit) and (filled.block.output.changed or bool(torch.isfinite(weights.float()).all())):
-            self._explain_non_finite(filled.block.output, weights, prepared, max(abs(lowest), abs(highest)), result.dtype)
+        # NaN fails both comparisons, so it is caught as well.
+        if lowest >= -limit and highest <= limit:
+            return
+        output = filled.block.output
+        if output.changed:
+            self._explain_non_finite(output, weights, prepared, max(abs(lowest), abs(highest)), result.dtype)
+        # What the base itself holds may stay where nothing is added to it.
+        check_overflow(weights, result.values(), output.name, self._path(output))
 
-    def _explain_non_finite(self, output: Output, weights: torch.Tensor, prepared: Prepared, largest: float, dtype: torch.dtype) -> None:
+    def _path(self, output: Output) -> Path:
+        return self._base / (output.stored.file if output.stored else output.file)
+
+    def _explain_non_finite(
+        self, output: Output, weights: torch.Tensor, prepared: Prepared, largest: float, dtype: torch.dtype
+    ) -> NoReturn:
         if output.origin or not all(bool(torch.isfinite(factor).all()) for factor in prepared.factors):
             cause, remedy = "the adapter's own weights hold NaN or infinity", "take an earlier checkpoint: the training has diverged"
         elif not torch.isfinite(weights.float()).all():
@@ -232,9 +246,7 @@ class StreamingMerge:
             limit = torch.finfo(dtype).max
             cause = f"base and adapter are finite, but the sum reaches {largest:.4g} and {name} ends at {limit:.4g}"
             remedy = "use a base stored as bfloat16 or float32, or take an earlier checkpoint"
-        where = (
-            self._adapter.file if cause.startswith("the adapter") else self._base / (output.stored.file if output.stored else output.file)
-        )
+        where = self._adapter.file if cause.startswith("the adapter") else self._path(output)
         raise Permanent("non-finite-weights", f"merge {output.module or output.name}", cause, remedy, path=where)
 
 

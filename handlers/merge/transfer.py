@@ -23,10 +23,10 @@ def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> Non
         if count == 0:
             raise Permanent(
                 "truncated-weights",
-                "read the base's weights",
+                "read the weights",
                 f"the file ends at byte {offset + done:,} while {len(view) - done:,} more were expected; "
                 "it has changed since its header was read",
-                "leave the base alone while it is merged, or restore it",
+                "leave the model alone while it is read, or restore it",
                 path=path,
             )
         done += count

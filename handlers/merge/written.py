@@ -1,6 +1,6 @@
 """How the outputs of a merge are written: in which dtype, and in which files.
 
-Called by `handlers.merge.api` between matching and planning, for whoever wants something else than the base's own dtypes and files.
+Called by `handlers.merge.planning` for whoever wants something else than the base's own dtypes and files.
 """
 
 from __future__ import annotations

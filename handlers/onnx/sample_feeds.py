@@ -2,7 +2,7 @@
 
 Called where an accuracy level is chosen, ranges are calibrated, or a derived graph is compared with the one it was made of. Each
 text goes through the folder's graphs in the order in which they work together: a pass without a past, then, where there is a
-cache, one further token on top of it. Free of torch; texts are read with the tokenizers library.
+cache, one further token on top of it. Free of torch and transformers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from tokenizers import Tokenizer
 
 from daemon.errors import Permanent
 from handlers.model_files import read_json, setting
+from handlers.onnx import tokenizing
 from handlers.onnx.graphset import Graph, GraphSet, Port
 from handlers.onnx.layers_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.onnx.session import open_session
@@ -67,26 +67,21 @@ class Tokens:
 def tokenize(folder: Path, texts: Sequence[str], *, longest: int = MAX_TOKENS) -> Tokens:
     """Token ids of texts by the folder's own tokenizer, cut to `longest` and to what the model can address.
 
-    Permanent where there is no tokenizer.json, where it is another model's, or where no text has two tokens.
+    Permanent where there is no tokenizer that runs without transformers, where it is another model's, or where no text has two tokens.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise Permanent("tokenizer-not-found", OPERATION, "there is no tokenizer.json", "give the base a fast tokenizer", path=path)
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    tokenizer = tokenizing.load(folder, OPERATION)
     config = read_json(folder / "config.json", OPERATION) if (folder / "config.json").is_file() else {}
     positions = setting(config, "max_position_embeddings") or setting(config, "n_positions") or longest
     limit = max(2, min(longest, int(positions)))
-    rows = [list(tokenizer.encode(text).ids)[:limit] for text in texts]
+    rows = [tokenizer.encode(text)[:limit] for text in texts]
     rows = [row for row in rows if len(row) > 1]
     if not rows:
         raise Permanent("texts-too-short", OPERATION, "no text has two tokens", "give longer lines in validate.prompts", path=folder)
-    vocabulary = int(setting(config, "vocab_size") or tokenizer.get_vocab_size())
+    vocabulary = int(setting(config, "vocab_size") or tokenizer.size)
     largest = max(max(row) for row in rows)
     if largest >= vocabulary:
         cause = f"it gives the token {largest}, and the model has {vocabulary}"
-        raise Permanent("tokenizer-mismatch", OPERATION, cause, "give the base the tokenizer that belongs to the model", path=path)
+        raise Permanent("tokenizer-mismatch", OPERATION, cause, "give the base the tokenizer that belongs to the model", path=folder)
     return Tokens(rows, vocabulary)
 
 
@@ -112,13 +107,14 @@ class Player:
             return
         for graph in self._graphs:
             cached = any(port.name.startswith("past_key_values.") for port in graph.inputs)
+            own = _known(graph, ids)
             if not cached:
-                yield self._call(graph, list(ids), pool, 0)
+                yield self._call(graph, own, pool, 0)
             elif graph.role == "decoder_with_past":
-                yield self._call(graph, list(ids[-1:]), pool, len(ids))
+                yield self._call(graph, own[-1:], pool, len(ids))
             else:
-                yield self._call(graph, list(ids[:-1]), pool, 0)
-                yield self._call(graph, list(ids[-1:]), pool, len(ids) - 1)
+                yield self._call(graph, own[:-1], pool, 0)
+                yield self._call(graph, own[-1:], pool, len(ids) - 1)
 
     def _call(self, graph: Graph, ids: list[int], pool: dict[str, np.ndarray], past: int) -> Call:
         feeds = {port.name: _filled(port, ids, past, pool) for port in graph.inputs}
@@ -139,6 +135,12 @@ def run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> 
         for value in session.get_inputs()
     }
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, cast), strict=True))
+
+
+def _known(graph: Graph, ids: Sequence[int]) -> list[int]:
+    """A text's ids as a graph may read them: a decoder with a vocabulary of its own has an end to it that the source's goes beyond."""
+    sizes = [port.shape[-1] for port in graph.outputs if port.name == "logits" and graph.role.startswith("decoder")]
+    return [token % sizes[0] for token in ids] if sizes and isinstance(sizes[0], int) else list(ids)
 
 
 def _next_input(role: str, output: str) -> str:

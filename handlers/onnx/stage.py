@@ -16,8 +16,8 @@ from typing import Any
 
 from daemon import __version__
 from daemon.contract import Fallback, StageContext
-from handlers.model_files import copy_config, copy_tokenizer, parameters, read_json, tensors, weight_files
-from handlers.onnx import examples, graph
+from handlers.model_files import copy_config, parameters, read_json, tensors, weight_files
+from handlers.onnx import examples, graph, tokenizer_files
 from handlers.onnx.chatter import LIMIT, Chatter
 from handlers.onnx.exporters import Request
 from handlers.onnx.families import choose
@@ -206,14 +206,15 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     climbed = climb(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
     reporter.progress(0.86, "copying configuration and tokenizer")
     copy_config(source, staging)
-    tokenizer = copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, staging)
+    tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)
     elif "window" not in climbed.result.graphs.extra:  # a window of a fixed length is fed otherwise
         examples.place(family.task.name, staging)
-    warnings = [*climbed.result.warnings, *([] if tokenizer.source else ["neither the checkpoint nor the base has a tokenizer"])]
+    warnings = [*climbed.result.warnings, *([tokenizer.warning] if tokenizer.warning else [])]
     polished = polish(context, climbed.result.graphs, climbed.result.verify, reporter)
-    figures = _figures(climbed, polished.graphs, architecture(source), staging) | {"optimization": polished.figures}
+    figures = _figures(climbed, polished.graphs, architecture(source), staging)
+    figures |= {"optimization": polished.figures, "tokenizer": tokenizer.form}
     if polished.error is not None:
         figures["relative_error"] = polished.error
     return StageOutput(

@@ -25,7 +25,8 @@ def render(report: Report) -> str:
     made = html.environment()
     made.filters.update(md=escape, literal=literal, word=word, about=_about)
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
-    return made.get_template("readme.md").render(report=report, prompt=_prompt(report), auto=task.auto, generates=task.kind != "encoder")
+    about = {"auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq"}
+    return made.get_template("readme.md").render(report=report, prompt=_prompt(report), **about)
 
 
 def escape(value: Any) -> str:

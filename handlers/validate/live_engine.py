@@ -6,16 +6,18 @@ Apart from `torch_engine`, since importing peft takes longer than importing torc
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from peft import PeftModel
 from safetensors import safe_open
 
 from daemon.errors import Permanent
 from handlers.tasks import BY_NAME, task_of
 from handlers.validate import bases_live
+from handlers.validate.decoding import largest_difference
 from handlers.validate.engines import EngineSpec
 from handlers.validate.torch_engine import TorchEngine, TorchModel, load_model
 from handlers.validate.torch_tasks import TorchEncoder, TorchSeq2Seq
@@ -82,6 +84,12 @@ class LiveSeq2Seq(Adapted, TorchSeq2Seq):
 
 class LiveEncoder(Adapted, TorchEncoder):
     """An encoder, with a head or without."""
+
+    def wrapper_difference(self, ids: Sequence[int], types: Sequence[int]) -> float:
+        """max |Δ| of a text's outputs between PEFT's wrapper and the model inside of it, both with the adapter and the segments `types`."""
+        row, segments = np.array([ids], np.int64), np.array([types], np.int64)
+        wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
+        return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
 
 
 def _saved_shapes(pin: Path) -> dict[str, tuple[int, ...]]:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from onnxruntime import OrtValue
-from tokenizers import Tokenizer
 
 from daemon.errors import Permanent
-from handlers.onnx import graphset
+from handlers.onnx import graphset, tokenizing
 from handlers.onnx.layers_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.validate.engines import EngineSpec
 from handlers.validate.subject import context_length
@@ -166,7 +165,7 @@ class OnnxFolder:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._folder = Path(spec.folder)
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: tokenizing.FolderTokenizer | None = None
         self._files = graph_files(self._folder)
         self._config = self._json("config.json")
         self._generation = self._json("generation_config.json")
@@ -196,27 +195,20 @@ class OnnxFolder:
         return value
 
     def encode(self, text: str) -> list[int]:
-        """See `Loaded.encode`; reads `tokenizer.json` with the tokenizers library alone."""
-        return list(self._loaded_tokenizer().encode(text).ids)
+        """See `Loaded.encode`; by the folder's own files, without transformers."""
+        return self._loaded_tokenizer().encode(text)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """See `Loaded.encode_pair`."""
-        encoded = self._loaded_tokenizer().encode(first, second)
-        return list(encoded.ids), list(encoded.type_ids)
+        return self._loaded_tokenizer().encode_pair(first, second)
 
     def text(self, ids: list[int]) -> str:
         """See `Loaded.text`."""
-        return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=True))
+        return self._loaded_tokenizer().decode(ids)
 
-    def _loaded_tokenizer(self) -> Tokenizer:
+    def _loaded_tokenizer(self) -> tokenizing.FolderTokenizer:
         if self._tokenizer is None:
-            path = self._folder / "tokenizer.json"
-            if not path.is_file():
-                cause = "there is no tokenizer.json, so the artifact can't be run without another folder"
-                raise Permanent("tokenizer-not-found", "load the tokenizer", cause, "give the base a fast tokenizer", path=path)
-            self._tokenizer = Tokenizer.from_file(str(path))
-            self._tokenizer.no_padding()
-            self._tokenizer.no_truncation()
+            self._tokenizer = tokenizing.load(self._folder)
         return self._tokenizer
 
 

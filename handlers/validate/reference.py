@@ -15,6 +15,7 @@ import numpy as np
 
 from daemon.contract import Fallback
 from daemon.work import ValidateOptions
+from handlers.validate import segments
 from handlers.validate.client import Worker, WorkerFailed
 from handlers.validate.compare import Comparison, Spread, in_deviations
 from handlers.validate.subject import LANGUAGE_MODEL, Subject
@@ -118,6 +119,7 @@ def measure(
         warnings.append(f"Logits were compared at {kept} of {total} positions, evenly spaced, to bound the disk space they take.")
     unit = spread.unit(subject.head)
     sides = padding_sides(live, subject, samples, unit, warnings)
+    warnings += segments.lost(live, samples, unit)
     speed_prompt, speed_tokens = _speed_work(subject, samples, about["context_length"], options.speed_tokens)
     return Reference(
         samples, unit, speed_prompt, speed_tokens, readable, {},

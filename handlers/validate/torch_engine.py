@@ -93,7 +93,14 @@ class TorchModel:
                     "tokenizer-not-found", "load the tokenizer", "the folder holds no tokenizer files",
                     "put the tokenizer's files beside the model", path=self._tokenizer_folders[0],
                 )  # fmt: skip
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            except Exception as error:  # a file that is missing or damaged: transformers has no type of its own for it
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                raise Permanent(
+                    "tokenizer-unreadable", "load the tokenizer", f"transformers can't load it: {lines[0].rstrip('.')}",
+                    "give the folder all files of its tokenizer", path=folder,
+                ) from error  # fmt: skip
         return self._tokenizer
 
 

@@ -68,16 +68,19 @@ class TorchEncoder(TorchModel):
         width = {"feature-extraction": getattr(config, "hidden_size", None), "fill-mask": self.input_vocabulary, "question-answering": None}
         self.vocabulary = width.get(spec.task, getattr(config, "num_labels", None))
 
-    @torch.inference_mode()
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray) -> tuple[np.ndarray, ...]:
         """See `EncoderEngine.run`; segments are left out for models that know none."""
+        # Not through PEFT's wrapper of a whole model: the one for question answering drops the segments. The adapter's layers are inside.
+        return self._outputs(self._plain(), input_ids, attention_mask, token_type_ids)
+
+    @torch.inference_mode()
+    def _outputs(self, model: Any, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray) -> tuple[np.ndarray, ...]:
         inputs: dict[str, Any] = {"input_ids": torch.from_numpy(input_ids), "attention_mask": torch.from_numpy(attention_mask)}
         if "token_type_ids" in self._takes and (getattr(self._plain().config, "type_vocab_size", 0) or 0) > 1:
             inputs["token_type_ids"] = torch.from_numpy(token_type_ids)
         if "use_cache" in self._takes:
             inputs["use_cache"] = False
-        # Not through PEFT's wrapper of a whole model: the one for question answering drops the segments. The adapter's layers are inside.
-        output = self._plain()(**inputs)
+        output = model(**inputs)
         names = (
             ("start_logits", "end_logits") if "start_logits" in output else ("logits",) if "logits" in output else ("last_hidden_state",)
         )

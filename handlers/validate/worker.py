@@ -101,6 +101,11 @@ class Commands:
         """Compare a padded batch with its rows alone."""
         return {"padding_error": self._driver.padding(prompts, continuations, types, side)}
 
+    def wrapped(self, ids: list[int], types: list[int]) -> dict[str, Any]:
+        """max |Δ| of a text's outputs between PEFT's wrapper of the live model and the model inside; null where there is no wrapper."""
+        difference = getattr(self._engine, "wrapper_difference", None)
+        return {"wrapper_error": None if difference is None else difference(ids, types)}
+
     def timed(self, ids: list[int], tokens: int) -> dict[str, Any]:
         """Seconds of the first pass and of the work after it, which `tokens` sets, and the tokens of that work."""
         prefill, decode, count = self._driver.timed(ids, tokens)

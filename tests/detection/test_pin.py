@@ -13,6 +13,7 @@ import pytest
 from daemon.checkpoint import export_files, fingerprint, identify, inspect
 from daemon.durable import sha256_file
 from daemon.pin import Moved, make_pin
+from handlers.model_files import PROCESSORS, TEMPLATES, TOKENIZER
 from tests.detection.conftest import OtherUser
 from tests.detection.helpers import change_weights, copy_of, set_state
 
@@ -30,6 +31,20 @@ def test_a_pin_holds_exactly_what_an_export_reads_and_survives_rotation(checkpoi
     assert "adapter_model.safetensors" in expected
     assert "optimizer.pt" not in expected
     assert inspect(tmp_path / "pin").complete
+
+
+def test_a_pin_holds_every_file_of_a_tokenizer_that_an_export_copies(checkpoint: Path, tmp_path: Path) -> None:
+    names = [pattern.replace("*", "spiece") for pattern in (*TOKENIZER, *TEMPLATES, *PROCESSORS) if "." in pattern]
+    assert "source.spm" in names and "spiece.model" in names
+    for name in names:
+        (checkpoint / name).write_text("{}")
+    folders = [name for name in TEMPLATES if "." not in name]
+    for name in folders:
+        (checkpoint / name).mkdir()
+        (checkpoint / name / "tool.jinja").write_text("{}")
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    pinned = {str(path.relative_to(tmp_path / "pin")) for path in (tmp_path / "pin").rglob("*")}
+    assert {*names, *(f"{name}/tool.jinja" for name in folders)} <= pinned
 
 
 def test_rewriting_the_checkpoint_in_place_does_not_reach_the_pin(checkpoint: Path, tmp_path: Path) -> None:

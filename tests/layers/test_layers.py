@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HEAVY = (
-    "torch", "transformers", "peft", "onnx", "onnxruntime", "onnxscript", "safetensors", "tokenizers", "accelerate", "bitsandbytes",
-    "numpy", "jinja2",
+    "torch", "transformers", "peft", "onnx", "onnxruntime", "onnxscript", "safetensors", "sentencepiece", "tokenizers", "accelerate",
+    "bitsandbytes", "numpy", "jinja2",
 )  # fmt: skip
 
 

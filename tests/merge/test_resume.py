@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -10,22 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from daemon.contract import ChildLimits, Outcome, StageContext, StageResult
 from daemon.durable import sha256_file
-from daemon.errors import Permanent, Retryable
 from handlers.merge import MergeReport, ledger, merge_adapter, stage
 from tests import models
 from tests.merge import helpers
+from tests.merge.interrupted import ROOT, Case, digests, make_case, marks, noted, shard
 
-ROOT = Path(__file__).parents[2]
 CHILD = """
 import sys
 from pathlib import Path
@@ -34,6 +28,7 @@ from handlers.merge import merge_adapter
 print("ready", flush=True)
 print(merge_adapter(*(Path(one) for one in sys.argv[1:4]), resume=True).resumed_files)
 """
+
 FULL_DISK = """
 set -u
 mount -t tmpfs -o size="$ROOM" tmpfs "$OUT" || exit 99
@@ -42,84 +37,6 @@ mount -o remount,size=64m "$OUT"
 "$PYTHON" -c "$CHILD" "$ADAPTER" "$BASE" "$OUT"; echo "second: $?"
 cd "$OUT" && find . -type f | sort | xargs sha256sum
 """
-
-
-@dataclass(frozen=True)
-class Case:
-    """A sharded base, an adapter for it, and what an undisturbed merge of both gives."""
-
-    base: Path
-    adapter: Path
-    digests: dict[str, str]
-    seconds: float
-    """Of the undisturbed merge."""
-
-    @property
-    def shards(self) -> list[str]:
-        """Names of the weight files."""
-        return sorted(name for name in self.digests if name.endswith(".safetensors"))
-
-    def merge(self, output: Path, **options: Any) -> MergeReport:
-        """Merge, or go on with a merge, in this process."""
-        return merge_adapter(self.adapter, self.base, output, resume=True, **options)
-
-    def interrupted(self, output: Path, finished: int) -> Path:
-        """A folder in which a merge was stopped as soon as so many files were finished."""
-        output.mkdir()
-
-        def stop(fraction: float, message: str) -> None:
-            if len(noted(output)) == finished:
-                raise Stop
-
-        with pytest.raises(Stop):
-            self.merge(output, progress=stop)
-        assert len(noted(output)) == finished
-        return output
-
-
-class Stop(Exception):
-    """Ends a merge at a safe point."""
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """Relative path → SHA-256 of everything below a folder, hidden files too."""
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def noted(folder: Path) -> list[str]:
-    """Files that the ledger in a folder calls finished."""
-    path = folder / ledger.LEDGER
-    return sorted(json.loads(path.read_bytes())["files"]) if path.exists() else []
-
-
-def marks(folder: Path, names: list[str]) -> dict[str, tuple[int, int]]:
-    """What changes when a file is written again."""
-    return {name: ((folder / name).stat().st_ino, (folder / name).stat().st_mtime_ns) for name in names}
-
-
-def shard(single: Path, base: Path, size: str) -> Path:
-    """The model in `single` in files of at most `size`."""
-    from transformers import AutoModelForCausalLM
-
-    AutoModelForCausalLM.from_pretrained(single, dtype=torch.bfloat16).save_pretrained(base, max_shard_size=size)
-    return base
-
-
-def make_case(folder: Path, base: Path) -> Case:
-    adapter = helpers.make_adapter(base, folder / "adapter")
-    output = folder / "undisturbed"
-    output.mkdir()
-    started = time.monotonic()
-    merge_adapter(adapter, base, output)
-    return Case(base, adapter, digests(output), time.monotonic() - started)
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("resume")
-    made = make_case(folder, shard(models.make_base(folder / "single"), folder / "base", "60KB"))
-    assert len(made.shards) >= 4
-    return made
 
 
 def start(case: Case, output: Path, **environment: str) -> subprocess.Popen[str]:
@@ -200,166 +117,6 @@ def test_a_merge_stopped_at_a_safe_point_keeps_its_files_and_its_progress(case: 
     merging = [fraction for fraction, message in seen if message.startswith("merging")]
     assert share < merging[0] and merging[-1] == 1.0
     assert [fraction for fraction, _ in seen] == sorted(fraction for fraction, _ in seen)
-
-
-def flip(path: Path) -> None:
-    """Another byte at the same size and the same times."""
-    times = path.stat()
-    with open(path, "r+b") as stream:
-        stream.seek(-5, os.SEEK_END)
-        byte = stream.read(1)[0]
-        stream.seek(-5, os.SEEK_END)
-        stream.write(bytes([byte ^ 0x10]))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def into_link(path: Path) -> None:
-    path.rename(path.parent / "elsewhere")
-    path.symlink_to("elsewhere")
-
-
-DAMAGES: dict[str, Callable[[Path], None]] = {
-    "flipped": flip,
-    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "missing": Path.unlink,
-    "link": into_link,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_finished_file_that_was_damaged_since_is_made_again_and_no_other(case: Case, tmp_path: Path, damage: str) -> None:  # R1.5
-    output = case.interrupted(tmp_path / "out", 3)
-    first, second, third = noted(output)
-    before = marks(output, [first, third])
-    DAMAGES[damage](output / second)
-    assert case.merge(output).resumed_files == 2
-    assert digests(output) == case.digests
-    assert marks(output, [first, third]) == before
-    assert not (output / second).is_symlink()
-
-
-def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    value = json.loads(path.read_bytes())
-    change(value)
-    path.write_text(json.dumps(value))
-
-
-LEDGERS: dict[str, Callable[[Path], None]] = {
-    "torn": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "empty": lambda path: os.truncate(path, 0),
-    "garbage": lambda path: path.write_bytes(bytes(range(256))) and None,
-    "a list": lambda path: path.write_text("[1, 2]") and None,
-    "newer": lambda path: edit(path, lambda value: value.update(version=value["version"] + 1)),
-    "other engine": lambda path: edit(path, lambda value: value["made_for"].update(engine=0)),
-    "other adapter": lambda path: edit(path, lambda value: value["made_for"]["adapters"][0].update({"adapter_config.json": "0"})),
-    "wrong entry": lambda path: edit(path, lambda value: value["files"].update({"x.safetensors": 5})),
-    "missing": Path.unlink,
-}
-
-
-@pytest.mark.parametrize("kind", LEDGERS)
-def test_a_ledger_that_does_not_belong_here_makes_the_merge_begin_again(case: Case, tmp_path: Path, kind: str) -> None:
-    output = case.interrupted(tmp_path / "out", 2)
-    LEDGERS[kind](output / ledger.LEDGER)
-    assert case.merge(output).resumed_files == 0
-    assert digests(output) == case.digests
-
-
-def test_a_ledger_cannot_name_files_outside_of_the_merge(case: Case, tmp_path: Path) -> None:
-    output = case.interrupted(tmp_path / "out", 1)
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    entry = {"size": 4, "sha256": sha256_file(outside)}
-    edit(output / ledger.LEDGER, lambda value: value["files"].update({"../outside": entry, "notes": entry}))
-    (output / "notes").write_text("mine")
-    assert case.merge(output).resumed_files == 1
-    assert digests(output) == case.digests
-    assert outside.read_text() == "mine"
-
-
-@pytest.mark.parametrize("what", ["base", "adapter", "adapter's scale"])
-def test_another_base_or_adapter_makes_the_merge_begin_again(case: Case, tmp_path: Path, what: str) -> None:
-    base, adapter = shutil.copytree(case.base, tmp_path / "base"), shutil.copytree(case.adapter, tmp_path / "adapter")
-    mine = Case(base, adapter, case.digests, case.seconds)
-    output = mine.interrupted(tmp_path / "out", len(case.shards) - 1)
-    if what == "base":
-        flip_back = (base / case.shards[-1]).stat()
-        helpers.rewrite(base / case.shards[-1], lambda table: [tensor.mul_(2) for tensor in table.values()])
-        assert (base / case.shards[-1]).stat().st_size == flip_back.st_size
-    elif what == "adapter":
-        helpers.rewrite(adapter / "adapter_model.safetensors", lambda table: [tensor.mul_(2) for tensor in table.values()])
-    else:
-        helpers.edit_config(adapter, lora_alpha=5)
-    report = mine.merge(output)
-    assert report.resumed_files == 0
-    (tmp_path / "fresh").mkdir()
-    merge_adapter(adapter, base, tmp_path / "fresh")
-    assert digests(output) == digests(tmp_path / "fresh") != case.digests
-
-
-def test_another_dtype_of_the_output_makes_the_merge_begin_again(case: Case, tmp_path: Path) -> None:
-    output = case.interrupted(tmp_path / "out", 2)
-    assert case.merge(output, dtype="float32").resumed_files == 0
-    (tmp_path / "fresh").mkdir()
-    merge_adapter(case.adapter, case.base, tmp_path / "fresh", dtype="float32")
-    assert digests(output) == digests(tmp_path / "fresh") != case.digests
-
-
-def test_a_merge_into_files_of_another_size_goes_on_where_it_stopped(case: Case, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    output.mkdir()
-
-    def stop(fraction: float, message: str) -> None:
-        if len(noted(output)) == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        case.merge(output, progress=stop, shard_bytes=100_000)
-    assert case.merge(output, shard_bytes=100_000).resumed_files == 2
-    (tmp_path / "fresh").mkdir()
-    merge_adapter(case.adapter, case.base, tmp_path / "fresh", shard_bytes=100_000)
-    assert digests(output) == digests(tmp_path / "fresh")
-
-
-def test_a_base_that_changes_while_it_is_merged_is_noticed_and_nothing_of_it_is_kept(case: Case, tmp_path: Path) -> None:
-    base, output = shutil.copytree(case.base, tmp_path / "base"), tmp_path / "out"
-    output.mkdir()
-    mine = Case(base, case.adapter, case.digests, case.seconds)
-
-    def disturb(fraction: float, message: str) -> None:
-        if len(noted(output)) == 2:
-            os.utime(base / case.shards[2])
-
-    with pytest.raises(Retryable, match="changed while it was read") as caught:
-        mine.merge(output, progress=disturb)
-    assert caught.value.fault.code == "base-changed"
-    assert mine.merge(output).resumed_files == 0
-    assert digests(output) == case.digests
-
-
-def test_whatever_else_lies_in_the_folder_is_removed(case: Case, tmp_path: Path) -> None:
-    output = case.interrupted(tmp_path / "out", 2)
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").write_text("stays")
-    (output / f".{ledger.LEDGER}.4711.tmp").write_text("{")
-    (output / "tokenizer.json").write_text("{}")
-    (output / "folder/deeper").mkdir(parents=True)
-    (output / "folder/deeper/file").write_text("x")
-    (output / "link").symlink_to(precious)
-    assert case.merge(output).resumed_files == 2
-    assert digests(output) == case.digests
-    assert sorted(path.name for path in output.iterdir()) == sorted(case.digests)
-    assert (precious / "file").read_text() == "stays"
-
-
-def test_without_resume_a_folder_that_is_not_empty_is_refused_and_left_alone(case: Case, tmp_path: Path) -> None:
-    output = case.interrupted(tmp_path / "out", 2)
-    before = digests(output)
-    with pytest.raises(Permanent, match="the output folder is not empty") as caught:
-        merge_adapter(case.adapter, case.base, output)
-    assert caught.value.fault.code == "output-not-empty"
-    assert digests(output) == before
 
 
 def test_a_disk_that_fills_up_between_two_files_costs_no_finished_one(case: Case, tmp_path: Path) -> None:  # R6.2 R6.5

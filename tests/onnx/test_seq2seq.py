@@ -19,6 +19,7 @@ from handlers.onnx import families, stage
 from handlers.onnx.check import GraphMismatchError
 from handlers.onnx.families.base import Tracing
 from handlers.onnx.strategies import STRATEGIES
+from tests import marian
 from tests.onnx import seq2seq
 from tests.onnx.conftest import Exported, make_context, silent
 
@@ -176,12 +177,9 @@ def test_all_graphs_share_one_file_that_holds_each_weight_once(tmp_path: Path, o
 
 def test_rules_of_generation_and_both_vocabularies_of_the_tokenizer_lie_beside_the_graphs(tmp_path: Path) -> None:
     source = seq2seq.make(tmp_path / "source", "marian-two-vocabularies")
-    files = {name: name.encode() for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "tokenizer_config.json")}
-    files["tokenizer_config.json"] = b'{"tokenizer_class": "MarianTokenizer", "separate_vocabs": true}'
-    for name, content in files.items():
-        (source / name).write_bytes(content)
+    marian.write_tokenizer(source, apart=True, tokenizer_class="MarianTokenizer")
     one = run(source, tmp_path)
-    for name in (*files, "config.json", "generation_config.json"):
+    for name in (*marian.FILES, "target_vocab.json", "config.json", "generation_config.json"):
         assert (one.folder / name).read_bytes() == (source / name).read_bytes()
     assert one.output.warnings == [line for line in one.output.warnings if "tokenizer" not in line]
 

@@ -49,3 +49,28 @@ def version_of(folder: Path) -> int:
         assert (len(content), hashlib.sha256(content).hexdigest()) == (entry.size, entry.sha256)
         assert f"of version {manifest['version']}\n".encode() in content
     return int(manifest["version"])
+
+
+def put_in_the_way(home: Path, target: Path, before: str) -> None:
+    """Put what `before` names at the target: "an export…", "a file", "a link", "a folder of a person", "empty folder", or nothing."""
+    if before.startswith("an export"):
+        publish(home, 1, target)
+    elif before != "nothing":
+        target.parent.mkdir(parents=True)
+    if before == "a file":
+        target.write_text("in the way")
+    elif before == "a link":
+        (home / "kept").mkdir()
+        (home / "kept" / "precious").write_text("in the way")
+        target.symlink_to(home / "kept")
+    elif before.endswith("folder"):
+        target.mkdir()
+    elif before == "a folder of a person":
+        target.mkdir()
+        (target / "precious").write_text("in the way")
+
+
+def set_aside(target: Path) -> list[str]:
+    """What the things hold that were set aside, whatever they are."""
+    found = sorted(target.parent.glob(f"{target.name}.before-ckptd-*"))
+    return [(path / "precious" if path.is_dir() else path).read_text() for path in found]

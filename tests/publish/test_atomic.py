@@ -6,84 +6,17 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from daemon.durable import make_folders
 from daemon.errors import Retryable
 from daemon.publish import MANIFEST, assemble, manifest_of, same_files, swap_in
-from daemon.swap import mend_swaps
-from tests.publish.parts import expected, listing, parts, publish, version_of
-
-BEGINNING = ["publish.part", "publish.part", "publish.assembled", "publish.manifest"]
-RENAMED = ["publish.renamed", "publish.parent-durable"]
-SEQUENCES = {
-    "nothing": [*BEGINNING, "publish.before-rename", *RENAMED],
-    "empty folder": [*BEGINNING, "publish.before-rename", *RENAMED],
-    "an export": [*BEGINNING, "publish.before-rename", "publish.exchanged", *RENAMED, "publish.old-removed"],
-    "an export, no exchange": [
-        *BEGINNING, "publish.before-rename", "publish.swap-recorded", "publish.moved-away", *RENAMED, "publish.old-removed",
-    ],
-    "an export, other file system": [
-        *BEGINNING, "publish.before-rename", "publish.copied", "publish.exchanged", *RENAMED, "publish.old-removed",
-    ],
-    "a file": [*BEGINNING, "publish.set-aside", "publish.before-rename", *RENAMED],
-    "a link": [*BEGINNING, "publish.set-aside", "publish.before-rename", *RENAMED],
-    "a folder of a person": [*BEGINNING, "publish.set-aside", "publish.before-rename", *RENAMED],
-}  # fmt: skip
-"""What lies at the target → the named points that a publication passes then, in order."""
-TELLING = ("publish.swap-recorded", "publish.moved-away", "publish.copied", "publish.renamed")
-"""Of the rarer ways, the points that are tried in the quick set too."""
-
-
-def _case(before: str, point: str) -> Any:
-    rare = before.endswith(("no exchange", "other file system")) and point not in TELLING
-    return pytest.param(before, point, marks=pytest.mark.slow) if rare else (before, point)
-
-
-CASES = [_case(before, point) for before, points in SEQUENCES.items() for point in dict.fromkeys(points)]
-
-PROGRAM = """
-import errno, os, sys
-from pathlib import Path
-import daemon.swap
-from tests.publish.parts import publish
-
-home, target, before = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-
-def refuse(first, second):
-    raise OSError(errno.EINVAL, "Invalid argument")
-
-def rename(first, second, genuine=os.rename):
-    if Path(first).parent != Path(second).parent:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-    genuine(first, second)
-
-if before.endswith("no exchange"):
-    daemon.swap.exchange = refuse
-if before.endswith("other file system"):
-    os.rename = rename
-publish(home, 2, target)
-"""
-
-
-def publish_elsewhere(home: Path, target: Path, before: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Publish version 2 in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(home), str(target), before], env={**os.environ, **environment}, check=False,
-        cwd=Path(__file__).parents[2], capture_output=True, text=True,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "exports" / "run" / "step-4"
+from tests.publish.parts import expected, listing, parts, publish, put_in_the_way, set_aside, version_of
 
 
 def test_a_new_export_holds_exactly_its_files_and_a_manifest_that_fits(tmp_path: Path, target: Path) -> None:
@@ -110,38 +43,6 @@ def test_a_replaced_export_holds_nothing_of_the_old_one(tmp_path: Path, target: 
     assert os.listdir(tmp_path / "staging") == []
 
 
-def put_in_the_way(home: Path, target: Path, before: str) -> None:
-    if before.startswith("an export"):
-        publish(home, 1, target)
-    elif before != "nothing":
-        target.parent.mkdir(parents=True)
-    if before == "a file":
-        target.write_text("in the way")
-    elif before == "a link":
-        (home / "kept").mkdir()
-        (home / "kept" / "precious").write_text("in the way")
-        target.symlink_to(home / "kept")
-    elif before.endswith("folder"):
-        target.mkdir()
-    elif before == "a folder of a person":
-        target.mkdir()
-        (target / "precious").write_text("in the way")
-
-
-def set_aside(target: Path) -> list[str]:
-    """What the things hold that were set aside, whatever they are."""
-    found = sorted(target.parent.glob(f"{target.name}.before-ckptd-*"))
-    return [(path / "precious" if path.is_dir() else path).read_text() for path in found]
-
-
-@pytest.mark.parametrize("before", SEQUENCES)
-def test_every_step_of_a_publication_has_its_named_point(tmp_path: Path, target: Path, before: str) -> None:
-    put_in_the_way(tmp_path, target, before)
-    done = publish_elsewhere(tmp_path, target, before, CKPTD_FAULT_TRACE=str(tmp_path / "trace"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "trace").read_text().split() == SEQUENCES[before]
-
-
 @pytest.mark.parametrize("before", ["a file", "a link", "a folder of a person"])
 def test_what_is_no_export_is_set_aside_and_stays_whole(tmp_path: Path, target: Path, before: str) -> None:
     put_in_the_way(tmp_path, target, before)
@@ -162,48 +63,6 @@ def test_two_things_set_aside_in_the_same_second_both_stay(tmp_path: Path, targe
             put_in_the_way(tmp_path, target, "a folder of a person")
         publish(tmp_path, version, target)
     assert sorted(set_aside(target)) == ["damaged export", "in the way"]
-
-
-@pytest.mark.parametrize(("before", "point"), CASES)
-def test_killed_anywhere_a_reader_sees_one_whole_version_and_the_next_try_ends_it(
-    tmp_path: Path, target: Path, point: str, before: str
-) -> None:  # R6.5
-    put_in_the_way(tmp_path, target, before)
-    done = publish_elsewhere(tmp_path, target, before, CKPTD_FAULT=point)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    renamed = point in ("publish.exchanged", *RENAMED, "publish.old-removed")
-    if renamed or (before.startswith("an export") and point != "publish.moved-away"):
-        assert version_of(target) == (2 if renamed else 1)
-    assert before not in ("a file", "a link", "a folder of a person") or target.exists() or set_aside(target) == ["in the way"]
-    publish(tmp_path, 2, target)
-    assert listing(target) == expected()
-    assert version_of(target) == 2
-    assert [name for name in os.listdir(target.parent) if ".before-ckptd-" not in name] == ["step-4"]
-    assert set_aside(target) == (["in the way"] if before in ("a file", "a link", "a folder of a person") else [])
-    assert os.listdir(tmp_path / "staging") == []
-
-
-@pytest.mark.parametrize("point", ["publish.swap-recorded", "publish.moved-away", "publish.renamed", "publish.old-removed"])
-def test_a_start_mends_what_was_cut_off_between_two_renames_even_if_the_job_never_goes_on(
-    tmp_path: Path, target: Path, point: str
-) -> None:  # R6.5
-    before = "an export, no exchange"
-    put_in_the_way(tmp_path, target, before)
-    assert publish_elsewhere(tmp_path, target, before, CKPTD_FAULT=point).returncode == -signal.SIGKILL
-    mend_swaps(tmp_path)
-    assert version_of(target) == (2 if point in ("publish.renamed", "publish.old-removed") else 1)
-    assert os.listdir(target.parent) == ["step-4"]
-    assert list((tmp_path / "staging").glob("*.swap")) == []
-
-
-def test_a_copy_that_was_cut_off_beside_the_target_goes_at_the_next_start(tmp_path: Path, target: Path) -> None:
-    before = "an export, other file system"
-    put_in_the_way(tmp_path, target, before)
-    assert publish_elsewhere(tmp_path, target, before, CKPTD_FAULT="publish.copied").returncode == -signal.SIGKILL
-    assert sorted(os.listdir(target.parent)) == [".step-4.ckptd-new", "step-4"]
-    mend_swaps(tmp_path)
-    assert os.listdir(target.parent) == ["step-4"]
-    assert version_of(target) == 1
 
 
 OTHER_DISK = """

@@ -1,4 +1,4 @@
-"""A daemon with toy stages, and checkpoints to feed it with."""
+"""A daemon with toy stages, a runner with fake children, and checkpoints to feed them with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from typing import Any
 
 import pytest
 
+from daemon.contract import StageContext
 from daemon.durable import sha256_file
+from daemon.journal import Journal
+from daemon.paths import prepare
+from daemon.runner import Runner
+from daemon.settings import Settings
 from daemon.values import digest_of
+from daemon.worker import Bounds
 from tests.detection.helpers import copy_of
+from tests.runner.desk import Desk
 from tests.service import ENDED, Service, making
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +84,31 @@ def copied(checkpoint: Path, service: Service, run: str = "run", step: int = 4) 
 def make_toy(tmp_path: Path) -> Iterator[Callable[..., Toy]]:
     """Makes daemons with toy stages and ends whatever is left of them."""
     yield from making(Toy, tmp_path)
+
+
+@pytest.fixture
+def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    """Makes runners with fake children, each with a journal of its own; keywords are sections of the configuration."""
+    journals: list[Journal] = []
+
+    def make(**sections: dict[str, Any]) -> Desk:
+        home = tmp_path / f"desk-{len(journals)}"
+        settings = Settings.model_validate(
+            {**sections, "limits": {"disk_reserve": 0, "memory_fraction": 1, **sections.get("limits", {})}, "state": {"directory": home}}
+        )
+        journal = Journal(prepare(home, home / "out").journal)
+        journals.append(journal)
+        desk: Desk
+
+        def spawn(context: StageContext, folder: Path, bounds: Bounds) -> Any:
+            return desk.spawn(context, folder, bounds)
+
+        desk = Desk(Runner(settings, journal, prepare(home, home / "out"), spawn=spawn), journal, home)
+        return desk
+
+    yield make
+    for journal in journals:
+        journal.close()
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import pytest
 
 from daemon.contract import Outcome, Verdict
 from handlers.validate.compare import Comparison, Spread
+from handlers.validate.engines import EngineSpec
 from handlers.validate.subject import Subject, context_length, labels_of, subject_of
 from handlers.validate.texts import hidden, pieces
 from tests.validate import artifacts, zoo
-from tests.validate.bench import Bench, measured
+from tests.validate.bench import Bench, Direct, measured
 from tests.validate.conftest import StartStage
 
 
@@ -144,7 +145,8 @@ NO_LEFT = {"classes", "labels", "number", "tags", "spans"}
 def test_sound_artifacts_of_every_task_pass(name: str, make: Make) -> None:  # R4.1 R4.2
     model = make(name)
     reference = model.bench.reference
-    assert reference.subject.task == TASKS[name] and not reference.warnings and not reference.fallbacks
+    assert reference.subject.task == TASKS[name] and not reference.fallbacks
+    assert len(reference.warnings) == (name == "spans"), "PEFT's wrapper for question answering drops the segments"
     assert reference.sides == (["right"] if name in NO_LEFT else ["right", "left"])
     for variant, folder in (("pytorch", model.merged), ("onnx", model.onnx)):
         check = model.bench.check(variant, folder)
@@ -179,6 +181,38 @@ def test_question_answering_reads_pairs_of_texts(make: Make) -> None:
     assert sample.first and sample.types is not None and set(sample.types) == {0, 1}
     model = onnx.load(make("spans").onnx / "model.onnx")
     assert "token_type_ids" in [value.name for value in model.graph.input]
+
+
+def test_segments_that_training_through_peft_never_saw_are_told(make: Make, tmp_path: Path) -> None:
+    import torch
+    from peft import AutoPeftModelForQuestionAnswering
+    from transformers import AutoTokenizer
+
+    model = make("spans")
+    (told,) = model.bench.reference.warnings
+    live = AutoPeftModelForQuestionAnswering.from_pretrained(model.adapter, dtype=torch.float32).eval()
+    sample = model.bench.reference.samples[0]
+    inputs = AutoTokenizer.from_pretrained(model.base)(sample.first, sample.text, return_tensors="pt", return_token_type_ids=True)
+    assert set(inputs["token_type_ids"].ravel().tolist()) == {0, 1}
+    with torch.inference_mode():
+        through, inside = live(**inputs), live.get_base_model()(**inputs)
+        without = live.get_base_model()(**{**inputs, "token_type_ids": torch.zeros_like(inputs["token_type_ids"])})
+    assert torch.equal(through.start_logits, without.start_logits) and not torch.allclose(through.start_logits, inside.start_logits)
+    assert "hands no segments (token_type_ids) on to the model" in told and told.endswith("feed token_type_ids of 0 to get the latter.")
+    # The same adapter without its task type is wrapped by a class that hands everything on.
+    adapter = artifacts.copy(model.adapter, tmp_path / "adapter")
+    zoo.edit_json(adapter / "adapter_config.json", task_type=None)
+    assert not measured(adapter, model.base, model.merged, tmp_path / "scratch").reference.warnings
+
+
+def test_the_wrapper_of_a_classifier_hands_segments_on(make: Make) -> None:
+    model = make("labels")
+    live = Direct("live", EngineSpec(engine="live", folder=str(model.adapter), base=str(model.base), task="text-classification"))
+    live.load()
+    assert live.ask("wrapped", ids=[1, 40, 41, 2, 50, 51, 2], types=[0, 0, 0, 0, 1, 1, 1]) == {"wrapper_error": 0.0}
+    merged = Direct("pytorch", EngineSpec(engine="torch", folder=str(model.merged), task="text-classification"))
+    merged.load()
+    assert merged.ask("wrapped", ids=[1, 40, 2], types=[0, 0, 0]) == {"wrapper_error": None}
 
 
 def test_a_head_that_the_adapter_brings_makes_the_live_model_and_has_no_bare_base(make: Make) -> None:

@@ -2,20 +2,23 @@
 
     python example.py "How are you?" --tokens 64
 
-Needs onnxruntime, tokenizers and numpy. The encoder reads the source once; the decoder then makes one token at a time, and
-both of its caches go back into it: its own, which grows, and that of the source, which stays as it is.
+Needs onnxruntime, numpy and tokenizers; sentencepiece instead of tokenizers where marian_tokenizer.py lies here. The encoder reads
+the source once; the decoder then makes one token at a time, and both of its caches go back into it: its own, which grows, and that
+of the source, which stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from tokenizers import Tokenizer
 
 FOLDER = Path(__file__).resolve().parent
 DTYPES: dict[str, Any] = {
@@ -36,6 +39,21 @@ def setting(name: str) -> Any:
 def as_list(value: Any) -> list[int]:
     """One number, several or none, as a list."""
     return [] if value is None else list(value) if isinstance(value, list) else [value]
+
+
+def codec() -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+    """What turns a source into token ids, and target ids into a text; ends with a sentence where the package for it is missing."""
+    try:
+        if (FOLDER / "marian_tokenizer.py").is_file() and not (FOLDER / "tokenizer.json").is_file():
+            # An import would leave compiled code in the folder, which is as its manifest says.
+            marian: Any = runpy.run_path(str(FOLDER / "marian_tokenizer.py"))["MarianTokenizer"](FOLDER)
+            return marian.encode, marian.decode
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+        return lambda text: list(tokenizer.encode(text).ids), tokenizer.decode
+    except ModuleNotFoundError as error:
+        sys.exit(f"This model's tokenizer needs the Python package {error.name}: pip install {error.name}")
 
 
 def session(name: str) -> onnxruntime.InferenceSession:
@@ -86,9 +104,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--ids", action="store_true", help="print the target tokens' ids instead of the text")
     options = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    made = translate(tokenizer.encode(options.prompt).ids, options.tokens)
-    print(json.dumps(made) if options.ids else tokenizer.decode(made))
+    encode, decode = codec()
+    made = translate(encode(options.prompt), options.tokens)
+    print(json.dumps(made) if options.ids else decode(made))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""A runner in this process whose children are fakes: a script says how each of them ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.contract import ArtifactCheck, CheckpointRef, FileEntry, Outcome, StageContext, StageResult, Verdict
+from daemon.durable import seal
+from daemon.errors import Fault
+from daemon.journal import Journal
+from daemon.runner import Runner
+from daemon.worker import Bounds, Progress
+from handlers.plan import plan
+
+Script = Callable[[StageContext], StageResult | None]
+
+
+class Process:
+    """What the runner asks of a child's process."""
+
+    pid = 1
+
+
+@dataclass
+class Fake:
+    """An attempt in this process: `script` says how it ends, None while it runs."""
+
+    context: StageContext
+    script: Script
+    progress: Progress = field(default_factory=Progress)
+    warnings: list[str] = field(default_factory=list)
+    memory: int = 0
+    peak: int = 0
+    ended: bool = False
+    process_started: float = 0.0
+    started: float = 0.0
+    pipe: int = -1
+    stopped: bool = False
+    process: Process = field(default_factory=Process)
+    fault: Fault | None = None
+
+    def poll(self) -> StageResult | None:
+        if self.stopped:
+            outcome = Outcome.RETRYABLE if self.fault else Outcome.INTERRUPTED
+            return StageResult(outcome=outcome, fault=self.fault)
+        return self.script(self.context)
+
+    def stop(self, fault: Fault | None = None) -> None:
+        self.stopped, self.fault = True, fault
+
+    def hurry(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class Desk:
+    """A runner whose children are fakes; `started` names every attempt in order."""
+
+    runner: Runner
+    journal: Journal
+    home: Path
+    started: list[str] = field(default_factory=list)
+    script: Script = lambda context: done(context)
+    fakes: list[Fake] = field(default_factory=list)
+
+    def spawn(self, context: StageContext, folder: Path, bounds: Bounds) -> Any:
+        self.started.append(f"{context.checkpoint.run}-{context.checkpoint.step} {context.stage}")
+        self.fakes.append(Fake(context, lambda one: self.script(one)))
+        return self.fakes[-1]
+
+    def add(self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",)) -> str:
+        reference = CheckpointRef(
+            root="/root", run=run, step=step, path=f"/root/{run}/checkpoint-{step}", layout="trainer-adapter", digest=f"{run}{step}",
+            method="full",
+        )  # fmt: skip
+        name = f"{run}-{step}"
+        pin = self.runner.paths.pins / name
+        pin.mkdir()
+        work = self.runner.settings.work
+        work = work.model_copy(update={"export": work.export.model_copy(update={"variants": variants})})
+        self.journal.add_job(
+            name, reference, work, [spec.name for spec in plan(variants)], pin=pin, target=self.home / "out" / name, fingerprint="f",
+            supersede=latest,
+        )  # fmt: skip
+        return name
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.runner.tick()
+            time.sleep(0.002)
+
+    def state(self, job: str) -> str:
+        row = self.journal.job(job)
+        assert row is not None
+        return row.state
+
+    def order(self, stage: str = "merge") -> list[str]:
+        return [line.split()[0] for line in self.started if line.endswith(f" {stage}")]
+
+
+def done(context: StageContext) -> StageResult:
+    """The attempt has succeeded and written one file."""
+    staging = Path(context.staging)
+    (staging / "file").write_text(context.stage + context.checkpoint.digest)
+    files: tuple[FileEntry, ...] = seal(staging)
+    checks = tuple(ArtifactCheck(variant=name, verdict=Verdict.PASSED) for name in context.inputs if name != "merge")
+    return StageResult(outcome=Outcome.SUCCEEDED, files=files, checks=checks if context.stage == "validate" else ())
+
+
+def failing(context: StageContext) -> StageResult:
+    fault = Fault(code="broken", operation="do it", cause="it is broken", remedy="mend it")
+    return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
+
+
+Desks = Callable[..., Desk]

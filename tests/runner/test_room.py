@@ -1,0 +1,88 @@
+"""What runs at the same time: as much as threads, jobs and memory allow, and what never fits is told at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runner.desk import Desks, done
+
+
+def test_stages_of_one_job_run_side_by_side_where_threads_allow_it(make_desk: Desks) -> None:
+    desk = make_desk(limits={"threads": 4, "stages": 2})
+    desk.script = lambda context: done(context) if context.stage == "merge" else None
+    desk.add("run", 1, variants=("pytorch", "onnx"))
+    desk.tick(5)
+    assert desk.started == ["run-1 merge", "run-1 pytorch", "run-1 onnx"]
+    threads = {fake.context.stage: fake.context.limits.threads for fake in desk.fakes}
+    assert threads == {"merge": 4, "pytorch": 1, "onnx": 3}
+
+
+def test_with_one_thread_the_stages_of_a_job_follow_each_other(make_desk: Desks) -> None:
+    desk = make_desk(limits={"threads": 1, "stages": 2})
+    desk.script = lambda context: done(context) if context.stage == "merge" else None
+    desk.add("run", 1, variants=("pytorch", "onnx"))
+    desk.tick(5)
+    assert desk.started == ["run-1 merge", "run-1 pytorch"]
+
+
+def test_several_jobs_run_at_once_if_that_is_allowed(make_desk: Desks) -> None:
+    desk = make_desk(limits={"jobs": 2, "threads": 1})
+    desk.script = lambda context: None
+    for step in (1, 2, 3):
+        desk.add(f"run{step}", step)
+    desk.tick(3)
+    assert desk.order() == ["run1-1", "run2-2"]
+
+
+def test_a_stage_that_would_take_the_memory_promised_to_another_waits(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2
+    gib = 1 << 30
+    monkeypatch.setattr("daemon.resources.memory", lambda: (4 * gib, int(0.9 * gib)))
+    desk = make_desk(limits={"jobs": 2})
+    desk.script = lambda context: None
+    desk.add("one", 1)
+    desk.add("two", 2)
+    desk.tick(3)
+    assert desk.order() == ["one-1"], "the merge asks for 512 MiB, and 0.9 GiB are free"
+    fault = desk.runner.waits.of["two-2"].fault
+    assert fault.code == "memory-now" and "512.0 MiB more are promised to other stages" in fault.cause
+
+
+def test_what_a_stage_really_took_decides_about_the_next_one(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2
+    gib = 1 << 30
+    desk = make_desk()
+    desk.script = lambda context: done(context).model_copy(update={"peak_rss": 3 * gib})
+    desk.add("run", 1)
+    desk.tick(20)
+    assert desk.state("run-1") == "succeeded"
+    monkeypatch.setattr("daemon.resources.memory", lambda: (64 * gib, 2 * gib))
+    desk.add("run", 2)
+    desk.tick(3)
+    assert desk.order() == ["run-1"]
+    assert "3.4 GiB" in desk.runner.waits.of["run-2"].fault.cause and desk.runner.waits.of["run-2"].fault.code == "memory-now"
+
+
+def test_what_can_never_fit_fails_at_once_and_names_what_would(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2
+    gib = 1 << 30
+    monkeypatch.setattr("daemon.resources.memory", lambda: (gib, gib))
+    desk = make_desk()
+    desk.add("run", 1, variants=("pytorch", "onnx"))
+    desk.tick(20)
+    assert desk.state("run-1") == "partial"
+    fault = desk.journal.stages("run-1")["onnx"].fault
+    assert fault is not None and fault.code == "memory-never"
+    assert "1.2 GiB" in fault.cause and "pytorch would fit" in fault.remedy
+
+
+def test_when_memory_runs_out_the_largest_child_ends_and_is_tried_again(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    desk = make_desk(limits={"jobs": 2, "memory_reserve": gib, "retry_seconds": 1000})
+    desk.script = lambda context: None
+    desk.add("one", 1)
+    desk.add("two", 2)
+    desk.tick(2)
+    desk.fakes[0].memory, desk.fakes[1].memory = gib, 2 * gib
+    monkeypatch.setattr("daemon.running.children.memory", lambda: (8 * gib, gib // 2))
+    desk.tick(4)
+    assert [fake.stopped for fake in desk.fakes] == [False, True]
+    fault = desk.journal.stages("two-2")["merge"].fault
+    assert fault is not None and fault.code == "memory-pressure" and "512.0 MiB of the box's memory were left" in fault.cause
