@@ -1,10 +1,11 @@
 """What an ONNX export costs, and what its variants are worth: beside torch eager, optimum's export and onnxruntime-genai's own graph.
 
-    python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 256] [--tokens 64] [--rounds 5] [--toolchains STATE]
+    python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 512] [--tokens 64] [--rounds 5] [--toolchains STATE]
 
 The model is Qwen3-shaped with random weights. `export_…_L` is the stage onnx for L layers as a child process, imports, checks and
-optimization included. The variants are made of the middle size and decode in turns, one thread each. Optimum takes part where
-STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of its own.
+optimization included; `chain_export_…_L` the same for the most layers as a chain of graphs with four each. `imports_peak_mb` is what the
+libraries take before any model is there. The variants are made of the middle size and decode in turns, one thread each. Optimum takes
+part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import _common, _stages
 from daemon.contract import ChildLimits
 from daemon.toolchains import Toolchains
+from daemon.work import OnnxOptions
 from handlers.plan import BY_NAME
 from handlers.validate.client import Worker
 from handlers.validate.engines import EngineSpec
@@ -31,11 +33,14 @@ VARIANTS = (
     "onnx-fp16", "onnx-int8", "onnx-int8-static", "onnx-int8-weight", "onnx-int4", "onnx-genai-fp32", "onnx-genai-fp16", "onnx-genai-int4",
 )  # fmt: skip
 PROMPT = 64
+IMPORTS = "import torch, transformers, onnx, onnxscript, onnxruntime"
 
 
-def stage(folder: Path, name: str, inputs: dict[str, Path], pin: Path) -> tuple[Path, dict[str, Any], float, int]:
+def stage(
+    folder: Path, name: str, inputs: dict[str, Path], pin: Path, onnx: OnnxOptions | None = None
+) -> tuple[Path, dict[str, Any], float, int]:
     """Run one stage: (its folder, its figures, wall seconds, peak bytes)."""
-    job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS)
+    job = _stages.job_file(folder, name, inputs, pin, limits=LIMITS, onnx=onnx)
     seconds, peak = _common.run_child(_common.python("-m", "handlers", str(job)))
     result = json.loads((folder / "result.json").read_text())
     if result["outcome"] != "succeeded":
@@ -59,8 +64,8 @@ def optimum(toolchain: Path, base: Path, folder: Path) -> tuple[Path, float, int
     )
     target = folder / "onnx"
     arguments = [str(toolchain), str(base), str(target), str(folder / "scratch"), str(folder / "answer")]
-    seconds, _ = _common.run_child(_common.python("-c", program, *arguments))
-    return target, seconds, 0
+    seconds, peak = _common.run_child(_common.python("-c", program, *arguments))  # that of the toolchain's process, which it waits for
+    return target, seconds, peak
 
 
 def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int) -> dict[str, tuple[float, float]]:
@@ -86,12 +91,13 @@ def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = _common.parser("What an ONNX export costs, and what its variants are worth.")
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 12, 28])
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--toolchains", type=Path, help="state directory in which toolchains are installed")
     options = parser.parse_args()
-    taken_on, figures = _common.machine(), dict[str, Any]()
+    taken_on = _common.machine()
+    figures: dict[str, Any] = {"imports_peak_mb": round(_common.run_child(_common.python("-c", IMPORTS))[1] / 1e6)}
     middle = sorted(options.layers)[len(options.layers) // 2]
     toolchain = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
     with _common.scratch("onnx") as folder:
@@ -109,11 +115,16 @@ def main() -> None:
                 f"nodes_{layers}": told["nodes"],
             }  # fmt: skip
             if toolchain is not None:
-                theirs, seconds, _ = optimum(toolchain.folder, base, folder / f"optimum-{layers}")
+                theirs, seconds, peak = optimum(toolchain.folder, base, folder / f"optimum-{layers}")
                 figures |= {
                     f"optimum_export_seconds_{layers}": round(seconds, 1),
+                    f"optimum_export_peak_mb_{layers}": round(peak / 1e6),
                     f"optimum_graph_mb_{layers}": round(size(theirs) / 1e6, 1),
                 }
+            if layers == max(options.layers):
+                chained = OnnxOptions(layers_per_graph=4)
+                _, _, seconds, peak = stage(folder / f"chain-{layers}", "onnx", {"merge": base}, base, chained)
+                figures |= {f"chain_export_seconds_{layers}": round(seconds, 1), f"chain_export_peak_mb_{layers}": round(peak / 1e6)}
             if layers != middle:
                 continue
             engines = {

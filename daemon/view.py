@@ -112,19 +112,23 @@ def _figure(value: Any, pattern: str) -> str:
     return pattern.format(value) if isinstance(value, int | float) else "–"
 
 
+def _percent(share: Any) -> str:
+    return _figure(share * 100 if isinstance(share, int | float) else None, "{:.4g}%")
+
+
 def artifact_table(report: Mapping[str, Any]) -> Table:
     """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
+    table = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
     for title in ("artifact", "verdict"):
         table.add_column(title, no_wrap=True)
-    for title in ("size", "of base", "error", "agree", "tok/s", "PyTorch"):
+    for title in ("size", "× base", "error", "agree", "tok/s", "PyTorch"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in report.get("artifacts", []):
         figures = one.get("figures") or {}
         table.add_row(
             one["variant"], styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
-            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.get("error_max"), "{:.2g} σ"),
-            _figure(figures.get("agreement"), "{:.1%}"), _figure(figures.get("tokens_per_second"), "{:.0f}"),
+            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.get("error_max"), "{:.1g} σ"),
+            _percent(figures.get("agreement")), _figure(figures.get("tokens_per_second"), "{:.0f}"),
             _figure(figures.get("pytorch_tokens_per_second"), "{:.0f}"),
         )  # fmt: skip
     return table

@@ -1,0 +1,34 @@
+"""What `ckptd export` prints at its end."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from daemon.view import artifact_table
+from handlers.plan import VARIANTS
+
+WIDE = {"error_max": 4.2e-07, "agreement": 0.9746, "tokens_per_second": 142523.4, "pytorch_tokens_per_second": 25659.1}
+
+
+def printed(report: dict[str, object]) -> list[str]:
+    console = Console(width=80, record=True, force_terminal=False)
+    with console.capture() as capture:
+        console.print(artifact_table(report))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_every_variant_fits_into_80_columns_with_nothing_cut() -> None:
+    artifacts = [
+        {"variant": name, "verdict": "unverified", "size_bytes": 1023 * 1024, "size_ratio": 10.05, "figures": WIDE} for name in VARIANTS
+    ]
+    lines = printed({"artifacts": artifacts})
+    assert len(lines) == 1 + len(VARIANTS)
+    assert not [line for line in lines if "…" in line]
+    assert lines[0].split() == ["artifact", "verdict", "size", "×", "base", "error", "agree", "tok/s", "PyTorch"]
+    assert [line.split()[0] for line in lines[1:]] == list(VARIANTS)
+    assert lines[1].split()[-4:] == ["σ", "97.46%", "142523", "25659"]
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    (_, row) = printed({"artifacts": [{"variant": "onnx", "verdict": "failed", "size_bytes": None, "size_ratio": None}]})
+    assert row.split() == ["onnx", "failed", "–", "–", "–", "–", "–", "–"]
