@@ -1,11 +1,15 @@
 """The streaming merge beside `cp -r` of the base and PEFT's load + merge + save, in turns on the same machine.
 
-    python benchmarks/merge.py [--json FILE] [--size small|0.6b|4b] [--rounds 3] [--threads N]
+    python benchmarks/merge.py [--json FILE] [--size small|0.6b|4b] [--rounds 3] [--threads N] [--axolotl FOLDER]
 
 The model is Qwen3-shaped with random weights in bf16, in shards: about 0.2 G parameters, or the shape of the 0.6B or 4B model. The
 adapter has r=16 on all linear layers. Every way is a child process of its own. `wall_…` includes the interpreter and its imports,
-`merge_…` is the merge alone. `cold_…` are runs before which the base's pages were dropped from the page cache. A last step counts the
-elements in which our output and PEFT's differ. PEFT is left out, and its figures with it, where its memory is not there.
+`merge_…` is the merge alone, `engine_…` the merge without the check of what it wrote, which none of the others makes. `cold_…` are runs
+before which the base's pages were dropped from the page cache. A last step counts the elements in which our output and PEFT's differ. PEFT
+is left out, and its figures with it, where its memory is not there.
+
+axolotl's merge, which streams as well, takes part where FOLDER holds it unpacked (`pip download --no-deps axolotl`, `unzip`): the
+package itself needs a GPU's libraries, its merge does not.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 SHARDS = {"small": 150_000_000, "0.6b": 500_000_000, "4b": 2_000_000_000}
 """Size → bytes of a shard."""
+AXOLOTL = "CKPTD_BENCH_AXOLOTL"
 
 
 def make(folder: Path, size: str) -> None:
@@ -73,7 +78,7 @@ def make(folder: Path, size: str) -> None:
     tuned.peft_config["default"].save_pretrained(folder / "adapter")
 
 
-def ours(adapter: Path, base: Path, output: Path, threads: int) -> None:
+def ours(adapter: Path, base: Path, output: Path, threads: int, verify: str = "sample") -> None:
     """Our merge; leaves the seconds of the merge alone beside the output."""
     import torch  # noqa: F401 - so that merge_seconds, here as with PEFT, leaves the import out
 
@@ -81,9 +86,14 @@ def ours(adapter: Path, base: Path, output: Path, threads: int) -> None:
 
     output.mkdir()
     started = time.perf_counter()
-    report = merge_adapter(adapter, base, output, threads=threads)
+    report = merge_adapter(adapter, base, output, threads=threads, verify=verify)
     output.with_suffix(".seconds").write_text(str(time.perf_counter() - started))
     assert report.strategy == "streaming"
+
+
+def engine(adapter: Path, base: Path, output: Path, threads: int) -> None:
+    """Our merge without its check."""
+    ours(adapter, base, output, threads, "none")
 
 
 def peft(adapter: Path, base: Path, output: Path, threads: int) -> None:
@@ -96,6 +106,28 @@ def peft(adapter: Path, base: Path, output: Path, threads: int) -> None:
     started = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(output)
+    output.with_suffix(".seconds").write_text(str(time.perf_counter() - started))
+
+
+def axolotl(adapter: Path, base: Path, output: Path, threads: int) -> None:
+    """The streaming merge of axolotl, whose one module is loaded by itself."""
+    import importlib.util
+    import logging
+    import types
+
+    import torch
+
+    torch.set_num_threads(threads)
+    stub = types.ModuleType("axolotl.utils.logging")
+    stub.get_logger = logging.getLogger  # type: ignore[attr-defined]
+    sys.modules |= {"axolotl": types.ModuleType("axolotl"), "axolotl.utils": types.ModuleType("axolotl.utils"), stub.__name__: stub}
+    place = Path(os.environ[AXOLOTL]) / "axolotl" / "cli" / "utils" / "lora_merge.py"
+    spec = importlib.util.spec_from_file_location("lora_merge", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    started = time.perf_counter()
+    module.merge_lora_sharded_efficient(base, adapter, output)
     output.with_suffix(".seconds").write_text(str(time.perf_counter() - started))
 
 
@@ -130,6 +162,9 @@ def drop_cached(folder: Path) -> None:
         os.close(descriptor)
 
 
+WAYS = {"ours": ours, "engine": engine, "peft": peft, "axolotl": axolotl}
+
+
 class Runs:
     """Runs of the ways, and the seconds of the merge alone that they left."""
 
@@ -138,7 +173,7 @@ class Runs:
         self.alone: dict[str, list[float]] = {}
         script, adapter = str(Path(__file__).resolve()), str(folder / "adapter")
         self.ways = {"cp": ["cp", "-r", str(self.base), str(folder / "out-cp")]}
-        for way in ("ours", "peft"):
+        for way in WAYS:
             self.ways[way] = _common.python(script, "--way", way, adapter, str(self.base), str(folder / f"out-{way}"), str(threads))
 
     def collect(self, name: str) -> None:
@@ -172,7 +207,8 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
     runs = Runs(folder, threads)
     size = sum(path.stat().st_size for path in runs.base.iterdir())
     with_peft = psutil.virtual_memory().available > 1.4 * size + (1 << 30)
-    warm = runs.take(["cp", "ours", *(["peft"] if with_peft else [])], rounds, cold=False)
+    peers = [*(["peft"] if with_peft else []), *(["axolotl"] if AXOLOTL in os.environ else [])]
+    warm = runs.take(["cp", "ours", "engine", *peers], rounds, cold=False)
     figures: dict[str, Any] = {"threads": threads, "rounds": rounds, "base_mb": size / 1e6}
     if with_peft:
         script = str(Path(__file__).resolve())
@@ -180,7 +216,7 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
         _common.run_child(_common.python(script, "--compare", str(folder / "out-ours"), str(folder / "out-peft"), str(compared)))
         figures |= json.loads(compared.read_text())
         shutil.rmtree(folder / "out-peft")
-    cold = runs.take(["cp", "ours"], rounds, cold=True)
+    cold = runs.take(["cp", "ours", "engine"], rounds, cold=True)
     for prefix, found in (("", warm), ("cold_", cold)):
         cp, ours = found["cp"]["seconds"], found["ours"]
         figures |= {
@@ -189,8 +225,16 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
             f"{prefix}merge_seconds": ours["alone"],
             f"{prefix}wall_over_cp": ours["seconds"] / cp,
             f"{prefix}merge_over_cp": ours["alone"] / cp,
+            f"{prefix}engine_seconds": found["engine"]["alone"],
+            f"{prefix}engine_over_cp": found["engine"]["alone"] / cp,
         }
     figures["peak_mb"] = warm["ours"]["peak_mb"]
+    if "axolotl" in warm:
+        figures |= {
+            "axolotl_merge_seconds": warm["axolotl"]["alone"],
+            "merge_speedup_over_axolotl": warm["axolotl"]["alone"] / warm["ours"]["alone"],
+            "axolotl_peak_mb": warm["axolotl"]["peak_mb"],
+        }
     if with_peft:
         theirs, ours = warm["peft"], warm["ours"]
         figures |= {
@@ -198,6 +242,7 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
             "peft_merge_seconds": theirs["alone"],
             "speedup_over_peft": theirs["seconds"] / ours["seconds"],
             "merge_speedup_over_peft": theirs["alone"] / ours["alone"],
+            "engine_speedup_over_peft": theirs["alone"] / warm["engine"]["alone"],
             "peft_peak_mb": theirs["peak_mb"],
         }
     return figures
@@ -206,7 +251,7 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
 def main() -> None:
     if sys.argv[1:2] == ["--way"]:
         way, adapter, base, output, threads = sys.argv[2:7]
-        {"ours": ours, "peft": peft}[way](Path(adapter), Path(base), Path(output), int(threads))
+        WAYS[way](Path(adapter), Path(base), Path(output), int(threads))
         return
     if sys.argv[1:2] == ["--make"]:
         make(Path(sys.argv[2]), sys.argv[3])
@@ -218,7 +263,10 @@ def main() -> None:
     parser.add_argument("--size", choices=list(SHAPES), default="small", help="whose shape the model has")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the daemon gives a child one by default")
+    parser.add_argument("--axolotl", type=Path, metavar="FOLDER", help="an unpacked wheel of axolotl")
     options = parser.parse_args()
+    if options.axolotl is not None:
+        os.environ[AXOLOTL] = str(options.axolotl.resolve())
     taken_on = _common.machine()
     with _common.scratch("merge") as folder:
         # In a child too: a process's peak counts from its parent's size at the fork, so this one stays small.
