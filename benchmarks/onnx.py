@@ -139,6 +139,7 @@ def main() -> None:
                 engines[name] = EngineSpec(engine=engine, folder=str(variant))
                 figures |= {f"{name}_nodes": told.get("nodes"), f"{name}_mb": round(size(variant) / 1e6, 2)}
                 figures[f"{name}_size_over_onnx"] = round(size(variant) / size(made), 3)
+        (folder / "race").mkdir()
         speeds = race(engines, folder / "race", options.rounds, options.tokens)
     for name, (prefill, speed) in speeds.items():
         figures |= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,9 +109,7 @@ def prepare(state: Path, output: Path) -> Paths:
     for key, folder in (("state.directory", state), ("output.directory", output)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f".ckptd-write-test-{secrets.token_hex(4)}"
-            probe.touch()
-            probe.unlink()
+            tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over
         except OSError as error:
             raise not_writable(key, folder, error.strerror or str(error)) from None
     marker = state / "instance"

@@ -42,7 +42,8 @@ class Watcher:
         self._observers = Observers(self._settings, self._hints, self.tracker.say_once)
         self._rescan_at = self._poll_at = self._check_at = 0.0
         self._stopping = threading.Event()
-        self.last_scan = 0.0
+        self.last_scan = time.monotonic()
+        """When a scan last ended; the first one has as long as any other before it is missed."""
         self.thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:

@@ -6,6 +6,7 @@ published export shares by hard link costs nothing, the rest is bounded, and all
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -49,15 +50,23 @@ class Kept:
         return entry / FILES, result
 
     def keep(self, key: str, folder: Path, result: StageResult) -> None:
-        """Take over the finished output in `folder`; a crash leaves it there, or here whole, or to be removed by `trim`."""
+        """Take over the finished output in `folder`; a crash leaves it there, or here whole, or to be removed by `trim`.
+
+        OSError where it can't be taken over; then nothing of it is here.
+        """
         entry = self._folder / key
         if folder.parent == entry:
             return  # it came from here
         remove_tree(entry)
-        entry.mkdir(parents=True)
-        os.rename(folder, entry / FILES)
-        write_atomic(entry / RESULT, result.model_dump_json())
-        fsync_directory(self._folder)
+        try:
+            entry.mkdir(parents=True)
+            os.rename(folder, entry / FILES)
+            write_atomic(entry / RESULT, result.model_dump_json())
+            fsync_directory(self._folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                remove_tree(entry)
+            raise
 
     def drop(self, key: str) -> None:
         """Remove an output that is not what its result says."""

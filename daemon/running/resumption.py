@@ -98,11 +98,17 @@ class Resumption:
         return True
 
     def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> None:
-        """Take over the outputs of a job that has ended, within the budget."""
+        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone."""
         for name, stage in stages.items():
             if name != "report" and stage.key and stage.folder and stage.result and stage.folder.is_dir():
-                self._kept.keep(stage.key, stage.folder, stage.result)
-        self.trim(budget)
+                try:
+                    self._kept.keep(stage.key, stage.folder, stage.result)
+                except OSError as error:
+                    log.warning("an output could not be kept for later jobs", job=job.id, stage=name, why=str(error))
+        try:
+            self.trim(budget)
+        except OSError as error:
+            log.warning("kept outputs could not be trimmed; it is tried again after the next export", job=job.id, why=str(error))
 
     def trim(self, budget: int) -> list[str]:
         """Remove kept outputs beyond the budget, but for those that running jobs read."""

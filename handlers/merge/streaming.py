@@ -25,7 +25,7 @@ from handlers.merge.arithmetic import Prepared
 from handlers.merge.kernels import Copy, Kernel
 from handlers.merge.layout import FilePlan, Output, Plan
 from handlers.merge.several import Bundle
-from handlers.merge.sources import check_overflow
+from handlers.merge.sources import as_bytes, check_overflow
 from handlers.merge.transfer import copy_range, create, read_into, write_from
 from handlers.model_files import DTYPES
 
@@ -39,69 +39,48 @@ AHEAD = 4
 """Tasks whose bytes the kernel is asked to read before their turn."""
 CACHED = 4
 """Tensors of the adapter that are kept for the next tensor of the base: experts that lie apart share theirs."""
+SHAPES = 64
+"""Shapes of blocks whose buffers are kept cut; a model has few."""
+SAFE = 1e19
+"""A block whose values' squares sum up to less than this one's square has no value near any limit of 16 or more bits but fp16's."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """Rows `first` to `first + rows` of one output, whose bytes go to `offset` of the file `target`."""
+class Room:
+    """What a block takes place in: its rows × columns as they are read, as they are summed and as they are written."""
 
-    output: Output
-    target: int
-    source: int
-    path: Path
-    offset: int
-    first: int
-    rows: int
-    final: bool
-    """False in the pass in which a kernel only looks at the base."""
-
-    @property
-    def width(self) -> int:
-        """Elements of a row."""
-        return self.output.matrix[1]
-
-    def dtype(self, *, read: bool) -> torch.dtype:
-        """Dtype of the rows that are read, or of those that are written."""
-        if read and self.output.source is not None:
-            # A tensor of the adapter is first what it replaces; what had to be unpacked is not rounded before the sum. Of float64 more
-            # is read than is summed, so that a value beyond fp32 is seen.
-            own = self.output.source.dtype
-            return own if self.output.origin or own == torch.float64 else torch.float32
-        assert self.output.stored is not None or not read
-        name = self.output.stored.dtype if read and self.output.stored is not None else self.output.dtype
-        return getattr(torch, DTYPES[name][0])  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A block, and the byte buffer that holds its rows as `dtype`."""
-
-    block: Block
-    buffer: torch.Tensor
-    dtype: torch.dtype
-
-    @property
-    def size(self) -> int:
-        """Bytes in use."""
-        return self.block.rows * self.block.width * self.dtype.itemsize
-
-    def values(self) -> torch.Tensor:
-        """The buffer as the block's rows × columns."""
-        return self.buffer[: self.size].view(self.dtype).view(self.block.rows, self.block.width)
-
-    def bytes(self) -> memoryview:
-        """The buffer as bytes for reading and writing."""
-        return self.buffer.numpy().data[: self.size]
+    weights: torch.Tensor
+    total: torch.Tensor
+    result: torch.Tensor
+    read: memoryview
+    """The bytes of `weights`."""
+    written: memoryview
+    """The bytes of `result`."""
 
 
 class Desk:
-    """What one thread works with: room for a block as it is read, as it is summed and as it is written."""
+    """What one thread works with: buffers for a block. They are cut to its shape once, not anew for each block."""
 
     def __init__(self, elements: int) -> None:
         # Eight bytes hold an element of every dtype; pages that no block reaches are never touched.
-        self.read = torch.empty(elements * 8, dtype=torch.uint8)
-        self.total = torch.empty(elements)
-        self.written = torch.empty(elements * 8, dtype=torch.uint8)
+        self._read = torch.empty(elements * 8, dtype=torch.uint8)
+        self._total = torch.empty(elements)
+        self._written = torch.empty(elements * 8, dtype=torch.uint8)
+        self._rooms: dict[tuple[int, int, torch.dtype, torch.dtype], Room] = {}
+
+    def room(self, rows: int, width: int, read: torch.dtype, written: torch.dtype) -> Room:
+        """The buffers as rows × width, read and written in these dtypes; the same memory each time."""
+        key = (rows, width, read, written)
+        if key not in self._rooms:
+            if len(self._rooms) >= SHAPES:
+                self._rooms.clear()
+            weights, result = (
+                buffer[: rows * width * dtype.itemsize].view(dtype).view(rows, width)
+                for buffer, dtype in ((self._read, read), (self._written, written))
+            )
+            total = self._total[: rows * width].view(rows, width)
+            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result))
+        return self._rooms[key]
 
 
 Task = Callable[[Desk], None]
@@ -192,44 +171,44 @@ class StreamingMerge:
     def _part(self, output: Output, source: int, target: int, start: int, part: range, desk: Desk) -> None:
         """Rows of one tensor, block by block."""
         kernel: Kernel = output.kernel or Copy()
-        prepared, step, width = kernel.prepare(self._read_factor), _rows(output), output.size // output.matrix[0]
-        path = self._path(output)
+        prepared, step = kernel.prepare(self._read_factor), _rows(output)
+        (length, width), dtypes, told = output.matrix, _dtypes(output), output.module or output.name
         for final in (False, True) if kernel.twice else (True,):
             for first in range(part.start, part.stop, step):
-                rows = min(step, part.stop - first)
-                self._block(Block(output, target, source, path, start + first * width, first, rows, final), prepared, desk)
+                room = desk.room(min(step, part.stop - first), width, *dtypes)
+                self._fill(output, source, first, room)
+                if not final:
+                    prepared.look(first, room.weights, room.total)
+                    continue
+                self._round(output, first, room, prepared)
+                write_from(target, room.written, start + first * (output.size // length))
+                self._moved(len(room.written), told)
 
-    def _block(self, block: Block, prepared: Prepared, desk: Desk) -> None:
-        filled = Filled(block, desk.read, block.dtype(read=True))
-        if block.output.source is not None:
-            block.output.source.rows(block.first, block.rows, filled.values())
-        else:
-            assert block.output.stored is not None
-            start = block.output.stored.start + block.first * block.width * filled.dtype.itemsize
-            read_into(block.source, filled.bytes(), start, block.path)
-        total = desk.total[: block.rows * block.width].view(block.rows, block.width)
-        if not block.final:
-            prepared.look(block.first, filled.values(), total)
+    def _fill(self, output: Output, source: int, first: int, room: Room) -> None:
+        """Read the rows from `first` on."""
+        if output.source is not None:
+            output.source.rows(first, len(room.weights), room.weights)
             return
-        result = Filled(block, desk.written, block.dtype(read=False))
-        self._round(filled, result, total, prepared)
-        write_from(block.target, result.bytes(), block.offset)
-        self._moved(result.size, block.output.module or block.output.name)
+        assert output.stored is not None
+        row = len(room.read) // len(room.weights)
+        read_into(source, room.read, output.stored.start + first * row, self._path(output))
 
-    def _round(self, filled: Filled, result: Filled, total: torch.Tensor, prepared: Prepared) -> None:
-        weights = filled.values()
-        prepared.fill(filled.block.first, weights, total)
-        result.values().copy_(total)
-        lowest, highest = (float(edge) for edge in torch.aminmax(total))
-        limit = torch.finfo(result.dtype).max
+    def _round(self, output: Output, first: int, room: Room, prepared: Prepared) -> None:
+        """Compute the rows from `first` on, and round them once."""
+        prepared.fill(first, room.weights, room.total)
+        room.result.copy_(room.total)
+        limit, values = torch.finfo(room.result.dtype).max, room.total.view(-1)
+        # No value is larger than the root of the sum of all squares. Where that is in doubt the extremes are looked at.
+        if float(torch.dot(values, values)) <= 0.999 * min(limit, SAFE) ** 2:
+            return
+        lowest, highest = (float(edge) for edge in torch.aminmax(values))
         # NaN fails both comparisons, so it is caught as well.
         if lowest >= -limit and highest <= limit:
             return
-        output = filled.block.output
         if output.changed:
-            self._explain_non_finite(output, weights, prepared, max(abs(lowest), abs(highest)), result.dtype)
+            self._explain_non_finite(output, room.weights, prepared, max(abs(lowest), abs(highest)), room.result.dtype)
         # What the base itself holds may stay where nothing is added to it.
-        check_overflow(weights, result.values(), output.name, self._path(output))
+        check_overflow(room.weights, room.result, output.name, self._path(output))
 
     def _path(self, output: Output) -> Path:
         return self._base / (output.stored.file if output.stored else output.file)
@@ -263,6 +242,18 @@ def _ahead(tasks: Iterator[Task]) -> Iterator[Task]:
         if len(waiting) > AHEAD:
             yield waiting.popleft()
     yield from waiting
+
+
+def _dtypes(output: Output) -> tuple[torch.dtype, torch.dtype]:
+    """In which a tensor's rows are read and written."""
+    written: torch.dtype = getattr(torch, DTYPES[output.dtype][0])
+    if output.source is not None:
+        # A tensor of the adapter is first what it replaces; what had to be unpacked is not rounded before the sum. Of float64 more
+        # is read than is summed, so that a value beyond fp32 is seen.
+        own = output.source.dtype
+        return (own if output.origin or own == torch.float64 else torch.float32), written
+    assert output.stored is not None
+    return getattr(torch, DTYPES[output.stored.dtype][0]), written
 
 
 def _rows(output: Output) -> int:

@@ -8,6 +8,11 @@ import time
 from pathlib import Path
 
 from daemon.checkpoint import export_files, identify, inspect
+from daemon.intake import Intake
+from daemon.journal import Journal
+from daemon.paths import prepare
+from daemon.settings import Settings
+from daemon.watch import Watcher
 from tests.detection.conftest import Stations
 from tests.detection.helpers import WRITTEN_LAST, change_weights, copy_of, in_trainers_order, set_state
 
@@ -254,3 +259,14 @@ def test_a_watcher_with_nothing_to_do_uses_no_processor_time(station: Stations, 
     before = time.process_time()
     time.sleep(2.0)
     assert time.process_time() - before < 0.2
+
+
+def test_a_watcher_whose_first_scan_is_still_to_come_has_not_missed_one(tmp_path: Path) -> None:
+    """Else the daemon calls itself unwell, and gives systemd no sign of life, until all roots were walked for the first time."""
+    settings = Settings(watch={"roots": (tmp_path,)}, output={"directory": tmp_path / "o"}, state={"directory": tmp_path / "s"})
+    paths = prepare(settings.state_directory, settings.output.directory)
+    journal = Journal(paths.journal)
+    try:
+        assert time.monotonic() - Watcher(settings, Intake(settings, journal, paths), taken=lambda: None).last_scan < 30
+    finally:
+        journal.close()

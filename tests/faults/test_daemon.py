@@ -161,4 +161,4 @@ def test_a_state_directory_without_room_is_told_and_waited_for(service: FaultySe
     assert service.process.poll() is None, service.log()[-4000:]
     filler.unlink()
     assert_went_on(service)
-    assert_said(service, "No space left", at_most=10)
+    assert_said(service, "Could not pin the checkpoint", "are free", at_most=10)
