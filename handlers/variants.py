@@ -37,14 +37,14 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
         libraries=("onnx", "onnxruntime"), form=("onnx", "int8-static"),
     ),
     StageSpec(
-        "onnx-int8-weight", "handlers.onnx.int8_weight", 1, needs=("onnx",), artifact=True,
+        "onnx-int8-weight", "handlers.onnx.int8_weight", 2, needs=("onnx",), artifact=True,
         about="the ONNX graph with 8-bit weights in blocks, activations in fp32; needs onnxruntime",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8,
         settings=("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", "validation.prompts", "validation.samples"),
         libraries=("onnx", "onnxruntime"), form=("onnx", "int8-weight"),
     ),
     StageSpec(
-        "onnx-int4", "handlers.onnx.int4", 1, needs=("onnx",), artifact=True,
+        "onnx-int4", "handlers.onnx.int4", 2, needs=("onnx",), artifact=True,
         about="the ONNX graph with 4-bit weights in blocks, activations in fp32; needs onnxruntime",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5,
         settings=(

@@ -19,6 +19,9 @@ from handlers.onnx.sample_feeds import Call, run
 EXACT, FAST = 1, 4
 WORSE = 1.25
 """The fast level's error may be so many times the exact one's."""
+MUCH_FASTER, MUCH_WORSE = 2.0, 2.0
+"""Where the exact level takes more than so many times as long, the fast one's error may be so many times its error. At level 1 products of
+8 bits have taken longer than fp32's own."""
 NEGLIGIBLE = 0.01
 """An error below this share of the outputs' standard deviation needs no comparison."""
 SLOWER = 1.2
@@ -91,7 +94,8 @@ def measure(levels: Mapping[int, Sessions], calls: Sequence[Call], *, rounds: in
 def choose(trials: dict[int, Trial]) -> Choice:
     """The level to run at, EXACT or FAST."""
     exact, fast = trials[EXACT], trials[FAST]
-    if not fast.error <= max(WORSE * exact.error, NEGLIGIBLE):
+    worse = MUCH_WORSE if exact.milliseconds > MUCH_FASTER * fast.milliseconds else WORSE
+    if not fast.error <= max(worse * exact.error, NEGLIGIBLE):
         reason = f"at level {FAST} the error is {fast.error:.3g} of the outputs' deviation, at level {EXACT} {exact.error:.3g}"
         return Choice(EXACT, reason, trials)
     if fast.milliseconds > SLOWER * exact.milliseconds:
