@@ -56,7 +56,7 @@ class OnnxOptions(Frozen):
     cache: bool = True
     """Give decoders a KV cache."""
     external_data: Literal["auto", "always"] = "auto"
-    """Weights in files of their own: "auto" where one file could not hold them."""
+    """Weights in files of their own: "auto" above 128 MB, since writing one file takes several copies of them in memory."""
     block_size: Literal[16, 32, 64, 128] = 32
     """Weights that share a scale in onnx-int4, onnx-int8-weight and onnx-genai-int4. Smaller is more exact and larger."""
     symmetric: bool = True

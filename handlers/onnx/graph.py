@@ -22,7 +22,7 @@ from handlers.onnx.signature import PAST, SEQUENCE, TOTAL, Signature
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
-SINGLE_FILE_LIMIT = 512_000_000
+SINGLE_FILE_LIMIT = 128_000_000
 """Bytes of weights above which they lie in a file of their own. Protobuf ends at 2 GiB, and one file is written from three copies of the
 weights in memory."""
 
