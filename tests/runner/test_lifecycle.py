@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -42,12 +43,21 @@ def test_on_sigterm_a_resumable_stage_stops_at_a_safe_point_and_goes_on_there(ma
     sound(toy)
 
 
+def catches_sigterm(pid: int) -> bool:
+    """Whether a process has got so far that it answers the signal; before that it is ended by it, as it should be."""
+    with contextlib.suppress(OSError):
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return bool(int(fields["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
 def test_a_second_signal_does_not_wait_for_a_safe_point(make_toy: Callable[..., Toy], add: Add) -> None:
     toy = make_toy(extra="[limits]\nstop_seconds = 100\n")
     toy.environment |= {"TOY_SECONDS": "60"}
     add(toy)
     toy.start()
     running(toy, "merge")
+    toy.wait_for(lambda _: any(catches_sigterm(child.pid) for child in toy.children()), 30)
     process = toy.process
     assert process is not None
     process.send_signal(signal.SIGTERM)
