@@ -3,9 +3,10 @@
     python benchmarks/onnx.py [--json FILE] [--layers 4 12 28] [--hidden 512] [--tokens 64] [--rounds 5] [--toolchains STATE]
 
 The model is Qwen3-shaped with random weights. `export_…_L` is the stage onnx for L layers as a child process, imports, checks and
-optimization included; `chain_export_…_L` the same for the most layers as a chain of graphs with four each. `imports_peak_mb` is what the
-libraries take before any model is there. The variants are made of the middle size and decode in turns, one thread each. Optimum takes
-part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a process of its own.
+optimization included, `export_…_wide` the same for few, wide layers, `chain_export_…_L` for the most layers as a chain of graphs with
+four each. `imports_peak_mb` is what the libraries take before any model is there. The variants are made of the middle size and decode in
+turns, one thread each. Optimum takes part where STATE (a state directory) holds its toolchain; its export is measured the same way, as a
+process of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ VARIANTS = (
     "onnx-fp16", "onnx-int8", "onnx-int8-static", "onnx-int8-weight", "onnx-int4", "onnx-genai-fp32", "onnx-genai-fp16", "onnx-genai-int4",
 )  # fmt: skip
 PROMPT = 64
+WIDE = (4, 2048)
+"""Layers and hidden size of a model whose weights outweigh what the libraries and the graph's nodes take."""
 IMPORTS = "import torch, transformers, onnx, onnxscript, onnxruntime"
 
 
@@ -66,6 +69,34 @@ def optimum(toolchain: Path, base: Path, folder: Path) -> tuple[Path, float, int
     arguments = [str(toolchain), str(base), str(target), str(folder / "scratch"), str(folder / "answer")]
     seconds, peak = _common.run_child(_common.python("-c", program, *arguments))  # that of the toolchain's process, which it waits for
     return target, seconds, peak
+
+
+def model(folder: Path, layers: int, hidden: int) -> Path:
+    """A Qwen3 of this size with random weights."""
+    return _stages.make_base(
+        folder, num_hidden_layers=layers, hidden_size=hidden, intermediate_size=3 * hidden, head_dim=64,
+        num_attention_heads=hidden // 64, num_key_value_heads=max(1, hidden // 128),
+    )  # fmt: skip
+
+
+def exported(base: Path, folder: Path, toolchain: Path | None, label: str) -> tuple[dict[str, Any], Path, Path | None]:
+    """Both exports of a model: (figures whose names end in `label`, our folder, optimum's)."""
+    made, told, seconds, peak = stage(folder / f"onnx-{label}", "onnx", {"merge": base}, base)
+    figures: dict[str, Any] = {
+        f"export_seconds_{label}": round(seconds, 1), f"export_peak_mb_{label}": round(peak / 1e6),
+        f"export_peak_over_graph_{label}": round(peak / size(made), 2),
+        f"export_tracing_seconds_{label}": told["export_seconds"], f"graph_mb_{label}": round(size(made) / 1e6, 1),
+        f"nodes_{label}": told["nodes"],
+    }  # fmt: skip
+    if toolchain is None:
+        return figures, made, None
+    theirs, seconds, peak = optimum(toolchain, base, folder / f"optimum-{label}")
+    figures |= {
+        f"optimum_export_seconds_{label}": round(seconds, 1), f"optimum_export_peak_mb_{label}": round(peak / 1e6),
+        f"optimum_export_peak_over_graph_{label}": round(peak / size(theirs), 2),
+        f"optimum_graph_mb_{label}": round(size(theirs) / 1e6, 1),
+    }  # fmt: skip
+    return figures, made, theirs
 
 
 def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int) -> dict[str, tuple[float, float]]:
@@ -102,25 +133,12 @@ def main() -> None:
     toolchain = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
     with _common.scratch("onnx") as folder:
         engines: dict[str, EngineSpec] = {}
+        wide, _, _ = exported(model(folder / "base-wide", *WIDE), folder, toolchain.folder if toolchain else None, "wide")
+        figures |= wide
         for layers in options.layers:
-            hidden = options.hidden
-            base = _stages.make_base(
-                folder / f"base-{layers}", num_hidden_layers=layers, hidden_size=hidden, intermediate_size=3 * hidden, head_dim=64,
-                num_attention_heads=hidden // 64, num_key_value_heads=max(1, hidden // 128),
-            )  # fmt: skip
-            made, told, seconds, peak = stage(folder / f"onnx-{layers}", "onnx", {"merge": base}, base)
-            figures |= {
-                f"export_seconds_{layers}": round(seconds, 1), f"export_peak_mb_{layers}": round(peak / 1e6),
-                f"export_tracing_seconds_{layers}": told["export_seconds"], f"graph_mb_{layers}": round(size(made) / 1e6, 1),
-                f"nodes_{layers}": told["nodes"],
-            }  # fmt: skip
-            if toolchain is not None:
-                theirs, seconds, peak = optimum(toolchain.folder, base, folder / f"optimum-{layers}")
-                figures |= {
-                    f"optimum_export_seconds_{layers}": round(seconds, 1),
-                    f"optimum_export_peak_mb_{layers}": round(peak / 1e6),
-                    f"optimum_graph_mb_{layers}": round(size(theirs) / 1e6, 1),
-                }
+            base = model(folder / f"base-{layers}", layers, options.hidden)
+            told, made, theirs = exported(base, folder, toolchain.folder if toolchain else None, str(layers))
+            figures |= told
             if layers == max(options.layers):
                 chained = OnnxOptions(layers_per_graph=4)
                 _, _, seconds, peak = stage(folder / f"chain-{layers}", "onnx", {"merge": base}, base, chained)
@@ -130,7 +148,7 @@ def main() -> None:
             engines = {
                 "eager": EngineSpec(engine="torch", folder=str(base)), "onnx": EngineSpec(engine="onnx", folder=str(made)),
             }  # fmt: skip
-            if toolchain is not None:
+            if theirs is not None:
                 engines["optimum"] = EngineSpec(engine="onnx", folder=str(theirs))
             for name in VARIANTS:
                 inputs = {"merge": base, "onnx": made}

@@ -11,9 +11,9 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
         settings=("merge.trust_remote_code",), libraries=("transformers", "tokenizers"),
     ),
     StageSpec(
-        "onnx", "handlers.onnx.stage", 3, needs=("merge",), artifact=True,
+        "onnx", "handlers.onnx.stage", 4, needs=("merge",), artifact=True,
         about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
-        memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=1.1,
+        memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
         settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data", "onnx.optimize", "onnx.layers_per_graph"),
         libraries=("torch", "transformers", "tokenizers", "sentencepiece", "onnx", "onnxscript", "onnxslim", "onnxruntime"),
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from handlers.onnx.session import open_session
+from handlers.onnx.session import MappedWeights, open_session
 from handlers.onnx.signature import Signature
 
 TOLERANCE = 1e-3
@@ -25,7 +25,7 @@ class GraphMismatchError(Exception):
 def open_graph(path: Path, signature: Signature, threads: int) -> onnxruntime.InferenceSession:
     """A session of the graph, once it is known to load and to have the signature's names and axes; else GraphMismatchError."""
     try:
-        session = open_session(path, threads)
+        session = open_session(path, threads, MappedWeights())
     except RuntimeError as error:
         raise GraphMismatchError(f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}") from None
     _check_names(session, signature)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +105,7 @@ def fold_transposed_weights(model: ir.Model) -> int:
         ir.convenience.replace_all_uses_with(result, folded)
         model.graph.remove(node, safe=True)
         del model.graph.initializers[weight.name or ""]
+        weight.const_value = None  # see `let_go`
         model.graph.register_initializer(folded)
         turned += 1
     return turned
@@ -152,6 +153,14 @@ def write(models: Mapping[str, ir.Model], target: Path, scratch: Path) -> dict[s
     folder = target if weight_bytes(model) > SINGLE_FILE_LIMIT else scratch
     ir.save(model, folder / name, external_data=f"{name}.data")
     return {name: folder / name}
+
+
+def let_go(models: Iterable[ir.Model]) -> None:
+    """Take the weights out of graphs that are on disk: onnxscript's rules remember the last graph that they saw, for good."""
+    for model in models:
+        for graph in (model.graph, *model.graph.subgraphs()):
+            for value in graph.initializers.values():
+                value.const_value = None
 
 
 def place(written: Path, target: Path) -> GraphFile:

@@ -23,6 +23,7 @@ from handlers.onnx import examples, shared_weights
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, release
 from handlers.onnx.families.cases import tested
 from handlers.onnx.families.causal import Reference, refer
+from handlers.onnx.graph import let_go
 from handlers.onnx.layers_check import largest_error
 from handlers.onnx.layers_modules import BlockModel, EmbeddingModel, HeadModel, obstacle
 from handlers.onnx.layers_signature import EMBEDDING, BlockSignature, Link, links
@@ -105,6 +106,7 @@ class Layered:
             if len(group) > 1:
                 turn_back(made[last.file], model.model.embed_tokens.weight)
             shared_weights.write(made, folder, f"{group[0].file}.data")
+            let_go(made.values())
             for part in group:
                 if isinstance(part.module, BlockModel):
                     release(part.module.stack.layers)

@@ -20,7 +20,7 @@ from handlers.model_files import read_json, setting
 from handlers.onnx import tokenizing
 from handlers.onnx.graphset import Graph, GraphSet, Port
 from handlers.onnx.layers_signature import EMBEDDING, HIDDEN, NEXT
-from handlers.onnx.session import open_session
+from handlers.onnx.session import MappedWeights, open_session
 
 OPERATION = "feed texts to the ONNX graphs"
 MAX_TOKENS = 128
@@ -95,7 +95,8 @@ class Player:
             strange = sorted({graph.role for graph in graphs.graphs} - set(_ORDER))
             raise UnfedError(f"graphs with the roles {strange} are not known")
         self._graphs = known
-        self._sessions = {graph.role: open_session(folder / graph.file, threads) for graph in known}
+        self._weights = MappedWeights()
+        self._sessions = {graph.role: open_session(folder / graph.file, threads, self._weights) for graph in known}
 
     def play(self, ids: Sequence[int]) -> Iterator[Call]:
         """Every graph's call for one text. All but its last token go first, the last one on top of the cache."""

@@ -1,7 +1,9 @@
 """The stage `onnx`: the model as fp32 graphs, every length dynamic; which graphs, its family knows.
 
 Run by `handlers/__main__.py`. Which ways are tried, and what may be given up where none keeps everything, is the ladder's to say.
-Architectures of no known family end as Permanent `unsupported-architecture`. Peak memory is about three times the fp32 weights.
+Architectures of no known family end as Permanent `unsupported-architecture`. Peak memory is about one and a half times the fp32 weights
+beside what the libraries and the exporter's own graph take: the model and the files that it is loaded from, later the weights' file,
+mapped once.
 """
 
 from __future__ import annotations
@@ -113,6 +115,7 @@ def _export_and_write(strategy: Strategy, family: Family, context: StageContext,
     staging = Path(context.staging)
     apart = strategy.external or context.work.onnx.external_data == "always"
     written = graph.write({files[role]: one for role, one in finished.items()}, staging, staging if apart else scratch)
+    graph.let_go((*exported.values(), *finished.values()))
     release(model)
     for path in written.values():
         check_form(path)

@@ -21,7 +21,7 @@ from handlers.onnx.optimize.equal import difference
 from handlers.onnx.optimize.race import Verdict, race
 from handlers.onnx.optimize.step import Report
 from handlers.onnx.rewriting import find_lookups, find_products
-from handlers.onnx.session import open_session
+from handlers.onnx.session import MappedWeights, open_session
 
 GROWTH = 1.01
 """A folder may become this much larger by a step: another spelling costs a few bytes, a weight written twice costs more."""
@@ -131,11 +131,12 @@ class Arena:
     def __init__(self, path: Path, graph: Graph, cases: Sequence[Case], speed: dict[str, Case], threads: int) -> None:
         self.graph = graph
         self._cases, self._speed, self._threads = cases, speed, threads
-        self._before = open_session(path, threads)
+        self._weights = MappedWeights()
+        self._before = open_session(path, threads, self._weights)
 
     def compare(self, path: Path, report: Report, report_nodes: tuple[int, int]) -> None:
         """UndoneError unless the graph at `path` says the same, is not slower, and has fewer nodes or is faster."""
-        after = open_session(path, self._threads)
+        after = open_session(path, self._threads, self._weights)
         check_ports(after, self.graph)
         report.error = max(
             (difference(self.graph.outputs, self._run(self._before, case), self._run(after, case), case) for case in self._cases),
