@@ -6,6 +6,7 @@ Formulas: LoRA (Hu et al. 2021), DoRA (Liu et al. 2024), AdaLoRA (Zhang et al. 2
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -34,6 +35,22 @@ class Prepared:
         raise NotImplementedError
 
 
+FUSED_RANK = 128
+"""Up to this rank the math libraries sum over it in one go, and then the result may be added to the base in the same pass."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _fuses(rows: int, rank: int, columns: int) -> bool:
+    """Whether W + B·A in one operation gives, to the bit, what it gives in two: it may sum in another order for some shapes.
+
+    The order depends on the shapes and on the processor, not on the values, so that it is tried once for each shape.
+    """
+    generator = torch.Generator().manual_seed(rows * 31 + columns)
+    b, a = (torch.randn(*shape, generator=generator) for shape in ((rows, rank), (rank, columns)))
+    w = torch.mm(b.flip(0), a.flip(1))
+    return torch.equal(torch.addmm(w, b, a), torch.mm(b, a).add_(w))
+
+
 class PreparedLowRank(Prepared):
     """LowRank with its factors."""
 
@@ -45,9 +62,14 @@ class PreparedLowRank(Prepared):
         self._kernel, self._magnitude = kernel, magnitude
         self._squares = torch.zeros(b.shape[0], dtype=torch.float64)
         self._columns: torch.Tensor | None = None
+        plain = not kernel.transposed and self._factor == 1.0 and kernel.divisor == 1.0 and not kernel.rounded
+        self._fused = plain and a.shape[0] <= FUSED_RANK
 
     def _add(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
         rows = slice(first, first + weights.shape[0])
+        if self._fused and _fuses(weights.shape[0], *self._a.shape):
+            torch.addmm(out.copy_(weights), self._b[rows], self._a, out=out)
+            return
         if self._kernel.transposed:
             out.copy_((self._b @ self._a[:, rows]).T)
         else:

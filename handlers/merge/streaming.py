@@ -35,6 +35,8 @@ SHARE = 32
 """Blocks of a tensor that one thread does in a row, so that several can work on a large one."""
 PIECE = 1 << 25
 """Bytes of what stays that are copied at once."""
+TOLD = 1 << 22
+"""Bytes of computed rows that are told at once: each telling takes turns with the other threads."""
 AHEAD = 4
 """Tasks whose bytes the kernel is asked to read before their turn."""
 CACHED = 4
@@ -56,6 +58,10 @@ class Room:
     """The bytes of `weights`."""
     written: memoryview
     """The bytes of `result`."""
+    values: torch.Tensor
+    """`total` as a vector."""
+    safe: float
+    """What the sum of the squares of `total` may be without any value being beyond the dtype of `result`."""
 
 
 class Desk:
@@ -79,7 +85,8 @@ class Desk:
                 for buffer, dtype in ((self._read, read), (self._written, written))
             )
             total = self._total[: rows * width].view(rows, width)
-            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result))
+            safe = 0.999 * min(torch.finfo(written).max, SAFE) ** 2 if written.is_floating_point else 0.0
+            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result), total.view(-1), safe)
         return self._rooms[key]
 
 
@@ -171,37 +178,42 @@ class StreamingMerge:
     def _part(self, output: Output, source: int, target: int, start: int, part: range, desk: Desk) -> None:
         """Rows of one tensor, block by block."""
         kernel: Kernel = output.kernel or Copy()
-        prepared, step = kernel.prepare(self._read_factor), _rows(output)
+        prepared, step, path = kernel.prepare(self._read_factor), _rows(output), self._path(output)
         (length, width), dtypes, told = output.matrix, _dtypes(output), output.module or output.name
+        row, untold = output.size // length, 0
         for final in (False, True) if kernel.twice else (True,):
             for first in range(part.start, part.stop, step):
                 room = desk.room(min(step, part.stop - first), width, *dtypes)
-                self._fill(output, source, first, room)
+                self._fill(output, source, path, first, room)
                 if not final:
                     prepared.look(first, room.weights, room.total)
                     continue
                 self._round(output, first, room, prepared)
-                write_from(target, room.written, start + first * (output.size // length))
-                self._moved(len(room.written), told)
+                write_from(target, room.written, start + first * row)
+                untold += len(room.written)
+                if untold >= TOLD:
+                    self._moved(untold, told)
+                    untold = 0
+        self._moved(untold, told)
 
-    def _fill(self, output: Output, source: int, first: int, room: Room) -> None:
+    def _fill(self, output: Output, source: int, path: Path, first: int, room: Room) -> None:
         """Read the rows from `first` on."""
         if output.source is not None:
             output.source.rows(first, len(room.weights), room.weights)
             return
         assert output.stored is not None
         row = len(room.read) // len(room.weights)
-        read_into(source, room.read, output.stored.start + first * row, self._path(output))
+        read_into(source, room.read, output.stored.start + first * row, path)
 
     def _round(self, output: Output, first: int, room: Room, prepared: Prepared) -> None:
         """Compute the rows from `first` on, and round them once."""
         prepared.fill(first, room.weights, room.total)
         room.result.copy_(room.total)
-        limit, values = torch.finfo(room.result.dtype).max, room.total.view(-1)
         # No value is larger than the root of the sum of all squares. Where that is in doubt the extremes are looked at.
-        if float(torch.dot(values, values)) <= 0.999 * min(limit, SAFE) ** 2:
+        if float(torch.dot(room.values, room.values)) <= room.safe:
             return
-        lowest, highest = (float(edge) for edge in torch.aminmax(values))
+        limit = torch.finfo(room.result.dtype).max
+        lowest, highest = (float(edge) for edge in torch.aminmax(room.values))
         # NaN fails both comparisons, so it is caught as well.
         if lowest >= -limit and highest <= limit:
             return
