@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1 << 20
 
@@ -18,6 +18,11 @@ class ModelSize:
     def fp32_bytes(self) -> int:
         """Bytes of all parameters in fp32."""
         return 4 * self.parameters
+
+    def written_in(self, dtype: str) -> ModelSize:
+        """The model with all its parameters in `dtype` of `[merge]`; "base" leaves it as it is stored."""
+        width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(dtype)
+        return self if width is None else replace(self, stored_bytes=width * self.parameters)
 
 
 @dataclass(frozen=True)

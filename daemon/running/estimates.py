@@ -31,13 +31,13 @@ class Estimate:
     source: str
 
 
-def estimate(spec: StageSpec, size: ModelSize, measured: Sequence[Measured]) -> Estimate:
-    """The estimate for a stage on a model of `size`. `measured`: newest first.
+def estimate(spec: StageSpec, size: ModelSize, measured: Sequence[Measured], dtype: str = "base") -> Estimate:
+    """The estimate for a stage on a model of `size`, which the job merges in `dtype`. `measured`: newest first.
 
     The highest of the latest peaks on the very size counts where there is one; else the highest ratio of peak to formula
     among similar sizes scales the formula. Disk always comes from the formula: what is written follows from the weights.
     """
-    memory, disk = spec.memory(size), spec.disk(size)
+    memory, disk = spec.memory(size), spec.disk(size.written_in(dtype))
     same = [one.peak for one in measured if one.size == size][:LATEST]
     if same:
         return Estimate(int(MARGIN * max(same)), disk, "same size")

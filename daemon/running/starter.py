@@ -94,7 +94,7 @@ class Starter:
         if threads == 0:
             return False
         size = self._bases.size(job.base or job.pin)
-        need = estimate(spec, size, self._journal.measurements(spec.name))
+        need = estimate(spec, size, self._journal.measurements(spec.name), job.work.merge.dtype)
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
             log.error(admission.fault.sentence(), stage=spec.name, code=admission.fault.code)

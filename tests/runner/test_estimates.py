@@ -34,6 +34,11 @@ def test_without_experience_the_formula_counts() -> None:  # R6.2
     assert (found.memory, found.disk, found.source) == (SPEC.memory(SIZE), SPEC.disk(SIZE), "formula")
 
 
+def test_disk_follows_the_dtype_that_the_job_merges_in() -> None:  # R6.2
+    merge, size = BY_NAME["merge"], ModelSize(stored_bytes=2 * GIB, parameters=GIB)
+    assert [estimate(merge, size, [], dtype).disk for dtype in ("base", "bfloat16", "float32")] == [2 * GIB, 2 * GIB, 4 * GIB]
+
+
 def test_the_highest_of_the_latest_peaks_of_the_same_size_counts() -> None:  # R6.2
     old = [took(GIB, 90 * GIB)]
     latest = [took(GIB, 5 * GIB), took(GIB, 6 * GIB), took(GIB, 4 * GIB), took(GIB, 5 * GIB), took(GIB, 5 * GIB)]
