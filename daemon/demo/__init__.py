@@ -28,8 +28,10 @@ from daemon.demo import children, results
 from daemon.demo.setup import configure, prepare
 from daemon.demo.view import ENDED, Training, changes, live
 from daemon.errors import CkptdError, Permanent, UsageError
-from handlers.plan import VARIANTS
+from daemon.work import ExportOptions
 
+ASKED = ExportOptions().variants
+"""What is exported: the demo's configuration leaves that as it is."""
 STEPS_A_CHECKPOINT = 50
 BASE_SECONDS = 25.0
 PROMPT, PENALTY = "def", "1.15"
@@ -166,7 +168,7 @@ class Demo:
 
     def show_results(self) -> int:
         """The table, the reports' places and what the last int8 artifact writes; give the exit code."""
-        rows = results.rows_of(self.snapshot, self.run.saved, VARIANTS)
+        rows = results.rows_of(self.snapshot, self.run.saved, ASKED)
         self.console.print(results.table(rows))
         self.say("error σ: worst logit error in standard deviations; agrees: positions with the live model's most likely token;")
         self.say("tok/s beside PyTorch's own, fp32, measured in turns on this machine.")

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from daemon.demo import results
+from daemon.config import load
+from daemon.demo import ASKED, results
+from daemon.demo.setup import configure
 from daemon.demo.view import Training, changes, live
 
 NAMES = ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report")
@@ -191,3 +193,8 @@ def test_a_report_that_can_not_be_read_gives_missing_artifacts(content: str | No
 
 def test_no_checkpoint_at_all_is_no_success() -> None:
     assert results.exit_code(results.rows_of(snapshot(), [], VARIANTS)) == 1
+
+
+def test_the_closing_table_asks_for_what_the_demos_daemon_exports(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert load(configure(tmp_path, 1)).variants == ASKED
