@@ -81,22 +81,20 @@ def model(folder: Path, layers: int, hidden: int) -> Path:
 
 def exported(base: Path, folder: Path, toolchain: Path | None, label: str) -> tuple[dict[str, Any], Path, Path | None]:
     """Both exports of a model: (figures whose names end in `label`, our folder, optimum's)."""
-    made, told, seconds, peak = stage(folder / f"onnx-{label}", "onnx", {"merge": base}, base)
-    figures: dict[str, Any] = {
-        f"export_seconds_{label}": round(seconds, 1), f"export_peak_mb_{label}": round(peak / 1e6),
-        f"export_peak_over_graph_{label}": round(peak / size(made), 2),
-        f"export_tracing_seconds_{label}": told["export_seconds"], f"graph_mb_{label}": round(size(made) / 1e6, 1),
-        f"nodes_{label}": told["nodes"],
-    }  # fmt: skip
+
+    def cost(whose: str, made: Path, seconds: float, peak: int) -> dict[str, Any]:
+        return {
+            f"{whose}export_seconds_{label}": round(seconds, 1), f"{whose}export_peak_mb_{label}": round(peak / 1e6),
+            f"{whose}export_peak_over_graph_{label}": round(peak / size(made), 2), f"{whose}graph_mb_{label}": round(size(made) / 1e6, 1),
+        }  # fmt: skip
+
+    ours, told, seconds, peak = stage(folder / f"onnx-{label}", "onnx", {"merge": base}, base)
+    figures = cost("", ours, seconds, peak)
+    figures |= {f"export_tracing_seconds_{label}": told["export_seconds"], f"nodes_{label}": told["nodes"]}
     if toolchain is None:
-        return figures, made, None
+        return figures, ours, None
     theirs, seconds, peak = optimum(toolchain, base, folder / f"optimum-{label}")
-    figures |= {
-        f"optimum_export_seconds_{label}": round(seconds, 1), f"optimum_export_peak_mb_{label}": round(peak / 1e6),
-        f"optimum_export_peak_over_graph_{label}": round(peak / size(theirs), 2),
-        f"optimum_graph_mb_{label}": round(size(theirs) / 1e6, 1),
-    }  # fmt: skip
-    return figures, made, theirs
+    return figures | cost("optimum_", theirs, seconds, peak), ours, theirs
 
 
 def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int) -> dict[str, tuple[float, float]]:
@@ -130,14 +128,15 @@ def main() -> None:
     taken_on = _common.machine()
     figures: dict[str, Any] = {"imports_peak_mb": round(_common.run_child(_common.python("-c", IMPORTS))[1] / 1e6)}
     middle = sorted(options.layers)[len(options.layers) // 2]
-    toolchain = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
+    installed = Toolchains(options.toolchains).get("optimum") if options.toolchains else None
+    toolchain = installed.folder if installed else None
     with _common.scratch("onnx") as folder:
         engines: dict[str, EngineSpec] = {}
-        wide, _, _ = exported(model(folder / "base-wide", *WIDE), folder, toolchain.folder if toolchain else None, "wide")
+        wide, _, _ = exported(model(folder / "base-wide", *WIDE), folder, toolchain, "wide")
         figures |= wide
         for layers in options.layers:
             base = model(folder / f"base-{layers}", layers, options.hidden)
-            told, made, theirs = exported(base, folder, toolchain.folder if toolchain else None, str(layers))
+            told, made, theirs = exported(base, folder, toolchain, str(layers))
             figures |= told
             if layers == max(options.layers):
                 chained = OnnxOptions(layers_per_graph=4)

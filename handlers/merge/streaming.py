@@ -85,7 +85,7 @@ class Desk:
                 for buffer, dtype in ((self._read, read), (self._written, written))
             )
             total = self._total[: rows * width].view(rows, width)
-            safe = 0.999 * min(torch.finfo(written).max, SAFE) ** 2 if written.is_floating_point else 0.0
+            safe = 0.999 * min(torch.finfo(written).max, SAFE) ** 2
             self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result), total.view(-1), safe)
         return self._rooms[key]
 

@@ -34,8 +34,8 @@ def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> Non
 
 def write_from(descriptor: int, view: memoryview, offset: int) -> None:
     """Write all of `view` at `offset`."""
-    done, size = os.pwrite(descriptor, view, offset), len(view)
-    while done < size:
+    done = 0
+    while done < len(view):
         done += os.pwrite(descriptor, view[done:], offset + done)
 
 

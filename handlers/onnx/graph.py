@@ -158,9 +158,8 @@ def write(models: Mapping[str, ir.Model], target: Path, scratch: Path) -> dict[s
 def let_go(models: Iterable[ir.Model]) -> None:
     """Take the weights out of graphs that are on disk: onnxscript's rules remember the last graph that they saw, for good."""
     for model in models:
-        for graph in (model.graph, *model.graph.subgraphs()):
-            for value in graph.initializers.values():
-                value.const_value = None
+        for value in shared_weights.initializers(model):
+            value.const_value = None
 
 
 def place(written: Path, target: Path) -> GraphFile:

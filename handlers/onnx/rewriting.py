@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from handlers.onnx.graph import weight_bytes
+from handlers.onnx.shared_weights import initializers
 
 MIN_SIDE = 16
 """Smaller matrices, such as the frequencies of rotary embeddings, stay in fp32: nothing to gain, much to lose."""
@@ -175,8 +176,7 @@ class Rewriter:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.counts = Counts()
-        graphs = (model.graph, *model.graph.subgraphs())
-        self._weights_before = {value for graph in graphs for value in graph.initializers.values() if _is_weight(value)}
+        self._weights_before = {value for value in initializers(model) if _is_weight(value)}
 
     def rewrite(self) -> Counts:
         """Turn every product and table that can be turned, and forget the fp32 weights that nothing reads any more."""

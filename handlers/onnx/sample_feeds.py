@@ -95,8 +95,8 @@ class Player:
             strange = sorted({graph.role for graph in graphs.graphs} - set(_ORDER))
             raise UnfedError(f"graphs with the roles {strange} are not known")
         self._graphs = known
-        self._weights = MappedWeights()
-        self._sessions = {graph.role: open_session(folder / graph.file, threads, self._weights) for graph in known}
+        weights = MappedWeights()
+        self._sessions = {graph.role: open_session(folder / graph.file, threads, weights) for graph in known}
 
     def play(self, ids: Sequence[int]) -> Iterator[Call]:
         """Every graph's call for one text. All but its last token go first, the last one on top of the cache."""

@@ -48,8 +48,11 @@ def write(models: Mapping[str, ir.Model], folder: Path, data_file: str) -> int:
     return saved
 
 
+def initializers(model: ir.Model) -> list[ir.Value]:
+    """Of the graph and of its subgraphs."""
+    return [value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.initializers.values()]
+
+
 def _large(model: ir.Model) -> list[ir.Value]:
-    """Values of all initializers, of subgraphs too, that are worth a place in the file."""
-    graphs = [model.graph, *(graph for graph in model.graph.subgraphs())]
-    values = (value for graph in graphs for value in graph.initializers.values())
-    return [value for value in values if value.const_value is not None and value.const_value.nbytes > INLINE_BYTES]
+    """Values of all initializers that are worth a place in the file."""
+    return [value for value in initializers(model) if value.const_value is not None and value.const_value.nbytes > INLINE_BYTES]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 
+from handlers.onnx import graphset
+from handlers.onnx.optimize.cases import Maker, Shape
 from handlers.onnx.session import MappedWeights, open_session
 from tests.onnx.conftest import SMALL, Exported, make_model
 
@@ -36,15 +37,10 @@ def apart(qwen3: Exported, tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-def feeds(session: onnxruntime.InferenceSession) -> dict[str, np.ndarray]:
-    sizes = {"batch": 2, "sequence": 5, "past": 0, "total": 5}
-    generator = np.random.default_rng(3)
-    made = {}
-    for value in session.get_inputs():
-        shape = [sizes.get(size, size) for size in value.shape]
-        made[value.name] = np.zeros(shape, np.float32) if "float" in value.type else np.ones(shape, np.int64)
-    made["input_ids"] = generator.integers(0, 320, (2, 5))
-    return made
+@pytest.fixture
+def feeds(qwen3: Exported) -> dict[str, np.ndarray]:
+    """Inputs of two rows of five tokens."""
+    return Maker(graphset.read(qwen3.folder).graphs[0], {"vocab_size": 320}).make(Shape(2, 5), 3).feeds
 
 
 def times_mapped(path: Path) -> int:
@@ -52,23 +48,21 @@ def times_mapped(path: Path) -> int:
     return sum(line.rstrip().endswith(str(path)) for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_sessions_that_share_weights_map_their_file_once_and_answer_alike(apart: Path) -> None:
+def test_sessions_that_share_weights_map_their_file_once_and_answer_alike(apart: Path, feeds: dict[str, np.ndarray]) -> None:
     weights = MappedWeights()
     sessions = [open_session(apart, 1, weights) for _ in range(3)]
-    inputs = feeds(sessions[0])
-    first, *others = [session.run(None, inputs) for session in sessions]
+    first, *others = [session.run(None, feeds) for session in sessions]
     assert times_mapped(apart.with_name("model.onnx.data")) == 1
-    wanted = open_session(apart, 1).run(None, inputs)
+    wanted = open_session(apart, 1).run(None, feeds)
     assert np.abs(first[0] - wanted[0]).max() <= 1e-5
     for other in others:
         assert all(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
 
 
-def test_a_session_keeps_its_weights_itself_and_lets_them_go_with_it(apart: Path) -> None:
+def test_a_session_keeps_its_weights_itself_and_lets_them_go_with_it(apart: Path, feeds: dict[str, np.ndarray]) -> None:
     session = open_session(apart, 1, MappedWeights())
     gc.collect()
-    inputs = feeds(session)
-    wanted = open_session(apart, 1).run(None, inputs)[0]
-    assert np.abs(session.run(None, inputs)[0] - wanted).max() <= 1e-5
+    wanted = open_session(apart, 1).run(None, feeds)[0]
+    assert np.abs(session.run(None, feeds)[0] - wanted).max() <= 1e-5
     del session
     assert times_mapped(apart.with_name("model.onnx.data")) == 0

@@ -66,7 +66,7 @@ class Bench:
         self._number += 1
         path, data = self.folder / f"{file}.{self._number}.onnx", self.folder / f"{file}.{self._number}.data"
         known = _stored(ir.load(self.folder / file))
-        new = [value for value in _initializers(model) if _is_new(value) and not _linked(value, known)]
+        new = [value for value in shared_weights.initializers(model) if _is_new(value) and not _linked(value, known)]
         if new:
             tensors = [value.const_value for value in new if value.const_value is not None]
             for value, tensor in zip(new, ir.external_data.convert_tensors_to_external(tensors, self.folder, data.name), strict=True):
@@ -92,7 +92,7 @@ class Bench:
         places = {
             (tensor.location, tensor.offset): tensor.length
             for name in names or self.files
-            for value in _initializers(ir.load(self.folder / name))
+            for value in shared_weights.initializers(ir.load(self.folder / name))
             if isinstance(tensor := value.const_value, ir.ExternalTensor)
         }
         return sum(length or 0 for length in places.values())
@@ -144,11 +144,6 @@ def _described(path: Path) -> graphs_on_disk.GraphFile:
     )
 
 
-def _initializers(model: ir.Model) -> list[ir.Value]:
-    """Of the graph and of its subgraphs."""
-    return [value for graph in (model.graph, *model.graph.subgraphs()) for value in graph.initializers.values()]
-
-
 def _key(tensor: ir.TensorProtocol) -> tuple[str, tuple[int, ...]]:
     return tensor.dtype.name, tuple(int(size) for size in tensor.shape.numpy())
 
@@ -156,7 +151,7 @@ def _key(tensor: ir.TensorProtocol) -> tuple[str, tuple[int, ...]]:
 def _stored(model: ir.Model) -> dict[tuple[str, tuple[int, ...]], list[ir.ExternalTensor]]:
     """Type and shape → tensors of the graph that lie in files."""
     found: dict[tuple[str, tuple[int, ...]], list[ir.ExternalTensor]] = {}
-    for value in _initializers(model):
+    for value in shared_weights.initializers(model):
         if isinstance(value.const_value, ir.ExternalTensor):
             found.setdefault(_key(value.const_value), []).append(value.const_value)
     return found
