@@ -68,10 +68,10 @@ def run_child(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> t
     return seconds, usage.ru_maxrss * 1024
 
 
-def interleaved(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any = None) -> dict[str, dict[str, float]]:
-    """Run each way once a round, in turns, so that a busy minute hits all alike.
+def in_turns(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any = None) -> dict[str, list[tuple[float, int]]]:
+    """Run each way once a round, in turns, so that a busy minute hits all alike: name → what `run_child` gave, round by round.
 
-    `before(name)` is called ahead of each run. Gives name → medians: `seconds` and `peak_mb` (MB of 10⁶ bytes).
+    `before(name)` is called ahead of each run.
     """
     samples: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -79,13 +79,53 @@ def interleaved(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any =
             if before is not None:
                 before(name)
             samples[name].append(run_child(argv))
+    return samples
+
+
+def interleaved(ways: Mapping[str, Sequence[str]], rounds: int, *, before: Any = None) -> dict[str, dict[str, float]]:
+    """As `in_turns`; gives name → medians: `seconds` and `peak_mb` (MB of 10⁶ bytes)."""
     return {
         name: {
             "seconds": statistics.median(seconds for seconds, _ in found),
             "peak_mb": statistics.median(peak for _, peak in found) / 1e6,
         }
-        for name, found in samples.items()
+        for name, found in in_turns(ways, rounds, before=before).items()
     }
+
+
+HOLD = """
+import mmap, sys
+size, piece = int(sys.argv[1]), 1 << 20
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+for start in range(0, size - piece, 2 * piece):
+    memory.madvise(mmap.MADV_DONTNEED, start, piece)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+REPORTING = Path("/sys/module/page_reporting")
+
+
+@contextlib.contextmanager
+def settled_memory(needed: int) -> Iterator[bool]:
+    """In a virtual machine that gives unused memory back to its host: keep it from doing so with about `needed` bytes. Gives whether.
+
+    Linux's free page reporting takes whole blocks of 2 MiB and more; each page of them that is used again costs a turn through the
+    host, several times what copying it costs, and whoever runs after something large has ended pays. A child takes twice the memory
+    and gives back every other MiB, which is never reported then. Without free page reporting, or where memory is short, nothing is done.
+    """
+    import psutil
+
+    size = 2 * needed
+    if not REPORTING.exists() or psutil.virtual_memory().available < size + (1 << 30):
+        yield False
+        return
+    child = subprocess.Popen(python("-c", HOLD, str(size)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        yield child.stdout.readline() == b"ready\n"
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def table(title: str, rows: Iterable[tuple[str, Any]]) -> None:

@@ -5,8 +5,8 @@
 The model is Qwen3-shaped with random weights in bf16, in shards: about 0.2 G parameters, or the shape of the 0.6B or 4B model. The
 adapter has r=16 on all linear layers. Every way is a child process of its own. `wall_…` includes the interpreter and its imports,
 `merge_…` is the merge alone, `engine_…` the merge without the check of what it wrote, which none of the others makes. `cold_…` are runs
-before which the base's pages were dropped from the page cache. A last step counts the elements in which our output and PEFT's differ. PEFT
-is left out, and its figures with it, where its memory is not there.
+before which the base's pages were dropped from the page cache. Ratios are taken round by round: median and quartiles. A last step counts
+the elements in which our output and PEFT's differ. PEFT is left out, and its figures with it, where its memory is not there.
 
 axolotl's merge, which streams as well, takes part where FOLDER holds it unpacked (`pip download --no-deps axolotl`, `unzip`): the
 package itself needs a GPU's libraries, its merge does not.
@@ -174,7 +174,9 @@ class Runs:
         script, adapter = str(Path(__file__).resolve()), str(folder / "adapter")
         self.ways = {"cp": ["cp", "-r", str(self.base), str(folder / "out-cp")]}
         for way in WAYS:
-            self.ways[way] = _common.python(script, "--way", way, adapter, str(self.base), str(folder / f"out-{way}"), str(threads))
+            # Our merge uses one thread more than it is given, since threads wait for the disk.
+            given = str(threads if way in ("ours", "engine") else threads + 1)
+            self.ways[way] = _common.python(script, "--way", way, adapter, str(self.base), str(folder / f"out-{way}"), given)
 
     def collect(self, name: str) -> None:
         """Take what the last run of a way left."""
@@ -183,8 +185,8 @@ class Runs:
             self.alone.setdefault(name, []).append(float(seconds.read_text()))
             seconds.unlink()
 
-    def take(self, names: list[str], rounds: int, *, cold: bool) -> dict[str, dict[str, float]]:
-        """Name → medians, those of the merge alone as `alone`."""
+    def take(self, names: list[str], rounds: int, *, cold: bool) -> dict[str, Measured]:
+        """What each way took, round by round."""
 
         def before(name: str) -> None:
             self.collect(name)
@@ -194,10 +196,31 @@ class Runs:
             os.sync()  # what the last way left to be written must not slow the next one
 
         self.alone = {}
-        found = _common.interleaved({name: self.ways[name] for name in names}, rounds, before=before)
+        found = _common.in_turns({name: self.ways[name] for name in names}, rounds, before=before)
         for name in names:
             self.collect(name)
-        return {name: {**figures, "alone": statistics.median(self.alone.get(name, [0.0]))} for name, figures in found.items()}
+        return {name: Measured(found[name], self.alone.get(name)) for name in names}
+
+
+class Measured:
+    """One way: seconds of the whole command and of the merge `alone`, round by round (`cp`: the same), and its peak in MB."""
+
+    def __init__(self, samples: list[tuple[float, int]], alone: list[float] | None) -> None:
+        self.whole = [seconds for seconds, _ in samples]
+        self.alone = alone or self.whole
+        self.peak = statistics.median(peak for _, peak in samples) / 1e6
+
+
+def seconds(values: list[float]) -> float:
+    """The median."""
+    return statistics.median(values)
+
+
+def ratios(above: list[float], below: list[float]) -> dict[str, float]:
+    """Of the rounds' ratios the median and the quartiles: in each round both ways met the same minute."""
+    found = [one / other for one, other in zip(above, below, strict=True)]
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
+    return {"median": middle, "quartile_1": low, "quartile_3": high}
 
 
 def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
@@ -208,8 +231,9 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
     size = sum(path.stat().st_size for path in runs.base.iterdir())
     with_peft = psutil.virtual_memory().available > 1.4 * size + (1 << 30)
     peers = [*(["peft"] if with_peft else []), *(["axolotl"] if AXOLOTL in os.environ else [])]
-    warm = runs.take(["cp", "ours", "engine", *peers], rounds, cold=False)
-    figures: dict[str, Any] = {"threads": threads, "rounds": rounds, "base_mb": size / 1e6}
+    with _common.settled_memory(5 * size) as settled:
+        warm = runs.take(["cp", "ours", "engine", *peers], rounds, cold=False)
+    figures: dict[str, Any] = {"threads": threads, "rounds": rounds, "base_mb": size / 1e6, "memory_settled": settled}
     if with_peft:
         script = str(Path(__file__).resolve())
         compared = folder / "compared.json"
@@ -218,32 +242,26 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
         shutil.rmtree(folder / "out-peft")
     cold = runs.take(["cp", "ours", "engine"], rounds, cold=True)
     for prefix, found in (("", warm), ("cold_", cold)):
-        cp, ours = found["cp"]["seconds"], found["ours"]
+        cp, ours, alone = found["cp"], found["ours"], found["engine"]
         figures |= {
-            f"{prefix}cp_seconds": cp,
-            f"{prefix}wall_seconds": ours["seconds"],
-            f"{prefix}merge_seconds": ours["alone"],
-            f"{prefix}wall_over_cp": ours["seconds"] / cp,
-            f"{prefix}merge_over_cp": ours["alone"] / cp,
-            f"{prefix}engine_seconds": found["engine"]["alone"],
-            f"{prefix}engine_over_cp": found["engine"]["alone"] / cp,
+            f"{prefix}cp_seconds": seconds(cp.whole),
+            f"{prefix}wall_seconds": seconds(ours.whole),
+            f"{prefix}merge_seconds": seconds(ours.alone),
+            f"{prefix}engine_seconds": seconds(alone.alone),
+            f"{prefix}wall_over_cp": ratios(ours.whole, cp.whole),
+            f"{prefix}merge_over_cp": ratios(ours.alone, cp.whole),
+            f"{prefix}engine_over_cp": ratios(alone.alone, cp.whole),
         }
-    figures["peak_mb"] = warm["ours"]["peak_mb"]
-    if "axolotl" in warm:
+    figures["peak_mb"] = warm["ours"].peak
+    for name in peers:
+        theirs, ours = warm[name], warm["ours"]
         figures |= {
-            "axolotl_merge_seconds": warm["axolotl"]["alone"],
-            "merge_speedup_over_axolotl": warm["axolotl"]["alone"] / warm["ours"]["alone"],
-            "axolotl_peak_mb": warm["axolotl"]["peak_mb"],
-        }
-    if with_peft:
-        theirs, ours = warm["peft"], warm["ours"]
-        figures |= {
-            "peft_wall_seconds": theirs["seconds"],
-            "peft_merge_seconds": theirs["alone"],
-            "speedup_over_peft": theirs["seconds"] / ours["seconds"],
-            "merge_speedup_over_peft": theirs["alone"] / ours["alone"],
-            "engine_speedup_over_peft": theirs["alone"] / warm["engine"]["alone"],
-            "peft_peak_mb": theirs["peak_mb"],
+            f"{name}_wall_seconds": seconds(theirs.whole),
+            f"{name}_merge_seconds": seconds(theirs.alone),
+            f"speedup_over_{name}": ratios(theirs.whole, ours.whole),
+            f"merge_speedup_over_{name}": ratios(theirs.alone, ours.alone),
+            f"engine_speedup_over_{name}": ratios(theirs.alone, warm["engine"].alone),
+            f"{name}_peak_mb": theirs.peak,
         }
     return figures
 
@@ -262,7 +280,7 @@ def main() -> None:
     parser = _common.parser("streaming merge against cp -r and PEFT")
     parser.add_argument("--size", choices=list(SHAPES), default="small", help="whose shape the model has")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; the daemon gives a child one by default")
+    parser.add_argument("--threads", type=int, default=1, help="as the daemon gives a child; the merge and its peers use one more")
     parser.add_argument("--axolotl", type=Path, metavar="FOLDER", help="an unpacked wheel of axolotl")
     options = parser.parse_args()
     if options.axolotl is not None:

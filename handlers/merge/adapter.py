@@ -63,6 +63,8 @@ class Adapter:
         """`count` elements of a tensor from element `first` on, flat, as stored."""
         import torch
 
+        from handlers.merge.sources import as_bytes
+
         if self.unpickled:
             tensor: torch.Tensor = self.unpickled[key]
             return tensor.reshape(-1)[first : first + count]
@@ -72,13 +74,17 @@ class Adapter:
         dtype = getattr(torch, DTYPES[info.dtype][0])
         if not count:
             return torch.empty(0, dtype=dtype)
-        raw = bytearray(count * dtype.itemsize)
-        with open(self.file, "rb") as stream:
-            if os.preadv(stream.fileno(), [raw], info.start + first * dtype.itemsize) != len(raw):
+        found = torch.empty(count, dtype=dtype)
+        view = as_bytes(found)
+        descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.preadv(descriptor, [view], info.start + first * dtype.itemsize) != len(view):
                 raise Permanent(
                     "truncated-weights", OPERATION, f"{key} ends before its {info.size:,} bytes", "take another checkpoint", path=self.file
                 )
-        return torch.frombuffer(raw, dtype=dtype)
+        finally:
+            os.close(descriptor)
+        return found
 
 
 class AdapterSource:

@@ -19,7 +19,7 @@ from handlers.model_files import file_key, weight_files
 CACHE = "digests.json"
 KEPT = 2000
 """Entries that the cache holds at most; the oldest go first."""
-BLOCK = 1 << 24
+BLOCK = 1 << 20
 
 Beat = Callable[[int], None]
 """Is told the bytes of each step; what it raises ends the work."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class Ledger:
         self._folder = folder
         self._made_for = made_for
         self._sizes: dict[str, int] = {}
+        self._lock = threading.Lock()
         for name, entry in self._read().items():
             if name in names and self._is_whole(name, entry, beat):
                 self.digests[name], self._sizes[name] = entry["sha256"], entry["size"]
@@ -90,13 +92,15 @@ class Ledger:
         point("merge.ledger.opened")
 
     def record(self, name: str) -> None:
-        """Make a finished file durable and note it."""
+        """Make a finished file durable and note it. For several threads."""
         path = self._folder / name
         fsync_file(path)
         point("merge.shard.synced")
-        self.digests[name], self._sizes[name] = digest_file(path), path.stat().st_size
-        self._write()
-        point("merge.shard.recorded")
+        digest = digest_file(path)
+        with self._lock:
+            self.digests[name], self._sizes[name] = digest, path.stat().st_size
+            self._write()
+            point("merge.shard.recorded")
 
     def remove(self) -> None:
         """The merge is done: from here on nothing of it can be resumed."""

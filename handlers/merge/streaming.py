@@ -2,15 +2,15 @@
 
 Called by `handlers.merge.writing`. Memory is a few blocks plus one tensor's factors, whatever the model's size. Each block is computed in
 fp32 and rounded once to the dtype it is written in, as PEFT's merge_and_unload does; the sums are taken over the rank inside
-one matrix product, whose order is the math library's. Headers and untouched tensors are copied as bytes. One file is begun
-when the last one is finished, so that an interruption never costs more than one.
+one matrix product, whose order is the math library's. Headers and untouched tensors are copied as bytes. An interruption costs the
+files that are begun and not finished, about two.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from typing import NoReturn
 import torch
 
 from daemon.errors import Permanent
-from handlers.merge import pipeline
 from handlers.merge.arithmetic import Prepared
+from handlers.merge.fronts import Begun, Fronts, Piece, hand_out
 from handlers.merge.kernels import Copy, Kernel
 from handlers.merge.layout import FilePlan, Output, Plan
 from handlers.merge.several import Bundle
@@ -37,14 +37,10 @@ PIECE = 1 << 25
 """Bytes of what stays that are copied at once."""
 TOLD = 1 << 22
 """Bytes of computed rows that are told at once: each telling takes turns with the other threads."""
-AHEAD = 4
-"""Tasks whose bytes the kernel is asked to read before their turn."""
 CACHED = 4
 """Tensors of the adapter that are kept for the next tensor of the base: experts that lie apart share theirs."""
 SHAPES = 64
 """Shapes of blocks whose buffers are kept cut; a model has few."""
-SAFE = 1e19
-"""A block whose values' squares sum up to less than this one's square has no value near any limit of 16 or more bits but fp16's."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,7 @@ class Room:
     written: memoryview
     """The bytes of `result`."""
     values: torch.Tensor
-    """`total` as a vector."""
-    safe: float
-    """What the sum of the squares of `total` may be without any value being beyond the dtype of `result`."""
+    """`result` as a vector."""
 
 
 class Desk:
@@ -85,18 +79,14 @@ class Desk:
                 for buffer, dtype in ((self._read, read), (self._written, written))
             )
             total = self._total[: rows * width].view(rows, width)
-            safe = 0.999 * min(torch.finfo(written).max, SAFE) ** 2
-            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result), total.view(-1), safe)
+            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result), result.view(-1))
         return self._rooms[key]
-
-
-Task = Callable[[Desk], None]
 
 
 class StreamingMerge:
     """One merge after a plan: `files` of it, written into `output` from the base's files in `base`, by `workers` threads.
 
-    `moved` is told the bytes of each step and what they belong to, from several threads; `finished` each file, as written.
+    `moved` is told the bytes of each step and what they belong to, `finished` each file, as written; both by several threads.
     """
 
     def __init__(
@@ -114,15 +104,23 @@ class StreamingMerge:
         """Write all files. OSError and Permanent pass through; files written so far stay for the caller to remove."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # threads share the blocks, not the operations on one
-        try:
-            for file in self._plans:
-                self._write(file)
+        fronts = Fronts(self._plans, self._begin)
+
+        def do(desk: Desk, task: tuple[Begun[Desk], Piece[Desk]]) -> None:
+            file, piece = task
+            with torch.inference_mode():  # which a thread does not inherit
+                piece.do(desk)
+            if fronts.done(file):
                 self._finished(file.name)
+
+        try:
+            hand_out(fronts.take, [functools.partial(do, desk) for desk in self._desks])
         finally:
+            fronts.close()
             torch.set_num_threads(threads)
 
-    def _write(self, file: FilePlan) -> None:
-        """One file, its tasks shared among the threads."""
+    def _begin(self, file: FilePlan) -> Begun[Desk]:
+        """A new file of its full size, and what has to be done to fill it."""
         with contextlib.ExitStack() as stack:
             names = {one.stored.file for one in file.outputs if one.stored is not None and one.source is None}
             sources: dict[str, int] = {}
@@ -131,14 +129,13 @@ class StreamingMerge:
                 stack.callback(os.close, sources[name])
             target = create(self._output / file.name, file.size)
             stack.callback(os.close, target)
-            if file.header is not None:
-                write_from(target, memoryview(file.header), 0)
-            tasks = _ahead(self._tasks(file, sources, target))
-            pipeline.share(tasks, [functools.partial(_do, desk) for desk in self._desks])
+            return Begun(file.name, self._pieces(file, sources, target), stack.pop_all())
 
-    def _tasks(self, file: FilePlan, sources: dict[str, int], target: int) -> Iterator[Task]:
-        """The file in pieces that need nothing of each other, in its order: what stays, and the rows of what is computed."""
+    def _pieces(self, file: FilePlan, sources: dict[str, int], target: int) -> Iterator[Piece[Desk]]:
+        """The file in its order: what stays, and the rows of what is computed."""
         position = 0
+        if file.header is not None:
+            yield Piece(functools.partial(_write_header, target, file.header))
         for output, start in zip(file.outputs, file.starts, strict=True):
             if file.header is not None and not output.computed and output.stored is not None:
                 stored = output.stored
@@ -151,16 +148,18 @@ class StreamingMerge:
         if file.header is None:
             yield from self._copies(file, file.name, sources, target, position, position, file.size - position)
 
-    def _copies(self, file: FilePlan, name: str, sources: dict[str, int], target: int, start: int, to: int, size: int) -> Iterator[Task]:
+    def _copies(
+        self, file: FilePlan, name: str, sources: dict[str, int], target: int, start: int, to: int, size: int
+    ) -> Iterator[Piece[Desk]]:
         for done in range(0, size, PIECE):
             length = min(PIECE, size - done)
-            os.posix_fadvise(sources[name], start + done, length, os.POSIX_FADV_WILLNEED)
-            yield functools.partial(self._copy, file.name, self._base / name, sources[name], target, start + done, to + done, length)
+            copy = functools.partial(self._copy, file.name, self._base / name, sources[name], target, start + done, to + done, length)
+            yield Piece(copy, sources[name], start + done, length)
 
     def _copy(self, told: str, path: Path, source: int, target: int, start: int, to: int, size: int, desk: Desk) -> None:
         copy_range(source, target, start, to, size, path, lambda count: self._moved(count, told))
 
-    def _parts(self, output: Output, sources: dict[str, int], target: int, start: int) -> Iterator[Task]:
+    def _parts(self, output: Output, sources: dict[str, int], target: int, start: int) -> Iterator[Piece[Desk]]:
         """The tensor's rows, together where a source or a kernel goes through them in order."""
         if not output.elements:
             return
@@ -170,10 +169,12 @@ class StreamingMerge:
         step = length if together else _rows(output) * SHARE
         for first in range(0, length, step):
             rows = range(first, min(first + step, length))
-            if source >= 0 and stored is not None:
-                width = stored.size // length
-                os.posix_fadvise(source, stored.start + first * width, len(rows) * width, os.POSIX_FADV_WILLNEED)
-            yield functools.partial(self._part, output, source, target, start, rows)
+            part = functools.partial(self._part, output, source, target, start, rows)
+            if source < 0 or stored is None:
+                yield Piece(part)
+                continue
+            width = stored.size // length
+            yield Piece(part, source, stored.start + first * width, len(rows) * width)
 
     def _part(self, output: Output, source: int, target: int, start: int, part: range, desk: Desk) -> None:
         """Rows of one tensor, block by block."""
@@ -209,11 +210,11 @@ class StreamingMerge:
         """Compute the rows from `first` on, and round them once."""
         prepared.fill(first, room.weights, room.total)
         room.result.copy_(room.total)
-        # No value is larger than the root of the sum of all squares. Where that is in doubt the extremes are looked at.
-        if float(torch.dot(room.values, room.values)) <= room.safe:
+        # One value that is not finite makes the sum so. Where that is in doubt the extremes are looked at.
+        if room.result.element_size() > 1 and math.isfinite(room.values.sum().item()):
             return
         limit = torch.finfo(room.result.dtype).max
-        lowest, highest = (float(edge) for edge in torch.aminmax(room.values))
+        lowest, highest = (float(edge) for edge in torch.aminmax(room.total))
         # NaN fails both comparisons, so it is caught as well.
         if lowest >= -limit and highest <= limit:
             return
@@ -241,19 +242,8 @@ class StreamingMerge:
         raise Permanent("non-finite-weights", f"merge {output.module or output.name}", cause, remedy, path=where)
 
 
-def _do(desk: Desk, task: Task) -> None:
-    with torch.inference_mode():  # which a thread does not inherit
-        task(desk)
-
-
-def _ahead(tasks: Iterator[Task]) -> Iterator[Task]:
-    """The tasks, each made some turns before it is given: what it reads is on its way then."""
-    waiting: collections.deque[Task] = collections.deque()
-    for task in tasks:
-        waiting.append(task)
-        if len(waiting) > AHEAD:
-            yield waiting.popleft()
-    yield from waiting
+def _write_header(target: int, header: bytes, desk: Desk) -> None:
+    write_from(target, memoryview(header), 0)
 
 
 def _dtypes(output: Output) -> tuple[torch.dtype, torch.dtype]:

@@ -24,6 +24,9 @@ from handlers.merge.several import Bundle
 
 Progress = Callable[[float, str], None]
 
+SPARE = 1
+"""Threads beside those that may compute: while one waits for the disk, the others go on."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -106,8 +109,7 @@ def stream(
             ledger.record(name)
 
     missing = tuple(name for name in planned.names if name not in kept)
-    # One thread more than computes: while one waits for the disk, the others go on.
-    workers = torch.get_num_threads() + 1
+    workers = torch.get_num_threads() + SPARE
     StreamingMerge(Bundle(adapters), planned, origin.folder, missing, output, meter.moved(doing), finished, workers).run()
     if planned.index is not None:
         (output / str(planned.index_name)).write_bytes(planned.index)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from daemon.durable import sha256_file
-from handlers.merge import MergeReport, ledger, merge_adapter
+from handlers.merge import MergeReport, ledger, merge_adapter, writing
 from tests.merge import helpers
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +47,18 @@ class Case:
             if len(noted(output)) == finished:
                 raise Stop
 
-        with pytest.raises(Stop):
+        with one_worker(), pytest.raises(Stop):
             self.merge(output, progress=stop)
         assert len(noted(output)) == finished
         return output
+
+
+@contextlib.contextmanager
+def one_worker() -> Iterator[None]:
+    """Merges in here finish one file after the other, in their order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "SPARE", 0)
+        yield
 
 
 class Stop(Exception):

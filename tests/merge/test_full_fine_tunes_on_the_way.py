@@ -24,7 +24,7 @@ from handlers.merge.full import CONVERTED, PICKLED, take_over
 from handlers.model_files import tensors, weight_files
 from tests import models
 from tests.merge import helpers
-from tests.merge.interrupted import ROOT, Stop, digests, marks, noted
+from tests.merge.interrupted import ROOT, Stop, digests, marks, noted, one_worker
 
 LIMIT = 1 << 16
 PEAK = """
@@ -70,7 +70,7 @@ def stopped(checkpoint: Path, output: Path, finished: int, **options: Any) -> Pa
         if len(noted(output)) == finished:
             raise Stop
 
-    with pytest.raises(Stop):
+    with one_worker(), pytest.raises(Stop):
         taken(checkpoint, output, progress=stop, **options)
     assert len(noted(output)) == finished
     return output
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_noticed_and_nothing_of_it
         if len(noted(tmp_path / "out")) == 2:
             os.utime(checkpoint / weight_files(checkpoint).names[0])
 
-    with pytest.raises(Retryable, match="the checkpoint's file changed while it was read") as caught:
+    with one_worker(), pytest.raises(Retryable, match="the checkpoint's file changed while it was read") as caught:
         taken(checkpoint, tmp_path / "out", dtype="bfloat16", shard_bytes=LIMIT, progress=disturb)
     assert caught.value.fault.code == "checkpoint-changed"
     assert taken(checkpoint, tmp_path / "out", dtype="bfloat16", shard_bytes=LIMIT).resumed_files == 0

@@ -18,7 +18,7 @@ from daemon.durable import sha256_file
 from handlers.merge import MergeReport, ledger, merge_adapter, stage
 from tests import models
 from tests.merge import helpers
-from tests.merge.interrupted import ROOT, Case, digests, make_case, marks, noted, shard
+from tests.merge.interrupted import ROOT, Case, Stop, digests, make_case, marks, noted, shard
 
 CHILD = """
 import sys
@@ -45,7 +45,7 @@ def start(case: Case, output: Path, **environment: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
-def resume_and_check(case: Case, output: Path, *, most_repeated: int = 1) -> MergeReport:
+def resume_and_check(case: Case, output: Path, *, most_repeated: int = 2) -> MergeReport:
     """Go on with a merge and hold it against the invariants: same bytes, whole files untouched, little repeated."""
     kept = noted(output)
     before = marks(output, kept)
@@ -66,14 +66,16 @@ def resume_and_check(case: Case, output: Path, *, most_repeated: int = 1) -> Mer
         ("merge.ledger.removed", None),
     ],
 )  # fmt: skip
-def test_a_merge_killed_at_any_point_repeats_at_most_one_file(case: Case, tmp_path: Path, point: str, finished: int | None) -> None:  # R6.5
+def test_a_merge_killed_at_any_point_repeats_at_most_a_file_a_thread(
+    case: Case, tmp_path: Path, point: str, finished: int | None
+) -> None:  # R6.5
     child = start(case, tmp_path / "out", CKPTD_FAULT=point)
     child.communicate(timeout=120)
     assert child.returncode == -signal.SIGKILL, f"the point {point} was never reached"
     if finished is not None:
         assert len(noted(tmp_path / "out")) == finished
     # Once the ledger is gone the merge was done: only what follows it, the sealing, stands between this and a success.
-    resume_and_check(case, tmp_path / "out", most_repeated=1 if finished is not None else len(case.shards))
+    resume_and_check(case, tmp_path / "out", most_repeated=2 if finished is not None else len(case.shards))
 
 
 def test_a_merge_killed_after_every_file_advances_by_one_file_each_time(case: Case, tmp_path: Path) -> None:  # R6.5
@@ -102,7 +104,7 @@ def test_a_merge_killed_at_random_times_ends_with_the_same_bytes(tmp_path: Path,
         child.communicate(timeout=60)
         print(f"round {number}: {len(noted(output))} files were finished")
         done = child.returncode == 0 or not (output / ledger.LEDGER).exists()
-        resume_and_check(case, output, most_repeated=len(case.shards) if done else 1)
+        resume_and_check(case, output, most_repeated=len(case.shards) if done else 2)
         shutil.rmtree(output)
 
 
@@ -117,6 +119,20 @@ def test_a_merge_stopped_at_a_safe_point_keeps_its_files_and_its_progress(case: 
     merging = [fraction for fraction, message in seen if message.startswith("merging")]
     assert share < merging[0] and merging[-1] == 1.0
     assert [fraction for fraction, _ in seen] == sorted(fraction for fraction, _ in seen)
+
+
+def test_a_merge_that_fails_in_the_middle_leaves_no_file_open(case: Case, tmp_path: Path) -> None:
+    def fail(fraction: float, message: str) -> None:
+        if fraction > 0.3:
+            raise Stop
+
+    (tmp_path / "out").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(Stop):
+            case.merge(tmp_path / "out", progress=fail)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert resume_and_check(case, tmp_path / "out").resumed_files < len(case.shards)
 
 
 def test_a_disk_that_fills_up_between_two_files_costs_no_finished_one(case: Case, tmp_path: Path) -> None:  # R6.2 R6.5

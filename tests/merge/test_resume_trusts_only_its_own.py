@@ -15,7 +15,7 @@ from daemon.durable import sha256_file
 from daemon.errors import Permanent, Retryable
 from handlers.merge import ledger, merge_adapter
 from tests.merge import helpers
-from tests.merge.interrupted import Case, Stop, digests, marks, noted
+from tests.merge.interrupted import Case, Stop, digests, marks, noted, one_worker
 
 
 def flip(path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_base_that_changes_while_it_is_merged_is_noticed_and_nothing_of_it_is_
         if len(noted(output)) == 2:
             os.utime(base / case.shards[2])
 
-    with pytest.raises(Retryable, match="changed while it was read") as caught:
+    with one_worker(), pytest.raises(Retryable, match="changed while it was read") as caught:
         mine.merge(output, progress=disturb)
     assert caught.value.fault.code == "base-changed"
     assert mine.merge(output).resumed_files == 0

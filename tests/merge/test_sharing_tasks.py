@@ -1,13 +1,25 @@
-"""Tasks shared among threads: all are done, the first error ends the work and is raised."""
+"""Tasks handed out to threads: all are done, the first error ends the work and is raised."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
-from handlers.merge.pipeline import share
+from handlers.merge.fronts import hand_out
+
+
+def share(tasks: Iterable[int], workers: Sequence[Callable[[int], None]]) -> None:
+    """Tasks of an iterator, which only one thread may ask at a time."""
+    queue, lock = iter(tasks), threading.Lock()
+
+    def take(worker: int) -> int | None:
+        with lock:
+            return next(queue, None)
+
+    hand_out(take, workers)
 
 
 def test_every_task_is_done_once_and_begun_in_order() -> None:
@@ -29,10 +41,13 @@ def test_every_task_is_done_once_and_begun_in_order() -> None:
 
 def test_an_error_of_a_worker_stops_the_others_and_is_raised() -> None:
     failures: list[int] = []
+    done: list[int] = []
     failed = threading.Event()
 
     def good(task: int) -> None:
         failed.wait(timeout=60)
+        time.sleep(0.05)  # the error is known by now
+        done.append(task)
 
     def bad(task: int) -> None:
         failures.append(task)
@@ -40,8 +55,8 @@ def test_an_error_of_a_worker_stops_the_others_and_is_raised() -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        share(range(10_000), [good, bad])
-    assert len(failures) == 1
+        share(range(100), [good, bad])
+    assert len(failures) == 1 and len(done) <= 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("merge-")]
 
 

@@ -1,0 +1,115 @@
+"""The pieces of files as they are handed out: each once, two files at a time, each file closed after its last piece."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.merge.fronts import AHEAD, Begun, Fronts, Piece, hand_out
+
+Plan = tuple[str, int]
+Tool = list[str]
+
+
+class Work:
+    """Files of so many pieces, each of which notes its name; and what became of the files."""
+
+    def __init__(self, *plans: Plan) -> None:
+        self.begun: list[str] = []
+        self.closed: list[str] = []
+        self.fronts: Fronts[Plan, Tool] = Fronts(plans, self._begin)
+
+    def _begin(self, plan: Plan) -> Begun[Tool]:
+        name, count = plan
+        self.begun.append(name)
+        stack = contextlib.ExitStack()
+        stack.callback(self.closed.append, name)
+        return Begun(name, [Piece(functools.partial(_note, f"{name}{number}")) for number in range(count)], stack)
+
+    def next(self, worker: int) -> str | None:
+        """The next piece for a worker, done at once."""
+        taken = self.fronts.take(worker)
+        if taken is None:
+            return None
+        file, piece = taken
+        noted: Tool = []
+        piece.do(noted)
+        self.fronts.done(file)
+        return noted[0]
+
+
+def _note(name: str, tool: Tool) -> None:
+    tool.append(name)
+
+
+def test_workers_begin_with_the_first_and_the_last_file_and_meet() -> None:
+    work = Work(("a", 2), ("b", 3), ("c", 1))
+    assert [work.next(0), work.next(1), work.next(0)] == ["a0", "c0", "a1"]
+    assert work.begun == ["a", "c"] and work.closed == ["c", "a"]
+    # The second worker begins the last file that is left; the first one helps, from that file's end.
+    assert [work.next(1), work.next(0), work.next(1)] == ["b0", "b2", "b1"]
+    assert (work.next(0), work.next(1)) == (None, None)
+    assert work.begun == ["a", "c", "b"] and work.closed == ["c", "a", "b"]
+
+
+def test_one_file_is_taken_from_both_ends() -> None:
+    work = Work(("a", 4))
+    assert [work.next(worker) for worker in (0, 1, 1, 0, 0)] == ["a0", "a3", "a2", "a1", None]
+
+
+def test_one_worker_goes_through_all_in_order() -> None:
+    work = Work(("a", 2), ("b", 1), ("c", 2))
+    assert [work.next(0) for _ in range(6)] == ["a0", "a1", "b0", "c0", "c1", None]
+
+
+def test_a_file_is_closed_when_its_last_piece_is_done_and_not_when_it_is_taken() -> None:
+    work = Work(("a", 2))
+    first, second = work.fronts.take(0), work.fronts.take(1)
+    assert first is not None and second is not None
+    assert not work.fronts.done(second[0]) and not work.closed
+    assert work.fronts.done(first[0]) and work.closed == ["a"]
+    work.fronts.close()
+    assert work.closed == ["a"]
+
+
+def test_what_an_error_left_is_closed() -> None:
+    work = Work(("a", 2), ("b", 2), ("c", 2))
+    assert [work.next(worker) for worker in (0, 1, 1)] == ["a0", "c0", "c1"]
+    work.fronts.close()
+    assert work.closed == ["c", "a"] and work.begun == ["a", "c"]
+
+
+def test_many_threads_do_every_piece_once() -> None:
+    plans = [(f"file{number}-", 1 + number % 7) for number in range(60)]
+    work, done, finished = Work(*plans), [[] for _ in range(5)], []  # type: ignore[var-annotated]
+    barrier = threading.Barrier(5)
+
+    def do(tool: Tool, task: tuple[Begun[Tool], Piece[Tool]]) -> None:
+        if not tool:
+            barrier.wait(60)  # all of them have one
+        task[1].do(tool)
+        if work.fronts.done(task[0]):
+            finished.append(task[0].name)
+
+    hand_out(work.fronts.take, [functools.partial(do, tool) for tool in done])
+    assert sorted(name for tool in done for name in tool) == sorted(f"{name}{piece}" for name, count in plans for piece in range(count))
+    assert sorted(finished) == sorted(work.closed) == sorted(name for name, _ in plans)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_kernel_is_asked_for_what_comes_some_pieces_later(last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: asked.append(arguments))
+    pieces = [Piece(functools.partial(_note, str(number)), 7, 10 * number, 10) for number in range(AHEAD + 2)]
+    begun = Begun("a", [Piece(functools.partial(_note, "header")), *pieces], contextlib.ExitStack())
+    for _ in range(3):
+        begun.take(last=last)
+    places = [start for _, start, _, _ in asked]
+    assert asked[0][::2] == (7, 10) and asked[0][3] == os.POSIX_FADV_WILLNEED
+    assert places == ([10, 0] if last else [10 * (AHEAD - 1), 10 * AHEAD, 10 * (AHEAD + 1)])
