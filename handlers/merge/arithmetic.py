@@ -60,7 +60,7 @@ class PreparedLowRank(Prepared):
         exact = math.frexp(kernel.scale)[0] == 0.5
         self._a, self._b, self._factor = (a, b * kernel.scale, 1.0) if exact else (a, b, kernel.scale)
         self._kernel, self._magnitude = kernel, magnitude
-        self._squares = torch.zeros(b.shape[0], dtype=torch.float64)
+        self._squares = torch.zeros(b.shape[0] if kernel.twice else 0, dtype=torch.float64)
         self._columns: torch.Tensor | None = None
         plain = not kernel.transposed and self._factor == 1.0 and kernel.divisor == 1.0 and not kernel.rounded
         self._fused = plain and a.shape[0] <= FUSED_RANK

@@ -210,16 +210,15 @@ class StreamingMerge:
         """Compute the rows from `first` on, and round them once."""
         prepared.fill(first, room.weights, room.total)
         room.result.copy_(room.total)
-        # One value that is not finite makes the sum so. Where that is in doubt the extremes are looked at.
-        if room.result.element_size() > 1 and math.isfinite(room.values.sum().item()):
+        # One value that is not finite makes the sum so. Where that is in doubt, the largest is looked for.
+        wide = room.result.element_size() > 1  # torch adds up no fp8
+        if wide and math.isfinite(room.values.sum().item()):
             return
-        limit = torch.finfo(room.result.dtype).max
-        lowest, highest = (float(edge) for edge in torch.aminmax(room.total))
-        # NaN fails both comparisons, so it is caught as well.
-        if lowest >= -limit and highest <= limit:
+        # NaN fails the comparison, so it is caught as well.
+        if float((room.values if wide else room.values.float()).abs().max()) <= torch.finfo(room.result.dtype).max:
             return
         if output.changed:
-            self._explain_non_finite(output, room.weights, prepared, max(abs(lowest), abs(highest)), room.result.dtype)
+            self._explain_non_finite(output, room.weights, prepared, float(room.total.abs().max()), room.result.dtype)
         # What the base itself holds may stay where nothing is added to it.
         check_overflow(room.weights, room.result, output.name, self._path(output))
 

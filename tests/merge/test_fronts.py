@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,14 +101,22 @@ def test_many_threads_do_every_piece_once() -> None:
     assert sorted(finished) == sorted(work.closed) == sorted(name for name, _ in plans)
 
 
+def pieces(count: int) -> list[Piece[Tool]]:
+    return [Piece(functools.partial(_note, str(number)), 7, 10 * number, 10) for number in range(count)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the kernel is asked for; descriptor 7 is no file."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: calls.append(arguments))
+    return calls
+
+
 @pytest.mark.parametrize("last", [False, True])
-def test_the_kernel_is_asked_for_what_comes_some_pieces_later(last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: asked.append(arguments))
-    pieces = [Piece(functools.partial(_note, str(number)), 7, 10 * number, 10) for number in range(AHEAD + 2)]
-    begun = Begun("a", [Piece(functools.partial(_note, "header")), *pieces], contextlib.ExitStack())
+def test_the_kernel_is_asked_for_what_comes_some_pieces_later(last: bool, asked: list[tuple[Any, ...]]) -> None:
+    begun = Begun("a", [Piece(functools.partial(_note, "header")), *pieces(AHEAD + 2)], contextlib.ExitStack())
     for _ in range(3):
         begun.take(last=last)
-    places = [start for _, start, _, _ in asked]
-    assert asked[0][::2] == (7, 10) and asked[0][3] == os.POSIX_FADV_WILLNEED
-    assert places == ([10, 0] if last else [10 * (AHEAD - 1), 10 * AHEAD, 10 * (AHEAD + 1)])
+    places = [10, 0] if last else [10 * (AHEAD - 1), 10 * AHEAD, 10 * (AHEAD + 1)]
+    assert asked == [(7, place, 10, os.POSIX_FADV_WILLNEED) for place in places]

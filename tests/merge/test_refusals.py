@@ -198,6 +198,37 @@ def test_a_sum_that_float16_cannot_hold_is_an_error(tmp_path: Path, output: Path
     assert "float16 ends at 6.55e+04" in sentence
 
 
+@pytest.mark.parametrize(("added", "fits"), [(15.0, True), (17.0, False)])
+def test_a_sum_beyond_the_largest_value_fits_as_long_as_it_rounds_to_it(tmp_path: Path, output: Path, added: float, fits: bool) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    base = models.make_base(tmp_path / "base", dtype="float16")
+    adapter = helpers.make_adapter(base, tmp_path / "adapter")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+
+    def single(table: dict[str, Any]) -> None:
+        for side, value in (("A", added / scale), ("B", 1.0)):
+            table[f"{Q_PROJ}.lora_{side}.weight"].zero_()[0, 0] = value
+
+    helpers.rewrite(base / "model.safetensors", lambda table: table[name].zero_()[0].fill_(65504.0))
+    helpers.rewrite(adapter / "adapter_model.safetensors", single)
+    if fits:
+        merge_adapter(adapter, base, output)
+        assert helpers.stored(output)[name][0].eq(65504.0).all()
+    else:
+        code, sentence = refusal(adapter, base, output)
+        assert code == "non-finite-weights" and "the sum reaches 6.552e+04 and float16 ends at 6.55e+04" in sentence
+
+
+def test_values_whose_sum_overflows_are_written_as_they_are(tmp_path: Path, output: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    base = models.make_base(tmp_path / "base", dtype="float32")
+    adapter = helpers.make_adapter(base, tmp_path / "adapter")
+    helpers.rewrite(base / "model.safetensors", lambda table: table[name].fill_(-1e36))
+    merge_adapter(adapter, base, output)
+    assert torch.equal(helpers.stored(output)[name], helpers.stored(base)[name])  # the delta is far below half a unit
+
+
 def test_a_writer_that_fails_ends_the_merge_with_its_own_error(
     adapter: Path, pico_base: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
