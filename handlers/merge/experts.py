@@ -116,9 +116,11 @@ def expert_outputs(
     Raises NeedsPeft when target_parameters names something that the base stores in another way.
     """
     outputs: list[Output] = []
-    for module in sorted({module for module, _ in keys.factors}):
+    owned: dict[str, list[Factors]] = {}
+    for (module, _), factors in keys.factors.items():
+        owned.setdefault(module, []).append(factors)
+    for module, levels in sorted(owned.items()):
         leaves = _leaves(adapter, module)
-        levels = [factors for (owner, _), factors in keys.factors.items() if owner == module]
         if not leaves or names.info(f"{module}.weight") is not None:
             continue
         found = [_stacked(names, module, leaf) or _apart(names, module, leaf) for leaf in leaves]

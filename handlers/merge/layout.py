@@ -73,7 +73,7 @@ class Output:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        return self._like().elements
+        return math.prod(self.shape)
 
     @property
     def size(self) -> int:

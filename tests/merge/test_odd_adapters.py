@@ -12,6 +12,10 @@ import torch
 
 from daemon.errors import Permanent
 from handlers.merge import merge_adapter
+from handlers.merge.adapter import read_adapter
+from handlers.merge.experts import expert_outputs
+from handlers.merge.keys import Factors, Keys
+from handlers.merge.names import Names
 from tests import models
 from tests.merge import helpers, zoo
 
@@ -279,3 +283,23 @@ def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_end
     get_peft_model(model, LoHaConfig(r=2, target_modules=["lm_head"], init_weights=False)).save_pretrained(tmp_path / "adapter")
     with pytest.raises(Permanent, match="lm_head share, and PEFT's merge would change them all"):
         merge(tmp_path / "adapter", tmp_path / "base", tmp_path / "out")
+
+
+class Counted(dict[Any, Any]):
+    """Counts the entries that are looked at by going through it."""
+
+    seen = 0
+
+    def items(self) -> Any:
+        for pair in super().items():
+            self.seen += 1
+            yield pair
+
+
+def test_the_search_for_fused_experts_goes_through_the_modules_once_however_many(base32: Path, tmp_path: Path) -> None:
+    # Layers times experts times three: 18,000 modules are not rare, and their square was two minutes.
+    adapter = read_adapter(helpers.make_adapter(base32, tmp_path / "adapter"))
+    keys = Keys({(f"layers.{number}.up_proj", 0): Factors(f"layers.{number}.up_proj") for number in range(500)})
+    keys.factors = counted = Counted(keys.factors)
+    assert expert_outputs(adapter, keys, Names({}), base32, lambda *_: pytest.fail("there are none")) == []
+    assert counted.seen <= 500
