@@ -29,7 +29,7 @@ SIZES = [(1, 1), (3, 6), (2, 17)]
 """Rows and source tokens: the exporters see 2 and 7."""
 GRAPHS = ["decoder_model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx"]
 
-ONE_EACH = ["marian", "t5-gated-untied", "bart"]
+ONE_EACH = ["marian", "t5-gated-untied", pytest.param("bart", marks=pytest.mark.slow)]
 Export = Callable[..., Exported]
 
 
@@ -116,6 +116,7 @@ def test_the_graphs_obey_the_standard_in_the_opset_asked_for(exported: Export, k
     assert_form(exported(kind), 18)
 
 
+@pytest.mark.slow
 def test_another_opset_is_written_when_asked_for(exported: Export) -> None:
     one = exported("marian", opset=20)
     assert_form(one, 20)
