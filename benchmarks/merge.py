@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import sys
 import time
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -208,18 +208,13 @@ class Measured:
     def __init__(self, samples: list[tuple[float, int]], alone: list[float] | None) -> None:
         self.whole = [seconds for seconds, _ in samples]
         self.alone = alone or self.whole
-        self.peak = statistics.median(peak for _, peak in samples) / 1e6
-
-
-def seconds(values: list[float]) -> float:
-    """The median."""
-    return statistics.median(values)
+        self.peak = median(peak for _, peak in samples) / 1e6
 
 
 def ratios(above: list[float], below: list[float]) -> dict[str, float]:
     """Of the rounds' ratios the median and the quartiles: in each round both ways met the same minute."""
     found = [one / other for one, other in zip(above, below, strict=True)]
-    low, middle, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
+    low, middle, high = quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
     return {"median": middle, "quartile_1": low, "quartile_3": high}
 
 
@@ -242,22 +237,22 @@ def measure(folder: Path, rounds: int, threads: int) -> dict[str, Any]:
         shutil.rmtree(folder / "out-peft")
     cold = runs.take(["cp", "ours", "engine"], rounds, cold=True)
     for prefix, found in (("", warm), ("cold_", cold)):
-        cp, ours, alone = found["cp"], found["ours"], found["engine"]
+        cp, ours, bare = found["cp"], found["ours"], found["engine"]
         figures |= {
-            f"{prefix}cp_seconds": seconds(cp.whole),
-            f"{prefix}wall_seconds": seconds(ours.whole),
-            f"{prefix}merge_seconds": seconds(ours.alone),
-            f"{prefix}engine_seconds": seconds(alone.alone),
+            f"{prefix}cp_seconds": median(cp.whole),
+            f"{prefix}wall_seconds": median(ours.whole),
+            f"{prefix}merge_seconds": median(ours.alone),
+            f"{prefix}engine_seconds": median(bare.alone),
             f"{prefix}wall_over_cp": ratios(ours.whole, cp.whole),
             f"{prefix}merge_over_cp": ratios(ours.alone, cp.whole),
-            f"{prefix}engine_over_cp": ratios(alone.alone, cp.whole),
+            f"{prefix}engine_over_cp": ratios(bare.alone, cp.whole),
         }
     figures["peak_mb"] = warm["ours"].peak
     for name in peers:
         theirs, ours = warm[name], warm["ours"]
         figures |= {
-            f"{name}_wall_seconds": seconds(theirs.whole),
-            f"{name}_merge_seconds": seconds(theirs.alone),
+            f"{name}_wall_seconds": median(theirs.whole),
+            f"{name}_merge_seconds": median(theirs.alone),
             f"speedup_over_{name}": ratios(theirs.whole, ours.whole),
             f"merge_speedup_over_{name}": ratios(theirs.alone, ours.alone),
             f"engine_speedup_over_{name}": ratios(theirs.alone, warm["engine"].alone),

@@ -7,7 +7,6 @@ adapter is unpickled with `weights_only=True`, which executes nothing. torch is 
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ class Adapter:
         """`count` elements of a tensor from element `first` on, flat, as stored."""
         import torch
 
-        from handlers.merge.sources import as_bytes
+        from handlers.merge.sources import Bytes
 
         if self.unpickled:
             tensor: torch.Tensor = self.unpickled[key]
@@ -72,18 +71,9 @@ class Adapter:
         if info.dtype not in DTYPES:
             raise Permanent("adapter-dtype", OPERATION, f"{key} has the unknown dtype {info.dtype}", "save it as float32", path=self.file)
         dtype = getattr(torch, DTYPES[info.dtype][0])
-        if not count:
-            return torch.empty(0, dtype=dtype)
         found = torch.empty(count, dtype=dtype)
-        view = as_bytes(found)
-        descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.preadv(descriptor, [view], info.start + first * dtype.itemsize) != len(view):
-                raise Permanent(
-                    "truncated-weights", OPERATION, f"{key} ends before its {info.size:,} bytes", "take another checkpoint", path=self.file
-                )
-        finally:
-            os.close(descriptor)
+        if count:
+            Bytes(self.file, info).read(first, found)
         return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,6 @@ Plan = TypeVar("Plan")
 """What tells how a file is made."""
 Tool = TypeVar("Tool")
 """What a worker does its pieces with."""
-
 Item = TypeVar("Item")
 """What a worker is given."""
 
@@ -50,6 +50,8 @@ class Begun(Generic[Tool]):
         self.name, self.closing = name, closing
         self.waiting = collections.deque(pieces)
         self.unfinished = len(self.waiting)
+        for piece in itertools.islice(self.waiting, AHEAD):
+            piece.expect()
 
     def take(self, *, last: bool = False) -> Piece[Tool]:
         """The first or the last piece that nobody has. What comes some pieces later is on its way by its turn."""

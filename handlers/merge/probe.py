@@ -67,7 +67,8 @@ def check_merge(
     held against the weights. Permanent when the output can't be read at all.
     """
     replaced, tell = replaced or {}, beat or (lambda count: None)
-    written = {name: StoredSource(name, output / info.file, info) for name, info in tensors(output).items()}
+    headers = tensors(output)
+    written = {name: StoredSource(name, output / info.file, info) for name, info in headers.items()}
     changed = {probe.tensor: probe for probe in probes}
     expected = (base.keys() - set(dropped)) | replaced.keys() | changed.keys()
     problems = [f"{name} is missing" for name in sorted(expected - written.keys())]
@@ -83,7 +84,7 @@ def check_merge(
             else:
                 problem = _unchanged(base[name], found, full, tell)
             problems += [f"{name} {problem}"] if problem else []
-    return problems + (flags(output, tensors(output)) if flagged else [])
+    return problems + (flags(output, headers) if flagged else [])
 
 
 def wrong(problems: Sequence[str], output: Path) -> Permanent:

@@ -54,8 +54,6 @@ class Room:
     """The bytes of `weights`."""
     written: memoryview
     """The bytes of `result`."""
-    values: torch.Tensor
-    """`result` as a vector."""
 
 
 class Desk:
@@ -79,7 +77,7 @@ class Desk:
                 for buffer, dtype in ((self._read, read), (self._written, written))
             )
             total = self._total[: rows * width].view(rows, width)
-            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result), result.view(-1))
+            self._rooms[key] = Room(weights, total, result, as_bytes(weights), as_bytes(result))
         return self._rooms[key]
 
 
@@ -129,7 +127,8 @@ class StreamingMerge:
                 stack.callback(os.close, sources[name])
             target = create(self._output / file.name, file.size)
             stack.callback(os.close, target)
-            return Begun(file.name, self._pieces(file, sources, target), stack.pop_all())
+            pieces = list(self._pieces(file, sources, target))
+            return Begun(file.name, pieces, stack.pop_all())
 
     def _pieces(self, file: FilePlan, sources: dict[str, int], target: int) -> Iterator[Piece[Desk]]:
         """The file in its order: what stays, and the rows of what is computed."""
@@ -212,10 +211,10 @@ class StreamingMerge:
         room.result.copy_(room.total)
         # One value that is not finite makes the sum so. Where that is in doubt, the largest is looked for.
         wide = room.result.element_size() > 1  # torch adds up no fp8
-        if wide and math.isfinite(room.values.sum().item()):
+        if wide and math.isfinite(room.result.sum().item()):
             return
         # NaN fails the comparison, so it is caught as well.
-        if float((room.values if wide else room.values.float()).abs().max()) <= torch.finfo(room.result.dtype).max:
+        if float((room.result if wide else room.result.float()).abs().max()) <= torch.finfo(room.result.dtype).max:
             return
         if output.changed:
             self._explain_non_finite(output, room.weights, prepared, float(room.total.abs().max()), room.result.dtype)

@@ -114,9 +114,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_the_kernel_is_asked_for_what_comes_some_pieces_later(last: bool, asked: list[tuple[Any, ...]]) -> None:
+def test_the_kernel_is_asked_for_the_first_pieces_and_for_what_comes_some_later(last: bool, asked: list[tuple[Any, ...]]) -> None:
     begun = Begun("a", [Piece(functools.partial(_note, "header")), *pieces(AHEAD + 2)], contextlib.ExitStack())
     for _ in range(3):
         begun.take(last=last)
-    places = [10, 0] if last else [10 * (AHEAD - 1), 10 * AHEAD, 10 * (AHEAD + 1)]
-    assert asked == [(7, place, 10, os.POSIX_FADV_WILLNEED) for place in places]
+    first = [10 * number for number in range(AHEAD - 1)]
+    later = [10, 0] if last else [10 * (AHEAD - 1), 10 * AHEAD, 10 * (AHEAD + 1)]
+    assert asked == [(7, place, 10, os.POSIX_FADV_WILLNEED) for place in (*first, *later)]
