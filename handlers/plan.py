@@ -27,7 +27,7 @@ __all__ = [
 
 _MERGE = (
     StageSpec(
-        "merge", "handlers.merge.stage", 2,
+        "merge", "handlers.merge.stage", 3,
         about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
         settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
     ),

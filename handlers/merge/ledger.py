@@ -22,7 +22,7 @@ from handlers.merge.digests import Beat, digest_file
 
 LEDGER = ".merge-progress.json"
 VERSION = 1
-ENGINE = 2
+ENGINE = 3
 """Raised whenever the streaming merge writes other bytes for the same input."""
 
 

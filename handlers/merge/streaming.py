@@ -257,6 +257,11 @@ def _dtypes(output: Output) -> tuple[torch.dtype, torch.dtype]:
 
 
 def _rows(output: Output) -> int:
-    """Rows of a block of the tensor: as many as fit into BLOCK elements, at least one."""
+    """Rows of a block of the tensor: as many as fit into BLOCK elements, at least one, the same for all but for the last one's rest.
+
+    Blocks are alike since a product of very few rows is summed in another order by the math libraries, so that a last row by itself
+    might differ from the same row in PEFT's product of the whole.
+    """
     rows, width = output.matrix
-    return min(rows, max(1, BLOCK // max(1, width)))
+    blocks = math.ceil(rows / max(1, BLOCK // max(1, width)))
+    return max(1, math.ceil(rows / max(1, blocks)))

@@ -45,6 +45,14 @@ def test_all_linear_layers_are_merged_bit_for_bit_in_every_dtype(tmp_path: Path,
     assert report.fallbacks == ()
 
 
+def test_a_last_row_that_would_be_left_to_itself_is_merged_bit_for_bit(tmp_path: Path) -> None:  # R1.2
+    # 341 rows of 768 columns fit into a block, and 1,024 are three times that and one: a product of one row is summed in another order.
+    base = models.make_base(tmp_path / "base", dtype="float32", hidden_size=768, intermediate_size=1024, num_hidden_layers=1)
+    adapter = helpers.make_adapter(base, tmp_path / "adapter", r=16, lora_alpha=32)
+    merged(adapter, base, tmp_path / "out")
+    assert_equal_to_peft(base, adapter, tmp_path / "out", "float32")
+
+
 def test_rslora_and_patterns_scale_each_module_as_peft_does(pico_base: Path, tmp_path: Path) -> None:  # R1.2
     adapter = helpers.make_adapter(
         pico_base, tmp_path / "adapter", use_rslora=True, lora_alpha=5,
