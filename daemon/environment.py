@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from daemon import cpu
 from daemon.base import is_model
 from daemon.paths import not_writable
 from daemon.resources import free_disk, human, memory
@@ -24,8 +25,9 @@ def _version(name: str) -> str | None:
 
 
 def formats_here(state: Path) -> dict[str, Any]:
-    """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise."""
-    chains, rows = Toolchains(state), {}
+    """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise; the processor,
+    and what a check on it leaves open."""
+    chains, rows, here = Toolchains(state), {}, cpu.here()
     for spec in STAGES:
         if spec.artifact:
             missing = sorted({name for name in (*BY_NAME["merge"].libraries, *spec.libraries) if _version(name) is None})
@@ -36,7 +38,16 @@ def formats_here(state: Path) -> dict[str, Any]:
                 "needs": ([f"the packages {', '.join(missing)}; install them"] if missing else [])
                 + ([f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}"] if lacking else []),
             }  # fmt: skip
-    return {"variants": rows, **describe(chains)}
+    return {
+        "variants": rows,
+        **describe(chains),
+        "processor": {**here.facts, "not_run": list(cpu.not_run_on(here)), "doubts": _doubts(here)},
+    }
+
+
+def _doubts(here: cpu.Cpu) -> dict[str, str]:
+    """Variant → what a check on this box's processor can't say about other ones."""
+    return {spec.name: found for spec in STAGES if spec.artifact and (found := cpu.doubt(spec.arithmetic, here))}
 
 
 def _unwritable(key: str, folder: Path) -> list[str]:

@@ -15,13 +15,14 @@ from daemon.facts import facts_of
 from daemon.journal import Journal
 from daemon.naming import step_of
 from daemon.paths import Paths
+from daemon.pin import held
 from daemon.publish import Part, assemble, is_export, link_to, manifest_of, swap_in
 from daemon.resources import human
 from daemon.retention import prune
 from daemon.select import best_step
 from daemon.settings import RetentionSettings, Settings
 from daemon.store.rows import JobRow, StageRow
-from daemon.verdicts import asked_variants, judge, status_of
+from daemon.verdicts import asked_variants, checked_on, judge, needs, status_of
 
 log = structlog.get_logger("runner")
 
@@ -68,7 +69,8 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     folder = paths.staging / job.id / "publish"
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
-        "identity": job.checkpoint.identity,
+        "identity": job.checkpoint.identity, "checked_on": checked_on(facts),
+        "needs": {check.variant: found for check in checks if check.verdict != Verdict.FAILED and (found := needs(check))},
     }  # fmt: skip
     assemble(parts_of(checks, stages, keep_rejected=keep_rejected), folder, head)
     swap_in(folder, target)
@@ -138,9 +140,14 @@ def _prune(job: JobRow, folder: Path, journal: Journal, paths: Paths, rules: Ret
         log.warning(from_oserror(error, "remove old exports").fault.sentence())
 
 
-def tidy_job(job: JobRow, paths: Paths) -> None:
-    """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay."""
+def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> None:
+    """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay.
+
+    The pin of a job that was put back in the queue since is a new one, and stays.
+    """
     remove_tree(paths.staging / job.id)
-    remove_tree(job.pin)
+    with held(paths.pins_lock):
+        if job.id not in journal.open_ids():
+            remove_tree(job.pin)
     for folder in (paths.jobs / job.id).glob("*/tmp"):
         remove_tree(folder)

@@ -23,7 +23,7 @@ from daemon.intake import damaged
 from daemon.journal import RETRIED, Journal
 from daemon.naming import run_of, step_of
 from daemon.paths import existing, foreground_state, prepare
-from daemon.pin import Moved, make_pin
+from daemon.pin import Moved, held, make_pin
 from daemon.publish import MANIFEST
 from daemon.settings import BaseModelSettings, OutputSettings, Settings
 from daemon.status import snapshot
@@ -181,7 +181,7 @@ def retry_job(settings: Settings, job: str) -> None:
 
     Raises UsageError when there is nothing to retry, or its checkpoint is gone or has other content by now.
     """
-    prepare(settings.state_directory, settings.output.directory)
+    paths = prepare(settings.state_directory, settings.output.directory)
     journal = Journal(existing(settings.state_directory))
     operation = f"retry {job}"
     try:
@@ -192,21 +192,22 @@ def retry_job(settings: Settings, job: str) -> None:
             remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
             raise UsageError("nothing-to-retry", operation, f"it is {row.state if row else 'unknown'}", remedy)
         checkpoint = Path(row.checkpoint.path)
-        try:
-            make_pin(checkpoint, row.pin, fingerprint(checkpoint))
-            same = identify(row.pin) == row.checkpoint.digest
-        except (OSError, Moved):
-            same = False
-        if not same:
-            remove_tree(row.pin)
-            raise UsageError(
-                "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
-                "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
-            )  # fmt: skip
-        work = work or row.work
-        names = stage_names(work.export.variants, work.export.quantization)
-        if row.untidy or not journal.retry_job(job, work, names):
-            remove_tree(row.pin)
-            raise UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")
+        with held(paths.pins_lock):  # a daemon that starts, or has just ended the job, removes the pin of a job that is not open
+            try:
+                make_pin(checkpoint, row.pin, fingerprint(checkpoint))
+                same = identify(row.pin) == row.checkpoint.digest
+            except (OSError, Moved):
+                same = False
+            if not same:
+                remove_tree(row.pin)
+                raise UsageError(
+                    "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
+                    "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
+                )  # fmt: skip
+            work = work or row.work
+            names = stage_names(work.export.variants, work.export.quantization)
+            if row.untidy or not journal.retry_job(job, work, names):
+                remove_tree(row.pin)
+                raise UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")
     finally:
         journal.close()

@@ -59,6 +59,11 @@ class Paths:
         return self.state / "pins"
 
     @property
+    def pins_lock(self) -> Path:
+        """Held by whoever removes the pins of ended jobs, and by `ckptd retry` from pinning again until the job is open."""
+        return self.state / "pins.lock"
+
+    @property
     def jobs(self) -> Path:
         """One folder a job with a folder an attempt: job file, result, log."""
         return self.state / "jobs"

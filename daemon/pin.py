@@ -8,9 +8,12 @@ pin with its state, so that a later rewrite is noticed (`rewritten`) before its 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,14 @@ COPY_LIMIT = 1 << 30
 """Files up to this many bytes are copied where they can't be reflinked."""
 LINKED = ".linked"
 """File of a pin that lists its hard-linked files: name, inode, size, mtime in ns. No name that an export reads."""
+
+
+@contextlib.contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Keep others from removing pins of ended jobs (`Paths.pins_lock`); waits for whoever holds the lock, which is never for long."""
+    with open(lock, "a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 class Moved(Exception):

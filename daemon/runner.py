@@ -205,7 +205,7 @@ class Runner:
                 running.worker.stop()
             if children:
                 continue
-            tidy_job(job, self.paths)
+            tidy_job(job, self.journal, self.paths)
             self._forget(job.id)
             self.journal.tidied(job.id)
             log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
@@ -287,7 +287,7 @@ class Runner:
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
         self._resumption.keep(job, stages, int(self.settings.output.kept_size))
-        tidy_job(job, self.paths)
+        tidy_job(job, self.journal, self.paths)
         self._forget(job.id)
         self.changed()
 

@@ -7,7 +7,7 @@ never disagree. They judge from the journal's facts alone and never look at file
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from daemon.contract import ArtifactCheck, JobFacts, Outcome, StageFacts, Verdict
 from daemon.errors import Fault
@@ -93,6 +93,19 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
     return ArtifactCheck(
         variant=variant, verdict=Verdict.UNVERIFIED, reasons=(why,), remedy=fault.remedy if fault else _default_remedy(Verdict.UNVERIFIED)
     )
+
+
+def checked_on(facts: JobFacts) -> dict[str, Any]:
+    """The processor that validation ran on (architecture, vendor, model, features), as it says; {} where it did not run."""
+    results = [stage.result for stage in facts.stages if stage.name == "validate" and stage.result is not None]
+    found = results[-1].figures.get("checked_on") if results else None
+    return found if isinstance(found, dict) else {}
+
+
+def needs(check: ArtifactCheck) -> str | None:
+    """Which processors give the answers that validation saw, as it says; None where it says nothing."""
+    found = check.figures.get("needs")
+    return found if isinstance(found, str) else None
 
 
 def _default_remedy(verdict: Verdict) -> str:

@@ -292,3 +292,16 @@ def print_formats(value: Mapping[str, Any]) -> None:
     for name, row in value["toolchains"].items():
         state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
         console.print(f"toolchain {name}: {state} ({escape(row['about'])})")
+    _print_doubts(console, value["processor"])
+
+
+def _print_doubts(console: Console, processor: Mapping[str, Any]) -> None:
+    """What this box's processor can't vouch for, the variants of one doubt together."""
+    names = " ".join(processor["features"]) or "of unknown instruction sets"
+    console.print(f"processor: {escape(processor['model'] or processor['architecture'])} ({escape(names)})")
+    console.print(f"integer kernels that can't run here, so that sums are bounded for them: {escape('; '.join(processor['not_run']))}")
+    variants: dict[str, list[str]] = {}
+    for variant, doubt in processor["doubts"].items():
+        variants.setdefault(doubt, []).append(variant)
+    for doubt, those in variants.items():
+        console.print(f"a check here can't vouch for {', '.join(those)} elsewhere: {escape(doubt)}")

@@ -89,11 +89,19 @@ def take_standard_output() -> TextIO:
     return io.TextIOWrapper(os.fdopen(private, "wb"), encoding="utf-8", line_buffering=True)
 
 
+_ROUNDING = (
+    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+"""Variables by which libraries compute products of fp32 in bf16 or TF32 where the processor can."""
+
+
 def set_environment(limits: ChildLimits, temporary: str) -> None:
     """Bound the threads of every numeric library, keep the hub out, and put temporary files where the daemon cleans."""
     threads = str(limits.threads)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = threads
+    for name in _ROUNDING:
+        os.environ.pop(name, None)  # fp32 is computed in fp32, whatever the box's owner allows the training
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin while they wait would take cores from the training
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

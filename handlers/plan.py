@@ -37,7 +37,7 @@ VARIANTS: tuple[str, ...] = tuple(spec.name for spec in VARIANT_STAGES)
 
 _REST = (
     StageSpec(
-        "validate", "handlers.validate.stage", 4, needs=("merge",), after=VARIANTS,
+        "validate", "handlers.validate.stage", 5, needs=("merge",), after=VARIANTS,
         about="every artifact run and compared with the live base + adapter", memory_fixed=1200 * MIB, memory_fp32=2.5,
         disk_fixed=256 * MIB,  # logits that an interrupted attempt leaves for the next one
         resumable=True,
@@ -45,7 +45,7 @@ _REST = (
         libraries=("torch", "transformers", "peft", "sentencepiece", "onnxruntime", "bitsandbytes"),
     ),
     StageSpec(
-        "report", "handlers.report.stage", 1, after=("merge", *VARIANTS, "validate"),
+        "report", "handlers.report.stage", 2, after=("merge", *VARIANTS, "validate"),
         about="report.json, report.html and README.md",
         memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
         heavy=False, threads=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 MIB = 1 << 20
 
@@ -59,6 +60,9 @@ class StageSpec:
     """Distributions whose version its output depends on."""
     toolchain: str = ""
     """The toolchain whose Python it runs in ("optimum"); "" for the one that ckptd is installed in."""
+    arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
+    """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
+    int8; half precision. It decides what a check on one processor says of others (`daemon.cpu.doubt`)."""
     form: tuple[str, str] | None = None
     """(format, level) where it is a quantized form of another variant: ("onnx", "int8")."""
 

@@ -18,33 +18,33 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
         libraries=("torch", "transformers", "tokenizers", "sentencepiece", "onnx", "onnxscript", "onnxslim", "onnxruntime"),
     ),
     StageSpec(
-        "onnx-int8", "handlers.onnx.int8", 1, needs=("onnx",), artifact=True,
+        "onnx-int8", "handlers.onnx.int8", 2, needs=("onnx",), artifact=True, arithmetic="integers",
         about="the ONNX graph with int8 weights, dynamic activations, per channel",
         memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
         form=("onnx", "int8"),
     ),
     StageSpec(
-        "onnx-fp16", "handlers.onnx.fp16", 1, needs=("onnx",), artifact=True,
+        "onnx-fp16", "handlers.onnx.fp16", 1, needs=("onnx",), artifact=True, arithmetic="half",
         about="the ONNX graph in half precision, norms and angles in fp32",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=("validation.prompts", "validation.samples"),
         libraries=("onnx", "onnxruntime"), form=("onnx", "fp16"),
     ),
     StageSpec(
-        "onnx-int8-static", "handlers.onnx.int8_static", 1, needs=("onnx",), artifact=True,
+        "onnx-int8-static", "handlers.onnx.int8_static", 2, needs=("onnx",), artifact=True, arithmetic="integers",
         about="the ONNX graph with int8 weights, and activations of ranges measured on texts",
         memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
         settings=("onnx.calibration_samples", "validation.prompts", "validation.samples"),
         libraries=("onnx", "onnxruntime"), form=("onnx", "int8-static"),
     ),
     StageSpec(
-        "onnx-int8-weight", "handlers.onnx.int8_weight", 2, needs=("onnx",), artifact=True,
+        "onnx-int8-weight", "handlers.onnx.int8_weight", 2, needs=("onnx",), artifact=True, arithmetic="blocks",
         about="the ONNX graph with 8-bit weights in blocks, activations in fp32; needs onnxruntime",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8,
         settings=("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", "validation.prompts", "validation.samples"),
         libraries=("onnx", "onnxruntime"), form=("onnx", "int8-weight"),
     ),
     StageSpec(
-        "onnx-int4", "handlers.onnx.int4", 2, needs=("onnx",), artifact=True,
+        "onnx-int4", "handlers.onnx.int4", 2, needs=("onnx",), artifact=True, arithmetic="blocks",
         about="the ONNX graph with 4-bit weights in blocks, activations in fp32; needs onnxruntime",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5,
         settings=(
@@ -59,13 +59,13 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
         settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),
     ),
     StageSpec(
-        "onnx-activations-fp16", "handlers.onnx.activations_fp16", 1, needs=("onnx-activations",), artifact=True,
+        "onnx-activations-fp16", "handlers.onnx.activations_fp16", 1, needs=("onnx-activations",), artifact=True, arithmetic="half",
         about="the ONNX graph with activations, in half precision",
         memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=1.6, libraries=("onnx", "onnxruntime"),
         form=("onnx-activations", "fp16"),
     ),
     StageSpec(
-        "onnx-activations-int8", "handlers.onnx.activations_int8", 1, needs=("onnx-activations",), artifact=True,
+        "onnx-activations-int8", "handlers.onnx.activations_int8", 2, needs=("onnx-activations",), artifact=True, arithmetic="integers",
         about="the ONNX graph with activations, with int8 weights",
         memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
         form=("onnx-activations", "int8"),
@@ -77,13 +77,13 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
         libraries=("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai"),
     ),
     StageSpec(
-        "onnx-genai-fp16", "handlers.onnx.genai_fp16", 1, needs=("merge",), artifact=True,
+        "onnx-genai-fp16", "handlers.onnx.genai_fp16", 1, needs=("merge",), artifact=True, arithmetic="half",
         about="a folder that onnxruntime-genai runs, in half precision, for GPUs and the CPU",
         memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",),
         libraries=("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai"), form=("onnx-genai-fp32", "fp16"),
     ),
     StageSpec(
-        "onnx-genai-int4", "handlers.onnx.genai_int4", 1, needs=("merge",), artifact=True,
+        "onnx-genai-int4", "handlers.onnx.genai_int4", 1, needs=("merge",), artifact=True, arithmetic="blocks",
         about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, activations in fp32",
         memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
         settings=(

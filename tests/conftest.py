@@ -15,6 +15,8 @@ from tests.service import Service, making
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Graphs are optimized in tests/onnx/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
+# At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.
+os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
 
 
 @pytest.fixture(scope="session")

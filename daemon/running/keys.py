@@ -1,7 +1,9 @@
 """Resume keys: the digest of everything that determines a stage's output.
 
 Called by the runner before a stage starts. Two stages with the same key give the same output, so that a finished one
-need not be repeated after a restart, an upgrade, a retry or a change of the configuration that does not touch it.
+need not be repeated after a restart, an upgrade, a retry or a change of the configuration that does not touch it. The processor is part of
+it: libraries choose their kernels by it, so that sums differ in the last bit, measured choices fall otherwise, and a check speaks of
+the processor that it ran on. State that moves to a box of another kind is made anew.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from daemon import cpu
 from daemon.store.rows import JobRow, StageRow
 from daemon.toolchains import digest_for
 from daemon.values import digest_of
@@ -53,6 +56,7 @@ def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], ba
         "base": base,
         "settings": {path: _setting(job.work, path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},
+        "cpu": cpu.here().key,
         **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
         "device": device,
         "inputs": dict(inputs),

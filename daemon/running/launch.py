@@ -40,8 +40,19 @@ def make_context(
         cache=str(paths.cache),
         work=job.work,
         key=key,
-        limits=ChildLimits(threads=threads, device=limits.device, parent_pid=os.getpid(), resumable=spec.resumable),
+        limits=ChildLimits(
+            threads=threads,
+            device=limits.device,
+            parent_pid=os.getpid(),
+            resumable=spec.resumable,
+            nice=_NICE[limits.priority],
+            idle=limits.priority == "idle",
+        ),
     )
+
+
+_NICE = {"idle": 19, "low": 10, "normal": 0}
+"""`limits.priority` → nice value; each step of 5 is about a third of the share."""
 
 
 def staging_of(paths: Paths, job: str, stage: str, number: int) -> Path:

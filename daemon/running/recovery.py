@@ -16,6 +16,7 @@ from daemon.contract import Outcome, StageContext, StageResult
 from daemon.durable import remove_tree, sweep_temporaries
 from daemon.journal import Journal
 from daemon.paths import Paths
+from daemon.pin import held
 from daemon.process.death import examine
 from daemon.store.rows import AttemptRow
 from daemon.swap import mend_swaps
@@ -63,11 +64,12 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path) -> list[str]:
 
 def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
     """Remove staging and pins that belong to no open job; names what went. `pins`: the configured folder, which may be new."""
-    keep = journal.open_ids()
     gone = []
-    for parent in {paths.staging: None, paths.pins: None, pins: None}:
-        for entry in os.scandir(parent) if parent.is_dir() else ():
-            if entry.name not in keep:
-                remove_tree(Path(entry.path))
-                gone.append(entry.path)
+    with held(paths.pins_lock):
+        keep = journal.open_ids()
+        for parent in {paths.staging: None, paths.pins: None, pins: None}:
+            for entry in os.scandir(parent) if parent.is_dir() else ():
+                if entry.name not in keep:
+                    remove_tree(Path(entry.path))
+                    gone.append(entry.path)
     return gone

@@ -96,15 +96,18 @@ def _fraction(time_share: float, step: int) -> float:
     return min(time_share, max(step / STEPS_AT_LEAST, time_share / LONGEST))
 
 
-def train(model: Any, stream: Any, seconds: float) -> float:
-    """Train for about `seconds` of wall time, the learning rate falling with the clock; give the last steps' mean loss in nats."""
+def train(model: Any, stream: Any, seconds: float, steps: int = 0) -> float:
+    """Train for about `seconds` of wall time, the learning rate falling with the clock; give the last steps' mean loss in nats.
+
+    With `steps` it is that many steps, however long they take: the same on a slow box as on a fast one.
+    """
     import torch
 
     optimizers = _optimizers(model)
     model.train()
     started = said = time.monotonic()
     step, smooth = 0, 0.0
-    while (fraction := _fraction((time.monotonic() - started) / seconds, step)) < 1:
+    while (fraction := step / steps if steps else _fraction((time.monotonic() - started) / seconds, step)) < 1:
         scale = min(1.0, (step + 1) / WARMUP_STEPS) * min(1.0, (1 - fraction) / DECAY_SHARE)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak"] * scale
@@ -143,7 +146,7 @@ def write_after(model: Any, tokenizer: Any, prompt: str, tokens: int = 40) -> st
     return str(tokenizer.decode(ids[0].tolist())).rstrip()
 
 
-def make_base(folder: Path, seconds: float) -> None:
+def make_base(folder: Path, seconds: float, steps: int = 0) -> None:
     """Write the trained base into `folder`, telling each step as an event. Raises UsageError for a folder that is not empty."""
     import torch
 
@@ -154,7 +157,7 @@ def make_base(folder: Path, seconds: float) -> None:
     stream = token_stream(tokenizer, texts)
     say("tokenizer", vocabulary=len(tokenizer), tokens=len(stream))
     model = make_model()
-    loss = train(model, stream, seconds)
+    loss = train(model, stream, seconds, steps)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     say("sample", prompt=PROMPT, text=write_after(model, tokenizer, PROMPT))
@@ -169,13 +172,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=25.0, help="wall time of the training alone; up to 1.6 times that on a busy machine"
     )
+    parser.add_argument("--steps", type=int, default=0, help="train for so many steps instead of a time")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     try:
         prepare_libraries(options.threads)
         if options.seconds <= 0:
             raise UsageError("bad-seconds", "train the base", f"{options.seconds} seconds are no time", "give --seconds above 0")
-        make_base(options.folder, options.seconds)
+        if options.steps < 0:
+            raise UsageError(
+                "bad-steps", "train the base", f"{options.steps} steps can't be done", "give --steps of 1 or more, or leave it out"
+            )
+        make_base(options.folder, options.seconds, options.steps)
     except UsageError as error:
         return complain(error)
     return 0

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from daemon import cpu
 from daemon.durable import fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.faults import point
 from daemon.values import digest_of
@@ -46,6 +47,7 @@ def purpose(adapters: Sequence[Adapter], plan: Any, states: States) -> dict[str,
     return {
         "engine": ENGINE,
         "torch": str(torch.__version__),
+        "cpu": cpu.here().key,  # the library's sums are another's in the last bit
         "base": states,
         "adapters": [
             {path.name: sha256_file(path) for path in (adapter.folder / "adapter_config.json", adapter.file)} for adapter in adapters

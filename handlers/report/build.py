@@ -50,6 +50,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         versions=_versions(facts),
         machine=machine.describe(),
         reference=_figure(facts, "validate", "reference", dict) or {},
+        checked_on=verdicts.checked_on(facts),
         bases=_figure(facts, "validate", "bases", dict) or {},
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         artifacts=tuple(_artifact(check, facts, base.size_bytes) for check in checks),
@@ -152,6 +153,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
         files=stage.result.files if made and stage and stage.result else (),
         size_bytes=size,
         size_ratio=round(size / base_bytes, 4) if size is not None and base_bytes else None,
+        needs=verdicts.needs(check),
         limits=limits.model_dump() if limits else {},
         figures=check.figures,
     )

@@ -71,6 +71,8 @@ class Machine(Part):
 
     cpu: str | None
     """Model name of the processor."""
+    cpu_features: tuple[str, ...] = ()
+    """Its instruction sets by which libraries choose how they compute, for example `avx512_vnni`."""
     logical_cores: int | None
     """Hardware threads."""
     physical_cores: int | None
@@ -154,6 +156,8 @@ class Artifact(Part):
     """Bytes of all files: the size after; null when nothing was made."""
     size_ratio: float | None
     """`size_bytes` over the base's `size_bytes`."""
+    needs: str | None = None
+    """Which processors give the answers that were checked, from a bound on the graph's integer sums; null where there are none."""
     limits: dict[str, Any]
     """What validation demanded: smallest `agreement`, largest `kl` (nats a token), largest `error` (standard deviations of the logits)."""
     figures: dict[str, Any]
@@ -232,6 +236,8 @@ class Report(Part):
     """Where it ran."""
     reference: dict[str, Any]
     """The live model that artifacts were compared with: `dtype`, `method`, `tokens_per_second`, `load_seconds`, `peak_rss_bytes`."""
+    checked_on: dict[str, Any] = Field(default_factory=dict)
+    """The processor that validation ran on: `architecture`, `vendor`, `model`, `features`."""
     bases: dict[str, Any]
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
     stages: tuple[Stage, ...]

@@ -30,6 +30,8 @@ class Examination:
     """Why its tokenizer is not the reference's; None when it is."""
     example: str | None = None
     """Why the example that it brings does not work; None when it does, or when it brings none."""
+    portability: str | None = None
+    """Why it may give other answers on other processors; None when nothing says so."""
     labels: str | None = None
     """Why the names of its labels are not the live model's; None when they are."""
 

@@ -49,6 +49,12 @@ class WorkerFailed(Exception):
         """Killed, hung or short of memory: the same may succeed later."""
 
 
+def environment() -> dict[str, str]:
+    """The environment of a child that imports these packages, wherever this process was started."""
+    root = str(Path(handlers.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 class Worker:
     """One engine in a child process; it takes `load` first, then the commands of `worker.Commands`."""
 
@@ -64,12 +70,10 @@ class Worker:
         spec_file = folder / f"worker-{name}.json"
         spec_file.write_text(json.dumps(job))
         self._stderr = folder / f"worker-{name}.log"
-        root = str(Path(handlers.__file__).parents[1])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with open(self._stderr, "wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "handlers.validate.worker", str(spec_file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment(),
             )  # fmt: skip
 
     @property

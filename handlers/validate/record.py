@@ -20,6 +20,7 @@ def write(folder: Path, reference: Reference, output: StageOutput, details: Mapp
     samples = reference.samples
     value = {
         "reference": reference.figures,
+        "checked_on": output.figures.get("checked_on"),
         "bases": reference.bases,
         "logit_std": reference.logit_std,
         "prompts": [{"text": s.text, "ids": s.ids, "tokens": s.tokens, "continuation": s.continuation} for s in samples],

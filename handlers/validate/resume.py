@@ -2,8 +2,8 @@
 
 Called by the validate stage. Records lie in a hidden folder of the staging folder, each a JSON file that is replaced atomically; logits lie
 beside them, and a record holds their digests, so that logits which a power cut took are noticed. A record counts only for the very
-inputs it was made with: prompts and options, files of the models, and the logits it was compared with. Verdicts are not kept: they
-are judged again from the figures. An artifact that could not be run is not kept either, but run again.
+inputs it was made with: prompts and options, files of the models, the processor, and the logits it was compared with. Verdicts are
+not kept: they are judged again from the figures. An artifact that could not be run is not kept either, but run again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from handlers.validate.reference import Reference, Sample
 from handlers.validate.subject import Subject
 
 FOLDER = ".validation"
-VERSION = 2
+VERSION = 3
 
 
 def folder_state(folder: str | Path | None) -> list[list[Any]]:

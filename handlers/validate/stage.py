@@ -14,12 +14,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from daemon import cpu
 from daemon.contract import ArtifactCheck, StageContext, Verdict
 from daemon.durable import remove_tree
 from daemon.errors import Permanent, Retryable
 from handlers.plan import effective_variants
 from handlers.progress import Reporter, StageOutput
-from handlers.validate import bases, foreign, outside, prompts, record, speed
+from handlers.validate import bases, foreign, outside, portability, prompts, record, speed
 from handlers.validate.artifact import Examination, examine, logits_file
 from handlers.validate.client import Worker, WorkerFailed
 from handlers.validate.engines import ENGINES, EXACT, VARIANT_KINDS, EngineSpec
@@ -88,6 +89,7 @@ class _Validation:
         else:
             self.reference = kept
         self.output.figures["reference"] = self.reference.figures
+        self.output.figures["checked_on"] = cpu.here().facts
         if self.reference.bases is not None:
             self.output.figures["bases"] = record.finite(self.reference.bases)
         self.output.figures["prompts"] = [sample.text for sample in self.reference.samples]
@@ -199,6 +201,8 @@ class _Validation:
                 self.context, variant, spec, self._subject, self.reference, examination, logits_file(outputs, 0), self._reporter.checkpoint
             )
             examination.example = outside.example_fault(spec, self.reference, examination)
+            portable, examination.portability = portability.check(Path(spec.folder))
+            examination.figures |= portable
         except WorkerFailed:
             self._reporter.checkpoint()
             raise
@@ -268,7 +272,7 @@ class _Validation:
 def _made_for(context: StageContext, texts: list[str], subject: Subject) -> list[Any]:
     """All that every record of an interrupted validation depends on."""
     options = context.work.validation.model_dump(mode="json")
-    return [texts, options, folder_state(context.pin), folder_state(context.base), asdict(subject), bases.taken(context)]
+    return [texts, options, folder_state(context.pin), folder_state(context.base), asdict(subject), bases.taken(context), cpu.here().key]
 
 
 def _subject(context: StageContext) -> Subject:

@@ -28,6 +28,12 @@ def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresh
     if examination.example:
         reasons.append(examination.example)
         remedies.append("export again; if it happens again, report it with the attempt's log")
+    if examination.portability:
+        reasons.append(examination.portability)
+        remedies.append(
+            f"export {variant} again, whose weights leave room for 16 bits; where such a graph must be run as it is, let onnxruntime's"
+            " session option session.x64quantprecision be 1"
+        )
     if defects := _defects(figures, kind):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")

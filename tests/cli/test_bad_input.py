@@ -20,7 +20,13 @@ from tests.service import Service, listing
 def ckptd(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command with a state of its own below `folder`."""
     names = {key: value for key, value in os.environ.items() if not key.startswith(("CKPTD_", "EXPORT_"))}
-    names |= {"XDG_STATE_HOME": str(folder / "xdg"), "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment}
+    names |= {
+        "XDG_STATE_HOME": str(folder / "xdg"),
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+        "CKPTD_LIMITS__PRIORITY": "normal",
+        **environment,
+    }
     return subprocess.run(
         [sys.executable, "-m", "daemon", *map(str, arguments)],
         capture_output=True,

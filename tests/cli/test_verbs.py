@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,12 @@ def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
 def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  # R5.4
     value = json.loads(ckptd(tmp_path, "formats", "--json").stdout)
     assert all(value["variants"][name]["available"] for name in ("pytorch", "onnx", "onnx-int8"))
+    processor = value["processor"]
+    assert processor["architecture"] == platform.machine() and set(processor["doubts"]) <= set(value["variants"])
+    assert "onnx-int8" not in processor["doubts"], "its sums are bounded for every processor"
+    assert "ARM64" in " ".join(processor["not_run"]) or platform.machine() == "aarch64"
+    told = ckptd(tmp_path, "formats").stdout
+    assert "a check here can't vouch for onnx-int8-weight, onnx-int4, onnx-genai-int4 elsewhere" in told
     answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=str(tmp_path / "runs"))
     assert answer.returncode == 0
     assert "does not exist yet" in answer.stdout and "The configuration is sound" in answer.stdout

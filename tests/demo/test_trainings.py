@@ -25,7 +25,7 @@ def events_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("demo") / "base"
-    return folder, events_of(run("handlers.demo.make_base", str(folder), "--seconds", "3", "--threads", "1"))
+    return folder, events_of(run("handlers.demo.make_base", str(folder), "--steps", "40", "--threads", "1"))
 
 
 def test_the_base_is_a_published_model_that_loads_with_tokenizer_chat_template_and_generation_config(made: Any) -> None:
@@ -86,6 +86,7 @@ def test_fine_tuning_leaves_only_the_last_checkpoint_and_tells_what_was_saved_an
     [
         (["handlers.demo.make_base", "{full}"], "not an empty folder"),
         (["handlers.demo.make_base", "{new}", "--seconds", "0"], "no time"),
+        (["handlers.demo.make_base", "{new}", "--steps", "-1"], "can't be done"),
         (["handlers.demo.finetune", "{full}", "{new}"], "no config.json"),
         (["handlers.demo.finetune", "{full}", "{new}", "--steps", "2", "--save-steps", "3"], "do not fit"),
     ],

@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from daemon import cpu
 from daemon.durable import sha256_file
 from tests import models
 from tests.service import Service, listing, stray_handlers
@@ -102,6 +103,11 @@ def check_manifest(target: Path) -> None:
     manifest = json.loads((target / "MANIFEST.json").read_bytes())
     on_disk = {row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and row != "MANIFEST.json"}
     assert {entry["path"]: entry["sha256"] for entry in manifest["files"]} == on_disk
+    anywhere = "any x86-64 or ARM64 processor"
+    assert manifest["needs"] == {"onnx": anywhere, "onnx-int8": anywhere}
+    report = json.loads((target / "report.json").read_bytes())
+    assert manifest["checked_on"] == report["checked_on"] == cpu.here().facts
+    assert {one["variant"]: one["needs"] for one in report["artifacts"]} == {"pytorch": None, **manifest["needs"]}
 
 
 def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.1 R1.2 R1.4 R3.1 R3.2 R4.1 R4.2 R6.5

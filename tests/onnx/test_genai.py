@@ -324,11 +324,11 @@ def test_a_level_that_changes_the_answers_is_not_taken(build: Build, trained: Pa
 
 def test_the_fast_level_is_taken_only_where_it_is_close_changes_no_clear_choice_and_is_not_slower() -> None:
     exact, fast = Trial(0.0, 1.0, 10.0), Trial(0.01, 0.99, 8.0)
-    assert genai_levels.choose({1: exact, 4: fast}, 0).level == 4
-    assert genai_levels.choose({1: exact, 4: fast}, 1).level == 1
-    assert genai_levels.choose({1: exact, 4: replace(fast, error=0.06)}, 0).level == 1
-    assert genai_levels.choose({1: exact, 4: replace(fast, error=float("inf"))}, 0).level == 1
-    assert genai_levels.choose({1: exact, 4: replace(fast, milliseconds=13.0)}, 0).level == 1
+    assert genai_levels.choose({1: exact, 4: fast}, 0, by_rows=0.01).level == 4
+    assert genai_levels.choose({1: exact, 4: fast}, 1, by_rows=0.01).level == 1
+    assert genai_levels.choose({1: exact, 4: replace(fast, error=0.06)}, 0, by_rows=0.01).level == 1
+    assert genai_levels.choose({1: exact, 4: replace(fast, error=float("inf"))}, 0, by_rows=0.01).level == 1
+    assert genai_levels.choose({1: exact, 4: replace(fast, milliseconds=13.0)}, 0, by_rows=0.01).level == 1
 
 
 def test_a_changed_choice_counts_unless_it_was_a_near_tie() -> None:

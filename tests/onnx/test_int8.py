@@ -68,10 +68,11 @@ def test_inputs_outputs_and_the_files_beside_stay_the_same(qwen3: Exported, qwen
 
 
 def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the table left in fp32 and the output layer turned first, which that tool can't do by itself."""
+    """With the table left in fp32 and the output layer turned first, which that tool can't do by itself; and with the weights' whole range,
+    which it takes whatever processor the graph is for."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from handlers.onnx import rewriting
+    from handlers.onnx import integer, rewriting
 
     proto = onnx.load(qwen3.folder / "model.onnx")
     (turn,) = (node for node in proto.graph.node if node.op_type == "Transpose" and node.input[0].endswith("lm_head.weight"))
@@ -84,6 +85,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
         proto, tmp_path / "theirs" / "model.onnx", weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"]
     )
     monkeypatch.setattr(rewriting, "MIN_TABLE_SHARE", 2.0)
+    monkeypatch.setattr(integer, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
     model = ir.load(qwen3.folder / "model.onnx")
     IntegerRewriter(model).rewrite()
     ir.save(model, tmp_path / "ours" / "model.onnx")
@@ -100,7 +102,8 @@ def test_a_matrix_comes_back_within_half_a_step_of_its_channel(channel: int) -> 
     step = scales[:, None] if channel == 0 else scales[None, :]
     assert values.dtype == np.int8 and scales.dtype == np.float32 and scales.shape == (weight.shape[channel],)
     assert (np.abs(values * step - weight) <= step * 0.5001).all()
-    assert np.abs(values).max() == 127
+    whole, _ = quantize_matrix(weight, channel, multiplied=False)
+    assert np.abs(whole).max() == 127 >= np.abs(values).max() > 90
 
 
 def test_linear_layers_with_bias_that_are_gemm_nodes_become_integer_too(tmp_path: Path) -> None:

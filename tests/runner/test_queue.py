@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.runner.desk import Desks, done, failing
 
 
@@ -142,3 +144,11 @@ def test_with_a_hundred_thousand_jobs_waiting_a_round_reads_only_a_few(make_desk
     desk.tick(3)
     assert not any("state IN ('running', 'pending')" in statement for statement in read), "not all open jobs in each round"
     assert desk.order() == ["run-1"]
+
+
+@pytest.mark.parametrize(("priority", "nice", "idle"), [("idle", 19, True), ("low", 10, False), ("normal", 0, False)])
+def test_children_get_the_priority_that_is_configured(make_desk: Desks, priority: str, nice: int, idle: bool) -> None:
+    desk = make_desk(limits={"priority": priority})
+    desk.add("run", 1)
+    desk.tick(3)
+    assert (desk.fakes[0].context.limits.nice, desk.fakes[0].context.limits.idle) == (nice, idle)

@@ -68,14 +68,14 @@ def export_onnx(merged: Path, target: Path) -> Path:
     return target
 
 
-def quantize(plain: Path, target: Path) -> Path:
-    """The same graph with int8 weights per channel and dynamic activations."""
+def quantize(plain: Path, target: Path, *, whole: bool = False) -> Path:
+    """The same graph with int8 weights per channel and dynamic activations, in 7 bits unless `whole` takes all 8."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     target.mkdir(parents=True)
     quantize_dynamic(
         plain / "model.onnx", target / "model.onnx", per_channel=True, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"],
-        extra_options={"DefaultTensorType": TensorProto.FLOAT},
+        reduce_range=not whole, extra_options={"DefaultTensorType": TensorProto.FLOAT},
     )  # fmt: skip
     _copy_side_files(plain, target)
     return target

@@ -19,7 +19,8 @@ def test_sound_artifacts_pass_and_carry_every_figure(validated: Validated) -> No
     for variant, check in validated.checks.items():
         assert check.verdict is Verdict.PASSED, check.reasons
         assert check.reasons == () and check.remedy is None
-        assert set(check.figures) == NAMES
+        portable = {"pytorch": set(), "onnx": {"needs"}, "onnx-int8": {"needs", "integer_products"}}
+        assert set(check.figures) == NAMES | portable[variant]
         limits = DEFAULT_THRESHOLDS[variant]
         assert check.figures["agreement"] >= limits.agreement
         assert 0 < check.figures["kl"] <= limits.kl

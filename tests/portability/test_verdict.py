@@ -1,0 +1,97 @@
+"""An artifact that would be wrong on another processor fails on every one, and what the check ran on is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemon import cpu
+from daemon.contract import Verdict
+from handlers.onnx import integer_products
+from handlers.validate import portability
+from handlers.validate.artifact import Examination
+from handlers.validate.engines import VARIANT_KINDS
+from handlers.validate.verdict import judge
+from tests.portability import graphs
+from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS
+
+
+@pytest.fixture
+def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose graph has int8 weights of the whole range."""
+    from handlers.onnx import integer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(integer, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+        graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "whole", "model", [])
+    return tmp_path / "whole"
+
+
+def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_on(whole: Path) -> None:
+    figures, fault = portability.check(whole)
+    assert fault is not None and "overflow on processors without VNNI" in fault
+    assert figures["needs"] == "a processor with VNNI, or one that is not x86-64"
+    assert figures["integer_products"]["overflowing_products"] == 1
+    examination = Examination(figures=AT_THE_LIMITS | figures, portability=fault)
+    check = judge("onnx-int8", VARIANT_KINDS["onnx-int8"], examination, LIMITS)
+    assert check.verdict is Verdict.FAILED and check.reasons == (fault,)
+    assert check.remedy is not None and "export onnx-int8 again" in check.remedy and "session.x64quantprecision" in check.remedy
+
+
+def test_what_the_stages_write_passes_and_says_what_it_needs(tmp_path: Path) -> None:
+    graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "int8", "model", [])
+    figures, fault = portability.check(tmp_path / "int8")
+    assert fault is None and figures["needs"] == "any x86-64 or ARM64 processor"
+    assert figures["integer_products"]["largest_pair_sum"] <= figures["integer_products"]["pair_sum_limit"]
+
+
+def test_what_can_not_be_read_is_not_vouched_for(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    figures, fault = portability.check(tmp_path)
+    assert figures == {} and fault is not None and "could not be found out" in fault
+    (tmp_path / "model.onnx").unlink()
+    assert portability.check(tmp_path) == ({}, None)
+
+
+def test_the_command_for_users_says_it_in_a_sentence(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert integer_products.main([str(whole)]) == 1
+    assert "1 of 1 integer products overflow" in capsys.readouterr().out
+    graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "int8", "model", [])
+    assert integer_products.main([str(tmp_path / "int8")]) == 0
+    assert capsys.readouterr().out == "1 integer products, none overflows 16 bits: right on any x86-64 or ARM64 processor\n"
+    assert integer_products.main([str(tmp_path)]) == 2
+    assert "holds no ONNX graph" in capsys.readouterr().err
+
+
+INTEL = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) Core(TM) i7-4770
+flags\t\t: fpu sse4_1 avx f16c fma avx2
+
+processor\t: 1
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) Core(TM) i7-4770
+flags\t\t: fpu sse4_1 avx f16c fma avx2 avx512f
+"""
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
+
+
+def test_a_processor_is_what_all_of_its_cores_can() -> None:
+    intel = cpu.described(INTEL, "x86_64")
+    assert (intel.vendor, intel.model) == ("GenuineIntel", "Intel(R) Core(TM) i7-4770")
+    assert intel.features == ("sse4_1", "avx", "f16c", "fma", "avx2")
+    arm = cpu.described(ARM, "aarch64")
+    assert (arm.vendor, arm.model, arm.features) == ("0x41", None, ("asimd", "asimdhp", "asimddp"))
+    assert intel.key != arm.key and intel.key != cpu.described(INTEL.replace("Intel", "AMD"), "x86_64").key
+    assert json.dumps(arm.facts)
+    assert cpu.described("", "riscv64").features == ()
+
+
+def test_what_a_processor_can_not_vouch_for_is_said_by_the_kind_of_arithmetic() -> None:
+    intel, arm = cpu.described(INTEL, "x86_64"), cpu.described(ARM, "aarch64")
+    assert cpu.doubt("float", intel) is cpu.doubt("integers", intel) is None
+    assert "ARM64 with fp16" in (cpu.doubt("half", intel) or "") and cpu.doubt("half", arm) is None
+    assert "accuracy level 4" in (cpu.doubt("blocks", intel) or "")

@@ -1,0 +1,75 @@
+"""`ckptd retry` pins a checkpoint again while a daemon clears away what ended jobs leave: the new pin is not taken for the old one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daemon import foreground
+from daemon.checkpoint import identify
+from daemon.contract import CheckpointRef
+from daemon.finish import tidy_job
+from daemon.running.recovery import collect_orphans
+from tests.runner.desk import Desk, Desks
+
+ClearUp = Callable[[Desk, str], object]
+
+
+def start_of_a_daemon(desk: Desk, job: str) -> object:
+    return collect_orphans(desk.journal, desk.runner.paths, desk.runner.paths.pins)
+
+
+def end_of_the_job(desk: Desk, job: str) -> object:
+    row = desk.journal.job(job)
+    assert row is not None
+    return tidy_job(row, desk.journal, desk.runner.paths)
+
+
+@pytest.fixture
+def failed(make_desk: Desks, pico_checkpoint: Path) -> Desk:
+    """A runner whose journal holds `job`, which has failed."""
+    desk = make_desk()
+    reference = CheckpointRef(
+        root=str(pico_checkpoint.parents[1]), run="run", step=4, path=str(pico_checkpoint), layout="trainer-adapter",
+        digest=identify(pico_checkpoint), method="LORA",
+    )  # fmt: skip
+    desk.journal.add_job(
+        "job", reference, desk.runner.settings.work, ["merge"], pin=desk.runner.paths.pins / "job", target=desk.home / "out" / "job",
+        fingerprint="f", supersede=False,
+    )  # fmt: skip
+    desk.journal.start_job("job", None)
+    assert desk.journal.finish_job("job", "failed", None)
+    return desk
+
+
+@pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])
+@pytest.mark.parametrize("moment", ["make_pin", "identify"])
+def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: ClearUp, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, threads = getattr(foreground, moment), []
+
+    def interrupted(*arguments: object) -> object:
+        done = step(*arguments) if moment == "make_pin" else None
+        threads.append(threading.Thread(target=clear_up, args=(failed, "job")))
+        threads[0].start()
+        threads[0].join(0.3)  # it has come to its end by then, or waits for the retry's
+        return done if moment == "make_pin" else step(*arguments)
+
+    monkeypatch.setattr(foreground, moment, interrupted)
+    foreground.retry_job(failed.runner.settings, "job")
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    assert failed.state("job") == "pending"
+    row = failed.journal.job("job")
+    assert row is not None and identify(row.pin) == row.checkpoint.digest
+
+
+@pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])
+def test_without_a_retry_the_pin_goes(failed: Desk, clear_up: ClearUp) -> None:
+    row = failed.journal.job("job")
+    assert row is not None
+    row.pin.mkdir(parents=True)
+    clear_up(failed, "job")
+    assert not row.pin.exists()
