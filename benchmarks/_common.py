@@ -21,18 +21,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from daemon import cpu
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, kernel, and the load average of the last minute."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    """Processor with its instruction sets, cores this process may use, memory in bytes, kernel, and the load average of the last minute."""
+    processor = cpu.here()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "processor": model,
+        "processor": processor.model or processor.architecture,
+        "features": list(processor.features),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory,
         "kernel": platform.release(),

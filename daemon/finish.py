@@ -140,14 +140,19 @@ def _prune(job: JobRow, folder: Path, journal: Journal, paths: Paths, rules: Ret
         log.warning(from_oserror(error, "remove old exports").fault.sentence())
 
 
-def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> None:
+def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
     """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay.
 
-    The pin of a job that was put back in the queue since is a new one, and stays.
+    The pin of a job that was put back in the queue since is a new one, and stays. Gives False where `ckptd retry` pins one just now:
+    the job's may be it, so its turn comes later.
     """
+    with held(paths.pins_lock, patience=0) as mine:
+        if not mine:
+            return False
+        if job.id in journal.open_ids():
+            return True
+        remove_tree(job.pin)
     remove_tree(paths.staging / job.id)
-    with held(paths.pins_lock):
-        if job.id not in journal.open_ids():
-            remove_tree(job.pin)
     for folder in (paths.jobs / job.id).glob("*/tmp"):
         remove_tree(folder)
+    return True

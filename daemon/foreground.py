@@ -27,7 +27,7 @@ from daemon.pin import Moved, held, make_pin
 from daemon.publish import MANIFEST
 from daemon.settings import BaseModelSettings, OutputSettings, Settings
 from daemon.status import snapshot
-from daemon.store.rows import ENDED_JOB
+from daemon.store.rows import ENDED_JOB, JobRow
 from daemon.view import ExportView
 from handlers.plan import stage_names
 
@@ -185,29 +185,41 @@ def retry_job(settings: Settings, job: str) -> None:
     journal = Journal(existing(settings.state_directory))
     operation = f"retry {job}"
     try:
-        row = journal.job(job)
-        work = work_now(settings, row) if row else None
-        changed = work is not None and row is not None and work != row.work
-        if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
-            remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
-            raise UsageError("nothing-to-retry", operation, f"it is {row.state if row else 'unknown'}", remedy)
-        checkpoint = Path(row.checkpoint.path)
-        with held(paths.pins_lock):  # a daemon that starts, or has just ended the job, removes the pin of a job that is not open
-            try:
-                make_pin(checkpoint, row.pin, fingerprint(checkpoint))
-                same = identify(row.pin) == row.checkpoint.digest
-            except (OSError, Moved):
-                same = False
-            if not same:
-                remove_tree(row.pin)
-                raise UsageError(
-                    "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
-                    "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
-                )  # fmt: skip
+        # A daemon that starts, or has just ended the job, removes the pin of a job that is not open; a second `retry` would replace it.
+        with held(paths.pins_lock):
+            row = journal.job(job)
+            work = work_now(settings, row) if row else None
+            changed = work is not None and row is not None and work != row.work
+            if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
+                remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
+                raise UsageError("nothing-to-retry", operation, f"it is {row.state if row else 'unknown'}", remedy)
+            if row.untidy:
+                raise _not_yet(operation)
+            _pin_again(row, operation)
             work = work or row.work
             names = stage_names(work.export.variants, work.export.quantization)
-            if row.untidy or not journal.retry_job(job, work, names):
-                remove_tree(row.pin)
-                raise UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")
+            if not journal.retry_job(job, work, names):
+                if job not in journal.open_ids():
+                    remove_tree(row.pin)
+                raise _not_yet(operation)
     finally:
         journal.close()
+
+
+def _pin_again(row: JobRow, operation: str) -> None:
+    checkpoint = Path(row.checkpoint.path)
+    try:
+        make_pin(checkpoint, row.pin, fingerprint(checkpoint))
+        same = identify(row.pin) == row.checkpoint.digest
+    except (OSError, Moved):
+        same = False
+    if not same:
+        remove_tree(row.pin)
+        raise UsageError(
+            "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
+            "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
+        )  # fmt: skip
+
+
+def _not_yet(operation: str) -> UsageError:
+    return UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")

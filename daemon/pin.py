@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,24 @@ LINKED = ".linked"
 
 
 @contextlib.contextmanager
-def held(lock: Path) -> Iterator[None]:
-    """Keep others from removing pins of ended jobs (`Paths.pins_lock`); waits for whoever holds the lock, which is never for long."""
+def held(lock: Path, patience: float | None = None) -> Iterator[bool]:
+    """Keep others from removing or replacing pins of ended jobs (`Paths.pins_lock`); gives whether the lock could be had.
+
+    Whoever pins a large checkpoint again holds it for as long as that takes. `patience`: seconds to wait at most; None waits for it.
+    """
     with open(lock, "a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        end = None if patience is None else time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if end is None else fcntl.LOCK_NB))
+            except BlockingIOError:
+                if end is not None and time.monotonic() >= end:
+                    yield False
+                    return
+                time.sleep(0.02)
+            else:
+                yield True
+                return
 
 
 class Moved(Exception):

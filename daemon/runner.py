@@ -68,6 +68,8 @@ class Runner:
         self._wake = threading.Event()
         self._stopping = self._hurry = False
         self._adopted: Settings | None = None
+        self._left: dict[str, JobRow] = {}
+        """Finished jobs whose pin and staging are not cleared away yet."""
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.spawn)
         self.waits = Waits(self.children)
@@ -199,13 +201,15 @@ class Runner:
 
     def _clear_ended(self) -> None:
         """End the children of superseded and cancelled jobs in order, then remove what is left of those jobs."""
+        self._tidy_left()
         for job in self.journal.untidy_jobs():
             children = self.children.of(job.id)
             for running in children:
                 running.worker.stop()
             if children:
                 continue
-            tidy_job(job, self.journal, self.paths)
+            if not tidy_job(job, self.journal, self.paths):
+                continue
             self._forget(job.id)
             self.journal.tidied(job.id)
             log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
@@ -287,9 +291,16 @@ class Runner:
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
         self._resumption.keep(job, stages, int(self.settings.output.kept_size))
-        tidy_job(job, self.journal, self.paths)
+        self._left[job.id] = job
+        self._tidy_left()
         self._forget(job.id)
         self.changed()
+
+    def _tidy_left(self) -> None:
+        """Clear away what finished jobs leave; one whose pin is being made again has its turn in a later round."""
+        for job in list(self._left.values()):
+            if tidy_job(job, self.journal, self.paths):
+                del self._left[job.id]
 
     def _forget(self, job: str) -> None:
         self.waits.end(job)

@@ -24,6 +24,9 @@ from daemon.worker import kill_stray
 
 log = structlog.get_logger("runner")
 
+PATIENCE = 5.0
+"""Seconds that a start waits for a `ckptd retry` that pins a checkpoint."""
+
 
 def left_open(journal: Journal) -> list[tuple[str, str, int, StageResult | None]]:
     """(job, stage, attempt, result) of every attempt without an outcome; the result is None where the child gave none.
@@ -64,8 +67,11 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path) -> list[str]:
 
 def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
     """Remove staging and pins that belong to no open job; names what went. `pins`: the configured folder, which may be new."""
-    gone = []
-    with held(paths.pins_lock):
+    gone: list[str] = []
+    with held(paths.pins_lock, patience=PATIENCE) as mine:
+        if not mine:
+            log.info("a checkpoint is being pinned again; what no job needs is removed at the next start")
+            return gone
         keep = journal.open_ids()
         for parent in {paths.staging: None, paths.pins: None, pins: None}:
             for entry in os.scandir(parent) if parent.is_dir() else ():

@@ -14,11 +14,10 @@ from daemon.contract import StageContext
 from daemon.errors import Permanent
 from handlers.onnx.derive import derive
 from handlers.onnx.graphset import Graph, GraphSet, read
-from handlers.onnx.integer import IntegerRewriter
+from handlers.onnx.integer import OPERATION, IntegerRewriter
 from handlers.onnx.rewriting import Counts
 from handlers.progress import Reporter, StageOutput
 
-OPERATION = "quantize the ONNX graph to int8"
 SMALL_ENOUGH = 0.5
 """Share of the fp32 size from which on the result is worth a warning."""
 

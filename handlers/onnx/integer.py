@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from daemon.errors import Permanent
 from handlers.onnx.rewriting import Lookup, Product, Rewriter, array_of
 
 _BLOCK = 1 << 22
 """Elements turned at once."""
+OPERATION = "quantize the ONNX graph to int8"
 LEVELS = 127
 """Steps from zero to a channel's largest value."""
 
@@ -43,9 +45,11 @@ def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True
     """
     other = 1 - channel
     extent = np.maximum(weight.max(axis=other), -weight.min(axis=other)).astype(np.float32)
-    if multiplied:
-        extent = np.maximum(extent, _largest_pairs(weight, channel))
     scales = extent / np.float32(LEVELS)
+    if multiplied:
+        scales = np.maximum(scales, _largest_pairs(weight, channel) / np.float32(LEVELS / 2))
+    if not np.isfinite(scales).all():
+        raise ValueError("it holds values that are not finite")
     scales = np.where(scales >= np.finfo(np.float32).tiny, scales, np.float32(1))
     values = np.empty(weight.shape, np.int8)
     rows = max(1, _BLOCK // weight.shape[1])
@@ -57,9 +61,10 @@ def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True
 
 
 def _largest_pairs(weight: np.ndarray, channel: int) -> np.ndarray:
-    """For each index of axis `channel`: the largest |a + b| of two weights of one sign among four that follow each other.
+    """For each index of axis `channel`: half the largest |a + b| of two weights of one sign among four that follow each other.
 
-    Kernels take weights by fours and add them by twos; which of the four come together is theirs to choose.
+    Half of it is finite for all that fp32 holds. Kernels take weights by fours and add them by twos; which of the four come together is
+    theirs to choose.
     """
     most = np.zeros(weight.shape[channel], np.float32)
     rows = max(4, _BLOCK // weight.shape[1] // 4 * 4)
@@ -67,8 +72,8 @@ def _largest_pairs(weight: np.ndarray, channel: int) -> np.ndarray:
         part = weight[start : start + rows]
         part = part.T if channel == 0 else part
         padded = np.pad(part, ((0, -len(part) % 4), (0, 0)))
-        for sign in (1, -1):
-            first, second, third, fourth = (np.maximum(sign * padded[place::4], 0) for place in range(4))
+        for half in (np.float32(0.5), np.float32(-0.5)):
+            first, second, third, fourth = (np.maximum(half * padded[place::4], 0) for place in range(4))
             pairs = np.maximum(np.maximum(first, second) + np.maximum(third, fourth), np.maximum(first + second, third + fourth))
             found = pairs.max(axis=0, initial=0)
             if channel == 0:
@@ -94,7 +99,11 @@ class Int8Rewriter(Rewriter):
         """The int8 form of a weight, made once however many nodes read it; `multiplied`: one of them is a product."""
         stem = f"{weight.name}.int8.{'rows' if channel == 0 else 'columns'}"
         if stem not in self._weights:
-            values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied)
+            try:
+                values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied)
+            except ValueError as error:
+                remedy = "leave the int8 variants out, or train the checkpoint again: no product with such a weight has a sense"
+                raise Permanent("not-finite", OPERATION, f"the weight {weight.name} can't be rounded to int8: {error}", remedy) from error
             self._weights[stem] = IntegerWeight(stem, self.constant(stem, values), scales)
         return self._weights[stem]
 

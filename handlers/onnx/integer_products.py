@@ -1,14 +1,18 @@
-"""Products of integers in graphs, and whether they come out the same on every processor: `python -m handlers.onnx.integer_products FOLDER`.
+"""Products of integers in graphs, and whether they come out the same on every processor.
 
-Called by validation for every ONNX folder, and by users, who get a sentence and the exit code 1 where something may overflow. It is a
-bound from the weights, not a run. Processors without VNNI (AVX2, and AVX-512 before Cascade Lake) multiply unsigned with signed
-bytes by `vpmaddubsw`, which adds two neighbouring products in 16 bits and saturates: full-range weights then give wrong sums, on those
-processors and on no other, so that a run on the box at hand proves nothing. Here every two weights that such a kernel may add are looked
-at. Activations are taken as 0…255, which is what quantizing over a range, fixed or found at run time, makes of them. Products of two
-unsigned factors are widened first, and two signed ones have no such kernel: both are exact everywhere. Free of torch and onnxruntime.
+`python -m handlers.onnx.integer_products FOLDER` says it to users, in a sentence and with the exit code 1 where something may overflow;
+validation asks the same of every ONNX folder. It is a bound from the weights, not a run. Processors without VNNI (AVX2, and AVX-512 before
+Cascade Lake) multiply unsigned with signed bytes by `vpmaddubsw`, which adds two neighbouring products in 16 bits and saturates: full-range
+weights then give wrong sums, on those processors and on no other, so that a run on the box at hand proves nothing. Here every two weights
+that such a kernel may add are looked at: it takes weights by fours along the axis that is summed over. Activations are taken as 0…255,
+which is what quantizing over a range, fixed or found at run time, makes of them. Products of two unsigned factors are widened first.
 
-MatMulNBits is not among them: onnxruntime multiplies the distance of its weights from their zero point, of 8 bits as magnitude
-and sign, by activations of -127…127, so that two products stay below 2 × 127 × 128 (tests/portability runs it in each kernel).
+What a runtime makes of a graph is more than its operators say. onnxruntime fuses products of dequantized factors into integer ones, looks
+through operators between that leave values as they are, and makes int8 activations uint8 where they are quantized and dequantized; fp32
+weights of Gemm and Conv it quantizes itself, to the whole range, beside quantized activations. Whatever may become such a product counts as
+one, and what can't be bounded fails; tests/portability holds these rules against the runtime. Operators that take int8 activations have no
+such kernel. MatMulNBits is not among them: the distances of its weights from the zero point and its activations stay small enough at every
+accuracy level (tests/portability runs it in each kernel). Free of torch and onnxruntime.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from handlers.onnx.quantized_values import OTHER, SIGNED, UNKNOWN, UNSIGNED, dequantizer, input_of, integers, type_of
 
 LOWEST, HIGHEST = -(1 << 15), (1 << 15) - 1
 """What 16 bits hold."""
@@ -30,8 +37,7 @@ ACTIVATION = 255
 """The largest unsigned activation; the smallest is 0."""
 _BLOCK = 1 << 22
 
-_SIGNED, _UNSIGNED, _OTHER, _UNKNOWN = "int8", "uint8", "other", "unknown"
-_TYPES = {ir.DataType.INT8: _SIGNED, ir.DataType.UINT8: _UNSIGNED}
+_FP32 = "fp32"
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,21 @@ class _Factors:
 
 
 _OPERATORS = {
-    "MatMulInteger": _Factors(0, 1, 2, 3),
-    "QLinearMatMul": _Factors(0, 3, 2, 5),
-    "ConvInteger": _Factors(0, 1, 2, 3, filters=True),
-    "QLinearConv": _Factors(0, 3, 2, 5, filters=True),
-    "MatMulIntegerToFloat": _Factors(0, 1, 4, 5),
-    "DynamicQuantizeMatMul": _Factors(0, 1, None, 3),
-    "QGemm": _Factors(0, 3, 2, 5),
-    "QAttention": _Factors(0, 1, 6, 7),
+    "MatMulInteger": (_Factors(0, 1, 2, 3),),
+    "QLinearMatMul": (_Factors(0, 3, 2, 5),),
+    "ConvInteger": (_Factors(0, 1, 2, 3, filters=True),),
+    "QLinearConv": (_Factors(0, 3, 2, 5, filters=True),),
+    "MatMulIntegerToFloat": (_Factors(0, 1, 4, 5),),
+    "DynamicQuantizeMatMul": (_Factors(0, 1, None, 3),),
+    "DynamicQuantizeLSTM": (_Factors(0, 1, None, 9), _Factors(0, 2, None, 11)),
+    "QGemm": (_Factors(0, 3, 2, 5),),
+    "QAttention": (_Factors(0, 1, 6, 7),),
 }
 """Operators that multiply integers, of the standard and of onnxruntime."""
-_FLOAT_OPERATORS = {"MatMul", "Gemm", "Conv"}
-"""Operators that do so where both factors come out of a DequantizeLinear: runtimes fuse them."""
-_MOVES = {"Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze"}
-"""Operators that leave elements as they are."""
+_FLOAT_OPERATORS = {"MatMul", "Gemm", "Conv", "FusedMatMul", "FusedGemm", "FusedConv"}
+"""Operators that do so where both factors come out of a DequantizeLinear."""
+_QUANTIZES_WEIGHTS = {"Gemm", "Conv", "FusedGemm", "FusedConv"}
+"""Those whose fp32 weights onnxruntime quantizes itself beside activations that are quantized."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +79,13 @@ class IntegerProduct:
     activations: str
     """"uint8", "int8" or "unknown"."""
     weights: str
-    """Likewise."""
-    largest: int | None
+    """Likewise, or "fp32" where the runtime quantizes them itself."""
+    exact: bool | None
+    """Whether it comes out the same everywhere; None where nothing in the graph tells."""
+    largest: int | None = None
     """Largest |sum| of two products that a kernel may add in 16 bits; None where it adds none, or where the weights are not constant."""
     overflowing: float = 0.0
     """Share of the fours of weights in which two may overflow."""
-
-    @property
-    def exact(self) -> bool | None:
-        """Whether it comes out the same everywhere; None where nothing in the graph tells."""
-        if _UNKNOWN in (self.activations, self.weights):
-            return None
-        if (self.activations, self.weights) != (_UNSIGNED, _SIGNED):
-            return True
-        return None if self.largest is None else self.overflowing == 0
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Portability:
         if unknown:
             return (
                 f"nothing in the graph tells whether {len(unknown)} of {len(self.products)} integer products overflow on processors without"
-                f" VNNI: {unknown[0].name} ({unknown[0].operator}) has weights that are computed, or of no known type"
+                f" VNNI: the weights of {unknown[0].name} ({unknown[0].operator}) are computed, of unknown type or the runtime's own"
             )
         return None
 
@@ -135,40 +135,68 @@ class Portability:
 
 
 def examine(models: Sequence[ir.Model]) -> Portability:
-    """The integer products of all graphs, in their order."""
+    """The integer products of all graphs, in their order. The models' functions are written out in place."""
+    for model in models:
+        if model.functions:
+            passes.InlinePass()(model)
     return Portability([product for model in models for product in _products(model)])
 
 
 def _products(model: ir.Model) -> Iterator[IntegerProduct]:
     for node in model.graph.all_nodes():
-        factors = _OPERATORS.get(node.op_type)
-        if factors is not None:
-            activation, weight = _input(node, factors.activation), _input(node, factors.weight)
-            first = _UNSIGNED if factors.activation_zero is None else _type(activation, _input(node, factors.activation_zero))
-            second = _type(weight, _input(node, factors.weight_zero))
-        elif node.op_type in _FLOAT_OPERATORS and node.domain == "":
-            factors = _Factors(0, 1, None, None, filters=node.op_type == "Conv")
-            sources = [_dequantizer(_input(node, place)) for place in (0, 1)]
-            if sources[0] is None or sources[1] is None:
-                continue
-            first, second = (_type(_input(one, 0), _input(one, 2)) for one in sources if one is not None)
-            weight = _input(node, 1)
-        else:
-            continue
-        if _OTHER not in (first, second):
-            yield _product(node, first, second, weight, filters=factors.filters)
+        for factors in _OPERATORS.get(node.op_type, ()):
+            activation, weight = input_of(node, factors.activation), input_of(node, factors.weight)
+            first = UNSIGNED if factors.activation_zero is None else type_of(activation, input_of(node, factors.activation_zero))
+            second = type_of(weight, input_of(node, factors.weight_zero))
+            if OTHER not in (first, second):
+                yield _product(node, first, second, weight, mixed=(first, second) == (UNSIGNED, SIGNED), filters=factors.filters)
+        if node.op_type in _FLOAT_OPERATORS:
+            found = _fused(node)
+            if found is not None:
+                yield found
 
 
-def _product(node: ir.Node, first: str, second: str, weight: ir.Value | None, *, filters: bool) -> IntegerProduct:
-    name = node.outputs[0].name or node.name or ""
-    matrix = _constant(weight) if (first, second) == (_UNSIGNED, _SIGNED) else None
-    if matrix is None:
-        return IntegerProduct(name, node.op_type, first, second, None)
+def _fused(node: ir.Node) -> IntegerProduct | None:
+    """The integer product that a runtime may make of a product in floats; None where it makes none."""
+    activation, weight = (dequantizer(input_of(node, place)) for place in (0, 1))
+    filters = node.op_type.endswith("Conv")
+    if activation is None:
+        return None  # of weights alone: they are dequantized
+    first = type_of(input_of(activation, 0), input_of(activation, 2))
+    if weight is None:
+        constant = input_of(node, 1)
+        if node.op_type not in _QUANTIZES_WEIGHTS or constant is None or constant.const_value is None:
+            return None
+        return IntegerProduct(_name(node), node.op_type, first, _FP32, None)
+    second = type_of(input_of(weight, 0), input_of(weight, 2))
+    if OTHER in (first, second):
+        return None
+    source = input_of(weight, 0)
+    quantizer = source.producer() if source is not None else None
+    computed = quantizer is not None and quantizer.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") and integers(source) is None
+    if computed and UNKNOWN not in (first, second):
+        return IntegerProduct(_name(node), node.op_type, first, second, True)  # two activations, both uint8 to the kernel
+    return _product(node, first, second, input_of(node, 1), mixed=second == SIGNED and first != UNKNOWN, filters=filters)
+
+
+def _name(node: ir.Node) -> str:
+    return node.outputs[0].name or node.name or ""
+
+
+def _product(node: ir.Node, first: str, second: str, weight: ir.Value | None, *, mixed: bool, filters: bool) -> IntegerProduct:
+    """`mixed`: unsigned activations and signed weights, to the kernel."""
+    if not mixed:
+        return IntegerProduct(_name(node), node.op_type, first, second, None if UNKNOWN in (first, second) else True)
+    matrix = integers(weight)
+    if matrix is None or matrix.dtype != np.int8 or matrix.ndim < 2:
+        return IntegerProduct(_name(node), node.op_type, first, second, None)
     if filters:
         # The order in which a convolution goes through its filters is the runtime's, so any two of a filter count as neighbours.
-        return IntegerProduct(name, node.op_type, first, second, *_any_two(matrix.reshape(len(matrix), -1)))
-    rows = matrix if node.attributes.get_int("transB", 0) else np.swapaxes(matrix, -1, -2)
-    return IntegerProduct(name, node.op_type, first, second, *_neighbours(rows.reshape(-1, rows.shape[-1])))
+        largest, overflowing = _any_two(matrix.reshape(len(matrix), -1))
+    else:
+        rows = matrix if node.attributes.get_int("transB", 0) else np.swapaxes(matrix, -1, -2)
+        largest, overflowing = _neighbours(rows.reshape(-1, rows.shape[-1]))
+    return IntegerProduct(_name(node), node.op_type, first, second, overflowing == 0, largest, overflowing)
 
 
 def _neighbours(rows: np.ndarray) -> tuple[int, float]:
@@ -176,13 +204,15 @@ def _neighbours(rows: np.ndarray) -> tuple[int, float]:
     step, largest, over, fours = max(1, _BLOCK // max(1, rows.shape[1])), 0, 0, 0
     for start in range(0, len(rows), step):
         part = rows[start : start + step].astype(np.int16)
-        groups = np.pad(part, ((0, 0), (0, -part.shape[1] % 4))).reshape(len(part), -1, 4)
-        highest = np.sort(np.maximum(groups, 0), axis=-1)[..., 2:].sum(-1, dtype=np.int32) * ACTIVATION
-        lowest = np.sort(np.minimum(groups, 0), axis=-1)[..., :2].sum(-1, dtype=np.int32) * ACTIVATION
-        largest = max(largest, int(highest.max(initial=0)), int(-lowest.min(initial=0)))
-        over += int(((highest > HIGHEST) | (lowest < LOWEST)).sum())
-        fours += highest.size
-    return largest, over / max(1, fours)
+        if part.shape[1] % 4:
+            part = np.pad(part, ((0, 0), (0, -part.shape[1] % 4)))
+        for weights, limit in ((np.maximum(part, 0), HIGHEST), (np.maximum(-part, 0), -LOWEST)):
+            first, second, third, fourth = (weights[:, place::4] for place in range(4))
+            pairs = np.maximum(np.maximum(first, second) + np.maximum(third, fourth), np.maximum(first + second, third + fourth))
+            largest = max(largest, ACTIVATION * int(pairs.max(initial=0)))
+            over += int((pairs > limit // ACTIVATION).sum())
+            fours += pairs.size
+    return largest, 2 * over / max(1, fours)
 
 
 def _any_two(rows: np.ndarray) -> tuple[int, float]:
@@ -192,52 +222,6 @@ def _any_two(rows: np.ndarray) -> tuple[int, float]:
     lowest = np.minimum(ordered[:, :2], 0).sum(-1) * ACTIVATION
     largest = max(int(highest.max(initial=0)), int(-lowest.min(initial=0)))
     return largest, float(((highest > HIGHEST) | (lowest < LOWEST)).mean()) if len(rows) else 0.0
-
-
-def _input(node: ir.Node, place: int | None) -> ir.Value | None:
-    return node.inputs[place] if place is not None and place < len(node.inputs) else None
-
-
-def _type(value: ir.Value | None, zero: ir.Value | None) -> str:
-    """Of a quantized value: its own type where the graph says it, else that of its zero point, which is the same."""
-    for one in (value, zero):
-        if one is None:
-            continue
-        dtype = one.const_value.dtype if one.const_value is not None else one.dtype
-        if dtype is not None:
-            return _TYPES.get(dtype, _OTHER)
-        producer = one.producer()
-        if producer is None:
-            continue
-        if producer.op_type == "DynamicQuantizeLinear":
-            return _UNSIGNED
-        if producer.op_type == "QuantizeLinear":
-            stated = ir.DataType(producer.attributes.get_int("output_dtype", 0) or ir.DataType.UINT8)
-            return _type(None, _input(producer, 2)) if _input(producer, 2) is not None else _TYPES.get(stated, _OTHER)
-        if producer.op_type in _MOVES:
-            return _type(producer.inputs[0], None)
-    return _UNKNOWN
-
-
-def _dequantizer(value: ir.Value | None) -> ir.Node | None:
-    """The DequantizeLinear that a value comes from, its elements in whatever order; None where it comes from anything else."""
-    producer = value.producer() if value is not None else None
-    if producer is not None and producer.op_type in _MOVES:
-        return _dequantizer(producer.inputs[0])
-    return producer if producer is not None and producer.op_type == "DequantizeLinear" else None
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    """The integers of a weight, seen through a DequantizeLinear and what moves elements; None where they are computed."""
-    if value is None or value.const_value is not None:
-        return None if value is None or value.const_value is None else value.const_value.numpy()
-    producer = value.producer()
-    if producer is None or producer.op_type not in ("DequantizeLinear", "Transpose", "Identity"):
-        return None
-    before = _constant(producer.inputs[0])
-    if before is None or producer.op_type != "Transpose":
-        return before
-    return before.transpose(producer.attributes.get_ints("perm", list(reversed(range(before.ndim)))))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ import pytest
 from daemon.errors import Permanent
 from handlers.onnx import graph
 from handlers.onnx.integer import IntegerRewriter, quantize_matrix
+from handlers.onnx.integer_products import HIGHEST, examine
 from tests import models
 from tests.onnx.conftest import Exported, Runner, describe, make_context, quantize, silent
 from tests.onnx.small import bert, derived, distance, store
@@ -56,6 +57,13 @@ def test_every_weight_matrix_is_int8_and_the_tied_table_is_stored_once(qwen3_int
     tables = [list(tensor.dims) for tensor in tensors if 320 in tensor.dims and 128 in tensor.dims]
     assert tables == [[320, 128]]
     assert all(tensor.data_type == onnx.TensorProto.INT8 for tensor in tensors if len(tensor.dims) == 2 and min(tensor.dims) >= 16)
+
+
+def test_the_tied_table_of_a_language_model_leaves_room_too(qwen3_int8: Exported) -> None:
+    found = examine([ir.load(qwen3_int8.folder / "model.onnx")])
+    assert found.fault is None and len(found.products) == 15
+    assert {(one.activations, one.weights) for one in found.products} == {("uint8", "int8")}
+    assert HIGHEST * 0.9 < (max(one.largest or 0 for one in found.products)) <= HIGHEST
 
 
 def test_inputs_outputs_and_the_files_beside_stay_the_same(qwen3: Exported, qwen3_int8: Exported) -> None:

@@ -74,6 +74,10 @@ def lost(name: str, fault: Fault | None, *, state: str = "failed", start: float 
     return StageFacts(name=name, state=state, attempts=attempts, fault=fault)
 
 
+NEEDS = "any x86-64 or ARM64 processor"
+CHECKED_ON = {"architecture": "x86_64", "vendor": "GenuineIntel", "model": "Xeon | Gold", "features": ["avx2", "avx512_vnni"]}
+
+
 def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> ArtifactCheck:
     ratio = {"pytorch": 1.0, "onnx": 2.6, "onnx-int8": 4.8}.get(variant, 1.0)
     typical: dict[str, Any] = {
@@ -83,7 +87,7 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
         "sample": {"prompt": "def add(a, b):", "reference": "\n    return a + b\n", "text": "\n    return a + b\n"},
     }  # fmt: skip
     if variant.startswith("onnx"):
-        typical |= {"cache_error_max_absolute": 2e-5, "padding_error_max_absolute": 1e-5, "merged_error_max_absolute": 1e-5}
+        typical |= {"cache_error_max_absolute": 2e-5, "padding_error_max_absolute": 1e-5, "merged_error_max_absolute": 1e-5, "needs": NEEDS}
     rejected = verdict is Verdict.FAILED
     return ArtifactCheck(
         variant=variant, verdict=verdict, reasons=(REJECTION_REASON,) if rejected else (), remedy=REJECTION_REMEDY if rejected else None,
@@ -133,7 +137,7 @@ def made_all(*checks: ArtifactCheck, **changes: Any) -> JobFacts:
         done("pytorch", 5, 1.5, sizes=(BASE_BYTES, 11_422_654, 726)),
         done("onnx", 18, 30, sizes=(2_384_000_000, 11_422_654, 726), earlier=(RETRIED,), figures=GRAPH, fallbacks=(FALLBACK,)),
         done("onnx-int8", 48, 21, sizes=(604_000_000, 11_422_654, 726), figures={"quantized_nodes": 197}, warnings=(WARNING,)),
-        done("validate", 69, 26, checks=checks, figures={"reference": REFERENCE}),
+        done("validate", 69, 26, checks=checks, figures={"reference": REFERENCE, "checked_on": CHECKED_ON}),
         StageFacts(name="report", state="running", attempts=(AttemptFacts(number=1, strategy="default", outcome=None, started=at(95)),)),
         **changes,
     )  # fmt: skip

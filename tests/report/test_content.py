@@ -15,7 +15,7 @@ import pytest
 from daemon.contract import JobFacts, Verdict
 from daemon.errors import Permanent
 from daemon.work import ExportOptions, ValidateOptions, Work
-from handlers.report import schema
+from handlers.report import html, readme, schema
 from handlers.report.build import build
 from handlers.report.model import Report
 from handlers.report.stage import as_json
@@ -191,6 +191,18 @@ def test_versions_and_machine_are_told_and_two_versions_of_a_library_are_both_na
     assert report.versions["torch"] == "2.13.0 and 2.14.0"
     assert report.versions["ckptd"] == importlib.metadata.version("ckptd")
     assert report.machine.memory_bytes > 0 and report.machine.python.startswith("3.")
+
+
+def test_the_checks_processor_and_what_each_artifact_needs_are_told(tmp_path: Path) -> None:  # R4.4
+    report = report_of(facts.succeeded(), tmp_path)
+    assert report.checked_on == facts.CHECKED_ON
+    assert {one.variant: one.needs for one in report.artifacts} == {"pytorch": None, "onnx": facts.NEEDS, "onnx-int8": facts.NEEDS}
+    text = readme.render(report)
+    assert "| Checked on | Xeon \\| Gold x86\\_64 avx2 avx512\\_vnni |\n" in text
+    assert "\nonnx, onnx-int8: the answers that were checked hold on any x86-64 or ARM64 processor.\n" in text
+    assert "avx512_vnni" in html.render(report)
+    silent = report.model_copy(update={"checked_on": {}, "artifacts": ()})
+    assert "Checked on" not in readme.render(silent) and "hold on" not in readme.render(silent)
 
 
 def test_unreadable_times_give_no_duration_rather_than_an_error(tmp_path: Path) -> None:

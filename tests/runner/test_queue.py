@@ -147,7 +147,10 @@ def test_with_a_hundred_thousand_jobs_waiting_a_round_reads_only_a_few(make_desk
 
 
 @pytest.mark.parametrize(("priority", "nice", "idle"), [("idle", 19, True), ("low", 10, False), ("normal", 0, False)])
-def test_children_get_the_priority_that_is_configured(make_desk: Desks, priority: str, nice: int, idle: bool) -> None:
+def test_children_get_the_priority_that_is_configured(
+    make_desk: Desks, priority: str, nice: int, idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CKPTD_LIMITS__PRIORITY")
     desk = make_desk(limits={"priority": priority})
     desk.add("run", 1)
     desk.tick(3)

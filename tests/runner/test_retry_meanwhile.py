@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 from daemon import foreground
 from daemon.checkpoint import identify
 from daemon.contract import CheckpointRef
+from daemon.errors import UsageError
 from daemon.finish import tidy_job
+from daemon.pin import held
+from daemon.running import recovery
 from daemon.running.recovery import collect_orphans
 from tests.runner.desk import Desk, Desks
 
@@ -64,6 +68,67 @@ def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: Clear
     assert failed.state("job") == "pending"
     row = failed.journal.job("job")
     assert row is not None and identify(row.pin) == row.checkpoint.digest
+
+
+def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, first = [], threading.Event()
+    check = foreground.identify
+
+    def slow(pin: Path) -> str:
+        first.set()
+        time.sleep(0.3)
+        return check(pin)
+
+    def retry() -> None:
+        try:
+            foreground.retry_job(failed.runner.settings, "job")
+            said.append("queued")
+        except UsageError as error:
+            said.append(error.fault.cause)
+
+    monkeypatch.setattr(foreground, "identify", slow)
+    threads = [threading.Thread(target=retry) for _ in range(2)]
+    threads[0].start()
+    assert first.wait(30)
+    threads[1].start()
+    for thread in threads:
+        thread.join(30)
+    assert said == ["queued", "it is pending"]
+    row = failed.journal.job("job")
+    assert row is not None and check(row.pin) == row.checkpoint.digest
+
+
+def test_what_a_cancelled_job_still_holds_is_left_alone_till_it_is_cleared_away(failed: Desk) -> None:
+    row = failed.journal.job("job")
+    assert row is not None
+    foreground.retry_job(failed.runner.settings, "job")
+    assert failed.journal.cancel_job("job", "by hand")
+    before = row.pin.stat().st_ino
+    with pytest.raises(UsageError, match="still being cleared away"):
+        foreground.retry_job(failed.runner.settings, "job")
+    assert row.pin.stat().st_ino == before
+    failed.tick()
+    assert not row.pin.exists()
+    foreground.retry_job(failed.runner.settings, "job")
+    assert failed.state("job") == "pending" and row.pin.is_dir()
+
+
+def test_a_retry_that_takes_long_holds_up_neither_a_round_nor_a_start(failed: Desk) -> None:
+    row = failed.journal.job("job")
+    assert row is not None
+    row.pin.mkdir(parents=True)
+    with held(failed.runner.paths.pins_lock):
+        failed.runner._left["job"] = row
+        began = time.monotonic()
+        failed.tick()
+        assert time.monotonic() - began < 5 and row.pin.is_dir()
+        recovery.PATIENCE, patience = 0.1, recovery.PATIENCE
+        try:
+            assert start_of_a_daemon(failed, "job") == [] and row.pin.is_dir()
+        finally:
+            recovery.PATIENCE = patience
+    failed.tick()
+    assert not row.pin.exists() and not failed.runner._left
 
 
 @pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])
