@@ -25,7 +25,7 @@ demo: install
 	$(BIN)/ckptd demo $(DEMO)
 
 test: install lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
 test-slow: install

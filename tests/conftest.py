@@ -19,6 +19,19 @@ os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
 
 
+LONGEST = (
+    "live/test_training_exported_live.py", "runner/test_lifecycle.py", "cli/test_verbs.py", "onnx/test_seq2seq.py", "cli/test_bad_input.py",
+    "runner/test_killed_anywhere.py", "onnx/test_optimize.py", "demo/test_trainings.py", "onnx/test_qwen3.py", "validate/test_resume.py",
+)  # fmt: skip
+"""Files that take longest, most of them with few tests. Of several processes none should begin with one of these when the others end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest; `make test` has xdist keep the order."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.fixture(scope="session")
 def pico_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a pico Qwen3 base in bf16, tokenizer and chat template included. Read only."""

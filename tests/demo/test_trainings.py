@@ -25,7 +25,7 @@ def events_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("demo") / "base"
-    return folder, events_of(run("handlers.demo.make_base", str(folder), "--steps", "40", "--threads", "1"))
+    return folder, events_of(run("handlers.demo.make_base", str(folder), "--steps", "25", "--threads", "1"))
 
 
 def test_the_base_is_a_published_model_that_loads_with_tokenizer_chat_template_and_generation_config(made: Any) -> None:

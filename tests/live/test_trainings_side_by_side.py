@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.live.test_training_exported_live import start_training
 from tests.service import Service
 
 
+@pytest.mark.slow
 def test_a_plain_a_resumed_and_a_rotating_training_are_all_taken_exactly_once(  # R1.1
     make_service: Callable[..., Service], pico_base: Path
 ) -> None:
