@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import CheckpointRef, StageContext
+from daemon.contract import CheckpointRef, ChildLimits, StageContext
 from daemon.work import ExportOptions, ValidateOptions, Work
 from handlers.progress import Reporter
 
@@ -98,6 +98,7 @@ def context(folder: Path, pin: Path, base: Path | None, *, method: str = "LORA",
         job="j", stage="merge", attempt=1, checkpoint=reference, pin=str(pin), base=None if base is None else str(base),
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "temporary"), cache=str(folder / "cache"), work=Work(export=ExportOptions(), validation=ValidateOptions()),
+        limits=ChildLimits(nice=0, idle=False),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from daemon.contract import (
     ArtifactCheck,
     AttemptFacts,
     CheckpointRef,
+    ChildLimits,
     Fallback,
     FileEntry,
     JobFacts,
@@ -186,4 +187,5 @@ def context(facts: JobFacts | None, folder: Path) -> StageContext:
         job="7f3a9c21", stage="report", attempt=1, checkpoint=reference, pin=str(folder / "pin"), staging=str(folder / "staging"),
         result=str(folder / "result.json"), temporary=str(folder / "temporary"), cache=str(folder / "cache"),
         work=facts.work if facts else Work(export=ExportOptions(), validation=ValidateOptions()), facts=facts,
+        limits=ChildLimits(nice=0, idle=False),
     )  # fmt: skip
