@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path[0] = str(Path(__file__).resolve().parent.parent)  # and not this folder, whose onnx.py would be taken for the library
+sys.path.remove(str(Path(__file__).resolve().parent))  # its onnx.py would be taken for the library
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import onnx
