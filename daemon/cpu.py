@@ -36,8 +36,8 @@ class Kernels:
 
 
 INTEGER_KERNELS = (
-    Kernels("x86_64", "AVX2, whose sums of two products end at 16 bits", "avx2"),
-    Kernels("x86_64", "AVX-512 without VNNI, likewise", "avx512bw"),
+    Kernels("x86_64", "AVX2 (two products added in 16 bits)", "avx2"),
+    Kernels("x86_64", "AVX-512 without VNNI (two products added in 16 bits)", "avx512bw"),
     Kernels("x86_64", "AVX-VNNI", "avx_vnni"),
     Kernels("x86_64", "AVX-512 VNNI", "avx512_vnni"),
     Kernels("x86_64", "AMX", "amx_int8"),
