@@ -36,14 +36,14 @@ class Kernels:
 
 
 INTEGER_KERNELS = (
-    Kernels("x86_64", "AVX2 (two products added in 16 bits)", "avx2"),
-    Kernels("x86_64", "AVX-512 without VNNI (two products added in 16 bits)", "avx512bw"),
+    Kernels("x86_64", "AVX2", "avx2"),
+    Kernels("x86_64", "AVX-512 without VNNI", "avx512bw"),
     Kernels("x86_64", "AVX-VNNI", "avx_vnni"),
     Kernels("x86_64", "AVX-512 VNNI", "avx512_vnni"),
     Kernels("x86_64", "AMX", "amx_int8"),
     Kernels("aarch64", "ARM64", "asimd"),
     Kernels("aarch64", "ARM64 with dot products", "asimddp"),
-    Kernels("aarch64", "ARM64 with matrix products of 8 bits", "i8mm"),
+    Kernels("aarch64", "ARM64 with i8mm", "i8mm"),
 )
 """The kernels in which a product of integers may run where an artifact is deployed; of one architecture, the wider ones come later."""
 
@@ -87,15 +87,12 @@ def not_run_on(cpu: Cpu) -> tuple[str, ...]:
 def doubt(arithmetic: str, cpu: Cpu) -> str | None:
     """What a check on `cpu` can't say about other processors, where graphs multiply what `arithmetic` of `handlers.stage_spec` names.
 
-    None where nothing is left open: fp32 differs by rounding alone, and sums of integers are bounded from the weights.
+    None where nothing is left open: fp32 differs by rounding alone, and sums of integers are proved from the weights.
     """
     if arithmetic == "half" and "asimdhp" not in cpu.features:
-        return "this processor computes fp16 in fp32; ARM64 with fp16 adds up in fp16, which is less exact"
+        return "ARM64 processors may add up in fp16, which is less exact; this processor computes fp16 in fp32"
     if arithmetic == "blocks":
-        return (
-            "at accuracy level 4 each kind of processor has a kernel of its own; the error of those that can't run here is bounded by a"
-            " trial that rounds more coarsely than they do, unless onnx.accuracy_level sets the level"
-        )
+        return "at accuracy level 4, which the default may choose, other kinds of processors round activations in ways of their own"
     return None
 
 

@@ -298,10 +298,11 @@ def print_formats(value: Mapping[str, Any]) -> None:
 def _print_doubts(console: Console, processor: Mapping[str, Any]) -> None:
     """What this box's processor can't vouch for, the variants of one doubt together."""
     names = " ".join(processor["features"]) or "of unknown instruction sets"
-    console.print(f"processor: {escape(processor['model'] or processor['architecture'])} ({escape(names)})")
-    console.print(f"integer kernels that can't run here, so that sums are bounded for them: {escape('; '.join(processor['not_run']))}")
+    console.print(f"processor: {escape(processor['model'] or processor['architecture'])} ({escape(names)})", soft_wrap=False)
+    kernels = ", ".join(processor["not_run"])
+    console.print(f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}", soft_wrap=False)
     variants: dict[str, list[str]] = {}
     for variant, doubt in processor["doubts"].items():
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
-        console.print(f"a check here can't vouch for {', '.join(those)} elsewhere: {escape(doubt)}")
+        console.print(f"checked only for processors like this one: {', '.join(those)}: {escape(doubt)}", soft_wrap=False)

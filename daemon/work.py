@@ -64,7 +64,7 @@ class OnnxOptions(Frozen):
     algorithm: Literal["rtn", "hqq", "k-quant"] = "rtn"
     """How 4-bit values are chosen: rounding to nearest, half-quadratic (onnx-genai-int4 takes k-quant instead), or k-quant."""
     accuracy_level: Literal[-1, 0, 1, 2, 3, 4] = -1
-    """What onnxruntime computes 4-bit products in: 1 fp32 … 4 int8, which is fastest; -1 chooses by measurement."""
+    """What onnxruntime computes products of blocks in: 1 fp32 … 4 int8, which is fastest; -1 chooses by measurement."""
     calibration_samples: int = Field(default=32, ge=1, le=4096)
     """Texts that onnx-int8-static is calibrated with."""
     layers_per_graph: int = Field(default=0, ge=0)

@@ -38,14 +38,14 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
     ),
     StageSpec(
         "onnx-int8-weight", "handlers.onnx.int8_weight", 2, needs=("onnx",), artifact=True, arithmetic="blocks",
-        about="the ONNX graph with 8-bit weights in blocks, activations in fp32; needs onnxruntime",
+        about="the ONNX graph with 8-bit weights in blocks, activations in fp32, or int8 where that is as good",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8,
         settings=("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", "validation.prompts", "validation.samples"),
         libraries=("onnx", "onnxruntime"), form=("onnx", "int8-weight"),
     ),
     StageSpec(
         "onnx-int4", "handlers.onnx.int4", 2, needs=("onnx",), artifact=True, arithmetic="blocks",
-        about="the ONNX graph with 4-bit weights in blocks, activations in fp32; needs onnxruntime",
+        about="the ONNX graph with 4-bit weights in blocks, activations in fp32, or int8 where that is as good",
         memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5,
         settings=(
             "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts", "validation.samples",
@@ -84,7 +84,7 @@ VARIANT_STAGES: tuple[StageSpec, ...] = (
     ),
     StageSpec(
         "onnx-genai-int4", "handlers.onnx.genai_int4", 1, needs=("merge",), artifact=True, arithmetic="blocks",
-        about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, activations in fp32",
+        about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, activations in fp32 or int8",
         memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
         settings=(
             "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",

@@ -117,14 +117,14 @@ class Portability:
             worst = max(wrong, key=lambda one: one.overflowing)
             return (
                 f"{len(wrong)} of {len(self.products)} integer products overflow on processors without VNNI: there two neighbouring"
-                f" products of uint8 activations and int8 weights are added in 16 bits, and in {worst.overflowing:.1%} of the places of"
-                f" {worst.name} ({worst.operator}) they come to more (up to {worst.largest:,} of {HIGHEST:,})"
+                f" products of uint8 activations and int8 weights are added in 16 bits, and in {worst.overflowing:.1%} of the groups of"
+                f" weights of {worst.name} ({worst.operator}) the sum can reach {worst.largest:,}, where 16 bits hold {HIGHEST:,}"
             )
         unknown = [one for one in self.products if one.exact is None]
         if unknown:
             return (
                 f"nothing in the graph tells whether {len(unknown)} of {len(self.products)} integer products overflow on processors without"
-                f" VNNI: the weights of {unknown[0].name} ({unknown[0].operator}) are computed, of unknown type or the runtime's own"
+                f" VNNI: the weights of {unknown[0].name} ({unknown[0].operator}) are computed, of unknown type, or rounded by onnxruntime"
             )
         return None
 
@@ -224,22 +224,50 @@ def _any_two(rows: np.ndarray) -> tuple[int, float]:
     return largest, float(((highest > HIGHEST) | (lowest < LOWEST)).mean()) if len(rows) else 0.0
 
 
+ENDS = "exit codes: 0 right on every processor, 1 something may overflow, 2 it can't be told"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine the folder that the command line names: 0 when its sums are exact everywhere, 1 when not, 2 when there is no graph."""
-    parser = argparse.ArgumentParser(prog="python -m handlers.onnx.integer_products", description="Do integer products overflow elsewhere?")
-    parser.add_argument("folder", type=Path, help="folder with ONNX graphs")
+    """Examine the folder or graph that the command line names; gives the exit code (`ENDS`)."""
+    about = "Check that ONNX models in int8 give the same result on processors without VNNI."
+    parser = argparse.ArgumentParser(prog="python -m handlers.onnx.integer_products", description=about, epilog=ENDS)
+    parser.add_argument("path", type=Path, help="folder with ONNX graphs, or one graph")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
     options = parser.parse_args(arguments)
-    paths = sorted(options.folder.glob("*.onnx"))
-    if not paths:
-        print(f"{options.folder} holds no ONNX graph; name the folder of one variant", file=sys.stderr)
+    try:
+        found = examine(_loaded(options.path))
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
-    found = examine([ir.load(path) for path in paths])
     if options.json:
         print(json.dumps({"needs": found.needs, "integer_products": found.figures, "fault": found.fault}))
-    else:
+    elif found.products:
         print(found.fault or f"{len(found.products)} integer products, none overflows 16 bits: right on {found.needs}")
+    else:
+        print("no int8 products: there is nothing that could overflow, and nothing else was checked")
     return 1 if found.fault else 0
+
+
+def _loaded(path: Path) -> list[ir.Model]:
+    """The graph at a path, or those of a folder; ValueError with a sentence for people where there are none."""
+    if not path.exists():
+        raise ValueError(f"{path} is not there")
+    paths = sorted(path.glob("*.onnx")) if path.is_dir() else [path]
+    if not paths:
+        below = sorted({one.parent.name for one in path.glob("*/*.onnx")})
+        there = f": {', '.join(below)}" if below else ""
+        raise ValueError(f"{path} holds no ONNX graph; name the folder of one variant{there}")
+    models = []
+    for one in paths:
+        try:
+            model = ir.load(one)
+        except Exception as error:  # whatever the libraries that read it raise
+            words = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{one} can't be read as an ONNX graph: {words}; export or copy it again") from error
+        if not len(model.graph):
+            raise ValueError(f"{one} holds no operators: it is empty or cut short; export or copy it again")
+        models.append(model)
+    return models
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ class Artifact(Part):
     size_ratio: float | None
     """`size_bytes` over the base's `size_bytes`."""
     needs: str | None = None
-    """Which processors give the answers that were checked, from a bound on the graph's integer sums; null where there are none."""
+    """Which processors give the answers that were checked, and what is open for others; null where nobody looked."""
     limits: dict[str, Any]
     """What validation demanded: smallest `agreement`, largest `kl` (nats a token), largest `error` (standard deviations of the logits)."""
     figures: dict[str, Any]

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from daemon import cpu
 from handlers.validate.client import environment
 
 SECONDS = 900
 
 
-def check(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """(figures, fault) of an artifact's graphs; nothing where it has none.
+def check(folder: Path, arithmetic: str = "float") -> tuple[dict[str, Any], str | None]:
+    """(figures, fault) of an artifact's graphs; nothing where it has none. `arithmetic`: what they multiply, as in `handlers.stage_spec`.
 
     The figures are `needs`, which processors give these answers, and `integer_products` where integers are multiplied.
     """
@@ -30,7 +31,9 @@ def check(folder: Path) -> tuple[dict[str, Any], str | None]:
         )
         told = json.loads(done.stdout)
         products = told["integer_products"]
-        return {"needs": told["needs"]} | ({} if products is None else {"integer_products": products}), told["fault"]
+        doubt = cpu.doubt(arithmetic, cpu.here())
+        needs = told["needs"] + (f"; {doubt}" if doubt else "")
+        return {"needs": needs} | ({} if products is None else {"integer_products": products}), told["fault"]
     except subprocess.TimeoutExpired:
         why = f"it took longer than {SECONDS} seconds"
     except (ValueError, KeyError, TypeError):

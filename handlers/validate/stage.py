@@ -18,7 +18,7 @@ from daemon import cpu
 from daemon.contract import ArtifactCheck, StageContext, Verdict
 from daemon.durable import remove_tree
 from daemon.errors import Permanent, Retryable
-from handlers.plan import effective_variants
+from handlers.plan import BY_NAME, effective_variants
 from handlers.progress import Reporter, StageOutput
 from handlers.validate import bases, foreign, outside, portability, prompts, record, speed
 from handlers.validate.artifact import Examination, examine, logits_file
@@ -201,7 +201,7 @@ class _Validation:
                 self.context, variant, spec, self._subject, self.reference, examination, logits_file(outputs, 0), self._reporter.checkpoint
             )
             examination.example = outside.example_fault(spec, self.reference, examination)
-            portable, examination.portability = portability.check(Path(spec.folder))
+            portable, examination.portability = portability.check(Path(spec.folder), BY_NAME[variant].arithmetic)
             examination.figures |= portable
         except WorkerFailed:
             self._reporter.checkpoint()

@@ -56,14 +56,46 @@ def test_what_can_not_be_read_is_not_vouched_for(tmp_path: Path) -> None:
     assert portability.check(tmp_path) == ({}, None)
 
 
+def test_what_a_processor_may_do_otherwise_is_part_of_what_an_artifact_needs(tmp_path: Path) -> None:
+    graphs.store(graphs.plain(graphs.hostile_weights()), tmp_path / "plain", "model", [])
+    assert portability.check(tmp_path / "plain")[0] == {"needs": "any x86-64 or ARM64 processor"}
+    blocks, _ = portability.check(tmp_path / "plain", "blocks")
+    assert blocks["needs"].startswith("any x86-64 or ARM64 processor; at accuracy level 4")
+
+
 def test_the_command_for_users_says_it_in_a_sentence(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert integer_products.main([str(whole)]) == 1
     assert "1 of 1 integer products overflow" in capsys.readouterr().out
     graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "int8", "model", [])
-    assert integer_products.main([str(tmp_path / "int8")]) == 0
-    assert capsys.readouterr().out == "1 integer products, none overflows 16 bits: right on any x86-64 or ARM64 processor\n"
-    assert integer_products.main([str(tmp_path)]) == 2
-    assert "holds no ONNX graph" in capsys.readouterr().err
+    for path in (tmp_path / "int8", tmp_path / "int8" / "model.onnx"):
+        assert integer_products.main([str(path)]) == 0
+        assert capsys.readouterr().out == "1 integer products, none overflows 16 bits: right on any x86-64 or ARM64 processor\n"
+    graphs.store(graphs.plain(graphs.hostile_weights()), tmp_path / "fp32", "model", [])
+    assert integer_products.main([str(tmp_path / "fp32")]) == 0
+    assert "no int8 products" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "is not there"),
+        (b"", "empty or cut short"),
+        (b"no graph", "can't be read as an ONNX graph"),
+        ("folder", "name the folder of one"),
+    ],
+)
+def test_what_is_no_graph_is_told_apart_from_what_overflows(
+    tmp_path: Path, content: bytes | str | None, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    if content is not None:
+        (folder / "onnx-int8").mkdir(parents=True)
+        (folder / "onnx-int8" / "model.onnx").touch()
+    if isinstance(content, bytes):
+        (folder / "model.onnx").write_bytes(content)
+    assert integer_products.main([str(folder), "--json"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and sentence in told.err and len(told.err.splitlines()) == 1
 
 
 INTEL = """processor\t: 0
@@ -93,5 +125,5 @@ def test_a_processor_is_what_all_of_its_cores_can() -> None:
 def test_what_a_processor_can_not_vouch_for_is_said_by_the_kind_of_arithmetic() -> None:
     intel, arm = cpu.described(INTEL, "x86_64"), cpu.described(ARM, "aarch64")
     assert cpu.doubt("float", intel) is cpu.doubt("integers", intel) is None
-    assert "ARM64 with fp16" in (cpu.doubt("half", intel) or "") and cpu.doubt("half", arm) is None
+    assert "add up in fp16" in (cpu.doubt("half", intel) or "") and cpu.doubt("half", arm) is None
     assert "accuracy level 4" in (cpu.doubt("blocks", intel) or "")
