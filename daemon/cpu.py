@@ -68,11 +68,6 @@ class Cpu:
         """For reports and manifests."""
         return {"architecture": self.architecture, "vendor": self.vendor, "model": self.model, "features": list(self.features)}
 
-    @property
-    def says(self) -> str:
-        """In a few words: the architecture and what decides how integers are multiplied."""
-        return " ".join([self.architecture, *self.features]) if self.features else f"{self.architecture}, of unknown instruction sets"
-
 
 def not_run_on(cpu: Cpu) -> tuple[str, ...]:
     """The integer kernels that a check on `cpu` can't run, the libraries taking the widest that there are.

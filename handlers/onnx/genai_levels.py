@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 
 from daemon.contract import Fallback, StageContext
@@ -21,8 +20,7 @@ from handlers.onnx import genai_config
 from handlers.onnx.graph import MODEL_FILE
 from handlers.onnx.sample_feeds import Call, run, tokenize
 from handlers.onnx.session import open_session
-from handlers.onnx.weight_only import round_rows
-from handlers.onnx.weight_only_levels import EXACT, FAST, SLOWER, Choice, Trial, compare, measure
+from handlers.onnx.weight_only_levels import EXACT, FAST, SLOWER, Choice, Trial, compare, measure, rounded_session
 from handlers.progress import StageOutput
 from handlers.validate import prompts
 
@@ -55,25 +53,15 @@ def settle(context: StageContext, output: StageOutput) -> None:
     flips = count_flips(calls, sessions[FAST])
     trials = measure({level: {"model": session} for level, session in sessions.items()}, calls, rounds=3)
     sessions.clear()
-    choice = choose(trials, flips, _error_by_rows(exact, calls, context.limits.threads))
+    rounded = rounded_session(exact, context.limits.threads)
+    by_rows, _ = compare(calls, [run(rounded, call.feeds) for call in calls])
+    choice = choose(trials, flips, by_rows)
     if choice.level == FAST:
         fast.replace(exact)
     else:
         fast.unlink()
     output.figures |= choice.figures
     output.figures["accuracy_level_flips"] = flips
-
-
-def _error_by_rows(graph: Path, calls: Sequence[Call], threads: int) -> float:
-    """The exact level's difference from itself with activations rounded to int8 by rows, see `round_rows`."""
-    model = ir.load(graph)
-    round_rows(model)
-    path = graph.with_name(f"{graph.name}.rows")
-    ir.save(model, path)
-    session = open_session(path, threads)
-    error, _ = compare(calls, [run(session, call.feeds) for call in calls])
-    path.unlink()
-    return error
 
 
 def choose(trials: dict[int, Trial], flips: int, by_rows: float) -> Choice:

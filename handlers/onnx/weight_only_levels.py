@@ -10,11 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 
 from handlers.onnx.sample_feeds import Call, run
+from handlers.onnx.session import open_session
+from handlers.onnx.weight_only import round_rows
 
 EXACT, FAST = 1, 4
 WORSE = 1.25
@@ -82,6 +86,18 @@ def compare(calls: Sequence[Call], answers: Sequence[dict[str, np.ndarray]]) -> 
         values.append(wanted.ravel())
     everything = np.concatenate(values)
     return float(np.sqrt(squares / everything.size) / max(float(everything.std()), 1e-9)), agreeing / rows
+
+
+def rounded_session(graph: Path, threads: int) -> onnxruntime.InferenceSession:
+    """A graph with what its products multiply rounded to int8 by rows, see `round_rows`; nothing of it stays on disk."""
+    model = ir.load(graph)
+    round_rows(model)
+    path = graph.with_name(f"{graph.name}.rows")  # beside the file of its weights
+    try:
+        ir.save(model, path)
+        return open_session(path, threads)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 Sessions = Mapping[str, onnxruntime.InferenceSession]

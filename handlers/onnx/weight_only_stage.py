@@ -17,9 +17,9 @@ from handlers.onnx.graphset import Graph, GraphSet, read
 from handlers.onnx.rewriting import Counts
 from handlers.onnx.sample_feeds import Call, Player, UnfedError, run, tokenize
 from handlers.onnx.session import open_session
-from handlers.onnx.weight_only import WeightOnlyRewriter, round_rows, set_level
+from handlers.onnx.weight_only import WeightOnlyRewriter, set_level
 from handlers.onnx.weight_only_blocks import Scheme
-from handlers.onnx.weight_only_levels import EXACT, FAST, choose, compare, measure
+from handlers.onnx.weight_only_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.progress import Reporter, StageOutput
 from handlers.validate import prompts
 
@@ -103,17 +103,9 @@ def _choose_level(context: StageContext, source: GraphSet, made: GraphSet, outpu
 
 
 def _error_by_rows(staging: Path, made: GraphSet, calls: list[Call], threads: int) -> float:
-    """The exact level's error with activations rounded to int8 by rows, see `round_rows`."""
-    answers = []
-    for graph in made.graphs:
-        path = staging / f"{graph.file}.rows"
-        model = ir.load(staging / graph.file)
-        round_rows(model)
-        ir.save(model, path)
-        session = open_session(path, threads)
-        answers += [(place, run(session, call.feeds)) for place, call in enumerate(calls) if call.role == graph.role]
-        path.unlink()
-    return compare(calls, [answer for _, answer in sorted(answers, key=lambda one: one[0])])[0]
+    """The exact level's error with activations rounded to int8 by rows."""
+    sessions = {graph.role: rounded_session(staging / graph.file, threads) for graph in made.graphs}
+    return compare(calls, [run(sessions[call.role], call.feeds) for call in calls])[0]
 
 
 def reference_calls(context: StageContext, source: GraphSet) -> list[Call]:
