@@ -8,9 +8,12 @@ JOBS ?= 2
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo test test-slow lint bench clean
+.PHONY: help install demo test test-slow lint bench clean
 
-install: $(STAMP)
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
+
+install: $(STAMP) ## make .venv with everything pinned
 
 # torch goes first and pinned, so that nothing that comes after it can pull another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -21,26 +24,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
-demo: install
+demo: install ## train a small model here and export it; DEMO="--keep DIR"
 	$(BIN)/ckptd demo $(DEMO)
 
-test: install lint
+test: install lint ## lint and the quick tests; JOBS=N side by side, PYTEST="tests/onnx -k name"
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
-test-slow: install
+test-slow: install ## all tests, one after the other
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST)
 
-lint: install
+lint: install ## ruff, mypy, the import law
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: install
+bench: install ## every benchmark, into bench-output/
 	@mkdir -p bench-output
 	@for name in $$(ls benchmarks/*.py | xargs -n1 basename | sed 's/\.py$$//' | grep -v '^_'); do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py --json bench-output/$$name.json || exit 1; done
 
-clean:
+clean: ## remove .venv and what demo and bench made
 	rm -rf $(VENV) bench-output demo-output

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from daemon import cpu
+from daemon.contract import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
 

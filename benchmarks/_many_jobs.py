@@ -13,15 +13,15 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from daemon import logs
-from daemon.contract import ArtifactCheck, CheckpointRef, Outcome, StageContext, StageResult, Verdict
-from daemon.durable import seal
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.runner import Runner
-from daemon.settings import LogSettings, Settings
-from daemon.worker import Bounds, Progress
-from handlers.plan import plan
+from daemon.config.paths import prepare
+from daemon.config.settings import LogSettings, Settings
+from daemon.contract.files import seal
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, Outcome, StageContext, StageResult, Verdict
+from daemon.contract.plan import plan
+from daemon.journal.journal import Journal
+from daemon.operating import logs
+from daemon.running.runner import Runner
+from daemon.running.workers.worker import Bounds, Progress
 
 BATCH = 50
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from benchmarks import _common
-from daemon.contract import CheckpointRef, ChildLimits, StageContext
-from daemon.work import ExportOptions, OnnxOptions, ValidateOptions, Work
+from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.options import ExportOptions, OnnxOptions, ValidateOptions, Work
 
 BASE = """
 import json, sys

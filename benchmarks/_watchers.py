@@ -16,12 +16,12 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 
 from benchmarks._writers import STATE, WEIGHTS, read_checkpoint
-from daemon.checkpoint import Fingerprint, Inspection
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.settings import Settings
-from daemon.watch import Watcher
+from daemon.checkpoints.inspection import Fingerprint, Inspection
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
+from daemon.watching.intake import Intake
+from daemon.watching.watcher import Watcher
 
 DEBOUNCE = 1.0
 Takes = list[tuple[str, str]]

@@ -21,8 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
-from daemon.demo.setup import PROMPTS
-from handlers.plan import VARIANTS
+from daemon.cli.demo.setup import PROMPTS
+from daemon.contract.plan import VARIANTS
 
 WRONG = 1
 """Exit code of an export in which nothing succeeded; one in which a variant failed (3) still has figures."""

@@ -43,7 +43,7 @@ def make_runs(root: Path, runs: int) -> None:
 
 def scan_seconds(root: Path) -> float:
     """One walk for checkpoint directories."""
-    from daemon.scan import find_checkpoints
+    from daemon.watching.scan import find_checkpoints
 
     def complain(error: OSError) -> None:
         raise error

@@ -23,11 +23,11 @@ import structlog
 
 from benchmarks import _common, _watchers
 from benchmarks._writers import JUDGED, LIFE
-from daemon.checkpoint import fingerprint
-from daemon.durable import fsync_directory, fsync_file
-from daemon.intake import digest_of_fingerprint
-from daemon.scan import find_checkpoints
-from daemon.tracker import Tracker
+from daemon.checkpoints.inspection import fingerprint
+from daemon.contract.files import fsync_directory, fsync_file
+from daemon.watching.intake import digest_of_fingerprint
+from daemon.watching.scan import find_checkpoints
+from daemon.watching.tracker import Tracker
 
 SETTLE = 1.0
 RAM = Path("/dev/shm")

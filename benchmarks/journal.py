@@ -29,8 +29,8 @@ OPEN_JOBS = 10
 START = """
 import sys, time
 from pathlib import Path
-from daemon.store.custody import open_journal
-from daemon.paths import prepare
+from daemon.operating.integrity.custodian import open_journal
+from daemon.config.paths import prepare
 began = time.perf_counter()
 paths = prepare(Path(sys.argv[1]), Path(sys.argv[2]))
 journal = open_journal(paths)
@@ -44,10 +44,10 @@ print(1000 * (time.perf_counter() - began))
 
 def fill(state: Path, output: Path, jobs: int) -> None:
     """A journal with `jobs` jobs of six stages, all but the last ten of which have ended; rows as large as real ones."""
-    from daemon.contract import CheckpointRef, FileEntry, Outcome, StageResult
-    from daemon.journal import Journal
-    from daemon.paths import prepare
-    from daemon.work import ExportOptions, ValidateOptions, Work
+    from daemon.config.paths import prepare
+    from daemon.contract.messages import CheckpointRef, FileEntry, Outcome, StageResult
+    from daemon.contract.options import ExportOptions, ValidateOptions, Work
+    from daemon.journal.journal import Journal
 
     journal = Journal(prepare(state, output).journal)
     work = Work(export=ExportOptions(), validation=ValidateOptions())
@@ -99,8 +99,8 @@ def restart_ms(folder: Path, jobs: int, rounds: int) -> tuple[float, float]:
 
 def our_commits(folder: Path) -> Callable[[int], None]:
     """Claim and settle a stage, again and again: two commits a turn."""
-    from daemon.contract import Outcome, StageResult
-    from daemon.journal import Journal
+    from daemon.contract.messages import Outcome, StageResult
+    from daemon.journal.journal import Journal
 
     fill(folder / "state", folder / "exports", OPEN_JOBS)
     journal = Journal(folder / "state" / "journal.sqlite3")
@@ -138,7 +138,7 @@ def wal_commits(folder: Path) -> Callable[[int], None]:
 
 def file_commits(folder: Path) -> Callable[[int], None]:
     """A JSON file of ten jobs, rewritten, synced and renamed for each change."""
-    from daemon.durable import write_atomic
+    from daemon.contract.files import write_atomic
 
     jobs = [{"id": str(job), "stages": {name: {"state": "waiting", "attempts": 0} for name in STAGES}} for job in range(OPEN_JOBS)]
 
@@ -169,7 +169,7 @@ def commits(folder: Path, seconds: float, rounds: int) -> dict[str, float]:
 
 def check_seconds(file: Path) -> tuple[float, float]:
     """Seconds of the scheduled full check, and of one backup."""
-    from daemon.store.database import Database
+    from daemon.journal.database import Database
 
     database = Database(file)
     began = time.perf_counter()

@@ -46,7 +46,7 @@ def make(folder: Path, size: str) -> None:
     from safetensors.torch import save_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from handlers.merge.options import resharded
+    from handlers.merge.plan.output_format import resharded
 
     torch.manual_seed(0)
     config = Qwen3Config(**SHAPES[size], num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, dtype="bfloat16")

@@ -22,12 +22,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
-from daemon.contract import ChildLimits
-from daemon.toolchains import Toolchains
-from daemon.work import OnnxOptions
-from handlers.plan import BY_NAME
-from handlers.validate.client import Worker
-from handlers.validate.engines import EngineSpec
+from daemon.contract.messages import ChildLimits
+from daemon.contract.options import OnnxOptions
+from daemon.contract.plan import BY_NAME
+from daemon.toolchains.registry import Toolchains
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers.client import Worker
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
 VARIANTS = (

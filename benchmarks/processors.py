@@ -31,11 +31,12 @@ import onnx_ir as ir
 
 from benchmarks import _common
 from benchmarks.onnx import stage
-from daemon import cpu
-from handlers.onnx import graphset, integer
-from handlers.onnx.sample_feeds import Call, Player, run, tokenize
-from handlers.onnx.session import open_session
-from handlers.onnx.weight_only_levels import compare
+from daemon.contract import cpu
+from handlers.onnx.folder.playback import Call, Player, run, tokenize
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.quantize import int8_rewriter
+from handlers.onnx.quantize.accuracy_levels import compare
 from tests.portability import masking
 
 INPUTS, OUTPUTS = 1024, 4096
@@ -48,7 +49,7 @@ def scales(weight: np.ndarray, channel: int, form: str) -> np.ndarray:
     if form == "7bit":
         extent = extent * np.float32(127 / 64)
     elif form == "room":
-        extent = np.maximum(extent, 2 * integer._largest_pairs(weight, channel))
+        extent = np.maximum(extent, 2 * int8_rewriter._largest_pairs(weight, channel))
     return np.where(extent > 0, extent / np.float32(127), np.float32(1)).astype(np.float32)
 
 
@@ -145,19 +146,19 @@ def quality(folder: Path, seconds: float, count: int) -> dict[str, Any]:
     graphs = graphset.read(source)
     player = Player(source, graphs, 1)
     calls = [call for row in tokenize(source, texts(count)).rows for call in player.play(row)]
-    own, figures = integer.quantize_matrix, {}
+    own, figures = int8_rewriter.quantize_matrix, {}
     for form in ("whole", "room", "7bit"):
-        integer.quantize_matrix = quantizer(form) if form != "room" else own
+        int8_rewriter.quantize_matrix = quantizer(form) if form != "room" else own
         sessions = {}
         for graph in graphs.graphs:
             model = ir.load(source / graph.file)
-            integer.IntegerRewriter(model).rewrite()
+            int8_rewriter.IntegerRewriter(model).rewrite()
             ir.save(model, folder / f"{form}-{graph.file}")
             sessions[graph.role] = open_session(folder / f"{form}-{graph.file}", 1)
         answers = [run(sessions[call.role], call.feeds) for call in calls]
         error, agreement = compare(calls, answers)
         figures |= {f"error_{form}": error, f"kl_{form}": divergence(calls, answers), f"agreement_{form}": agreement}
-    integer.quantize_matrix = own
+    int8_rewriter.quantize_matrix = own
     return figures
 
 

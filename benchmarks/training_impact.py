@@ -28,8 +28,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
-from daemon.contract import CheckpointRef, ChildLimits, StageContext
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
 
 SETTLE_SECONDS = 0.4
 """Of the beginning of a phase that do not count: the step in which the phases changed."""

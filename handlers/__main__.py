@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import os
+import pkgutil
 import sys
 import time
 import traceback
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from daemon import faults
-from daemon.contract import CONTRACT_VERSION, Outcome, StageContext, StageResult
-from daemon.durable import seal, write_atomic
-from daemon.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
-from handlers import child
-from handlers.plan import BY_NAME
-from handlers.progress import Interrupted, Reporter, StageOutput, StopFlag
+from daemon.contract import failpoints
+from daemon.contract.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.files import seal, write_atomic
+from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
+from daemon.contract.plan import BY_NAME
+from handlers.child import process
+from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
 EXIT_BAD_JOB = 65
 EXIT_UNWRITABLE = 73
@@ -85,14 +85,14 @@ def read_job(job_file: str) -> StageContext:
 
 
 def _work(context: StageContext, reporter: Reporter) -> StageResult:
-    child.prepare(context)
-    module = importlib.import_module(BY_NAME[context.stage].module)
-    faults.point(f"child.{context.stage}.run")
-    output: StageOutput = module.run(context, reporter)
-    faults.point(f"child.{context.stage}.ran")
+    process.prepare(context)
+    stage = pkgutil.resolve_name(BY_NAME[context.stage].entry)
+    failpoints.point(f"child.{context.stage}.run")
+    output: StageOutput = stage(context, reporter)
+    failpoints.point(f"child.{context.stage}.ran")
     reporter.progress(1.0, "sealing files")
     files = seal(Path(context.staging), output.digests)
-    faults.point(f"child.{context.stage}.sealed")
+    failpoints.point(f"child.{context.stage}.sealed")
     return StageResult(
         outcome=Outcome.SUCCEEDED,
         strategy=output.strategy,
@@ -101,7 +101,7 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
         checks=tuple(output.checks),
         warnings=tuple(output.warnings),
         fallbacks=tuple(output.fallbacks),
-        versions=child.loaded_versions(),
+        versions=process.loaded_versions(),
     )
 
 
@@ -139,18 +139,18 @@ def main(job_file: str) -> int:
     except BadJob as error:
         _say(f"could not use the job file: {error}")
         return EXIT_BAD_JOB
-    child.bind(context.limits)
-    stop = child.stop_at_safe_points() if context.limits.resumable else StopFlag()
-    faults.point(f"child.{context.stage}.start")
-    reporter = Reporter(child.take_standard_output(), stop)
+    process.bind(context.limits)
+    stop = process.stop_at_safe_points() if context.limits.resumable else StopFlag()
+    failpoints.point(f"child.{context.stage}.start")
+    reporter = Reporter(process.take_standard_output(), stop)
     reporter.start_heartbeat()
     started = time.monotonic()
     result = _attempt(context, reporter, stop)
     result = result.model_copy(
-        update={"attempt": context.attempt_id, "seconds": round(time.monotonic() - started, 3), "peak_rss": child.peak_rss()}
+        update={"attempt": context.attempt_id, "seconds": round(time.monotonic() - started, 3), "peak_rss": process.peak_rss()}
     )
     code = _write(context, result)
-    faults.point(f"child.{context.stage}.done")
+    failpoints.point(f"child.{context.stage}.done")
     return code
 
 

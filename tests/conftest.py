@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.journal import Journal
+from daemon.journal.journal import Journal
 from tests import marian, models
 from tests.service import Service, making
 

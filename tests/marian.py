@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.progress import StageOutput
+from handlers.child.progress import StageOutput
 
 WORDS = {
     "the": "der", "old": "alte", "small": "kleine", "lighthouse": "Leuchtturm", "keeper": "Wärter", "boat": "Boot", "harbour": "Hafen",
@@ -141,8 +141,8 @@ class Translated:
 def export(model: Marian, folder: Path) -> Translated:
     """Merge the adapter and export the result, by the stages' own code."""
     from handlers.merge import merge_adapter
-    from handlers.onnx import stage
-    from handlers.onnx.strategies import STRATEGIES
+    from handlers.onnx.export import stage
+    from handlers.onnx.tracing.strategies import STRATEGIES
     from tests.onnx.conftest import make_context, silent
 
     merged = folder / "merged"

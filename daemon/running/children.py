@@ -13,20 +13,20 @@ from pathlib import Path
 
 import structlog
 
-from daemon import faults
-from daemon.contract import Outcome, StageContext, StageResult
-from daemon.durable import remove_tree
-from daemon.errors import Fault, from_oserror
-from daemon.facts import facts_of
-from daemon.journal import Journal
-from daemon.paths import Paths
-from daemon.resources import Reserved, human, memory
-from daemon.running.estimates import Estimate
-from daemon.running.launch import bounds_of, make_context, staging_of
-from daemon.settings import LimitSettings
-from daemon.store.rows import JobRow, StageRow
-from daemon.worker import Bounds, Worker
-from handlers.plan import ModelSize, StageSpec
+from daemon.config.paths import Paths
+from daemon.config.settings import LimitSettings
+from daemon.contract import failpoints
+from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.files import remove_tree
+from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.contract.plan import ModelSize, StageSpec
+from daemon.journal.journal import Journal, facts_of
+from daemon.journal.rows import JobRow, StageRow
+from daemon.running.job_file import bounds_of, make_context, staging_of
+from daemon.running.rules.admission import Reserved
+from daemon.running.rules.estimates import Estimate
+from daemon.running.workers.worker import Bounds, Worker
+from daemon.system.box import human, memory
 
 log = structlog.get_logger("runner")
 
@@ -102,7 +102,7 @@ class Children:
             return from_oserror(error, f"start the stage {spec.name}").fault, True
         self.running[job.id, spec.name] = Running(job, spec, number, staging, worker, size, need, threads)
         self._journal.spawned((job.id, spec.name, number), worker.process.pid, worker.process_started)
-        faults.point("runner.spawned")
+        failpoints.point("runner.spawned")
         log.info("stage started", stage=spec.name, attempt=number, pid=worker.process.pid, threads=threads,
                  estimated_memory=human(need.memory))  # fmt: skip
         return None, True

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract import Outcome, StageResult
-from daemon.durable import remove_tree
-from daemon.journal import Journal
-from daemon.publish import same_files
+from daemon.config.settings import LimitSettings
+from daemon.contract.files import remove_tree
+from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.plan import BY_NAME
+from daemon.journal.journal import Journal
+from daemon.journal.stages import Measured
+from daemon.publishing.publication import same_files
 from daemon.running.children import Running
-from daemon.running.retry import Decision, after_crash, decide
-from daemon.settings import LimitSettings
-from daemon.store.stages import Measured
-from handlers.plan import BY_NAME
+from daemon.running.rules.retry import Decision, after_crash, decide
 
 log = structlog.get_logger("runner")
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from daemon.contract import Outcome, StageContext, StageResult
-from daemon.durable import remove_tree, sweep_temporaries
-from daemon.journal import Journal
-from daemon.paths import Paths
-from daemon.pin import held
-from daemon.process.death import examine
-from daemon.store.rows import AttemptRow
-from daemon.swap import mend_swaps
-from daemon.worker import kill_stray
+from daemon.checkpoints.pins import held
+from daemon.config.paths import Paths
+from daemon.contract.files import remove_tree, sweep_temporaries
+from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptRow
+from daemon.publishing.swap import mend_swaps
+from daemon.running.workers.post_mortem import examine
+from daemon.running.workers.worker import kill_stray
 
 log = structlog.get_logger("runner")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract import FileEntry
-from daemon.journal import Journal
-from daemon.running.kept import Kept, is_whole
-from daemon.running.keys import keys_of
-from daemon.store.rows import JobRow, StageRow
-from daemon.work import Work
-from handlers.plan import stage_names
+from daemon.contract.messages import FileEntry
+from daemon.contract.options import Work
+from daemon.contract.plan import stage_names
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow, StageRow
+from daemon.running.output_cache import Kept, is_whole
+from daemon.running.rules.resume_keys import keys_of
 
 log = structlog.get_logger("runner")
 

@@ -12,23 +12,23 @@ from datetime import UTC, datetime
 
 import structlog
 
-from daemon.base import Bases
-from daemon.contract import Outcome, StageResult
-from daemon.journal import Journal
-from daemon.paths import Paths
-from daemon.resources import WAIT_SECONDS, Admission, Reserved, admit
+from daemon.checkpoints.base_models import Bases
+from daemon.config.paths import Paths
+from daemon.config.settings import Settings
+from daemon.config.windows import Windows
+from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.plan import BY_NAME, ModelSize, StageSpec
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow, StageRow
 from daemon.running.children import Children
-from daemon.running.estimates import Estimate, estimate
-from daemon.running.keys import keys_of
 from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
-from daemon.running.steps import because_of, ready_stages, retrying, verifying
+from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
+from daemon.running.rules.estimates import Estimate, estimate
+from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying
+from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
-from daemon.running.windows import Windows
-from daemon.settings import Settings
-from daemon.store.rows import JobRow, StageRow
-from daemon.toolchains import Toolchains
-from handlers.plan import BY_NAME, ModelSize, StageSpec
+from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
 

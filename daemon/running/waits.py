@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from daemon.errors import Fault
-from daemon.resources import memory
+from daemon.contract.errors import Fault
 from daemon.running.children import Children
+from daemon.system.box import memory
 
 log = structlog.get_logger("runner")
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from daemon.errors import UsageError
+from daemon.contract.errors import UsageError
 
 
 def say(event: str, **values: Any) -> None:

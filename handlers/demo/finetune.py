@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daemon.errors import UsageError
+from daemon.contract.errors import UsageError
 from handlers.demo import corpus
 from handlers.demo.events import complain, empty_folder, prepare_libraries, say
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daemon.errors import UsageError
+from daemon.contract.errors import UsageError
 from handlers.demo import corpus
 from handlers.demo.events import complain, empty_folder, prepare_libraries, say
 
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
     "{% else %}# {{ message['content'] }}\n{% endif %}{% endfor %}"
 )
 PROMPT, PENALTY = "def", 1.15
-"""How the base is shown: the same prompt and repetition penalty that `ckptd demo` gives to `handlers.generate`."""
+"""How the base is shown: the same prompt and repetition penalty that `ckptd demo` gives to `handlers.validate.generate`."""
 BATCH, LENGTH = 8, 128
 MATRIX_RATE, OTHER_RATE = 0.02, 6e-3
 WARMUP_STEPS, DECAY_SHARE = 20, 0.6

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Fallback
-from daemon.errors import Permanent
-from handlers.merge.adapter import Adapter, read_adapter
-from handlers.merge.digests import base_digest
-from handlers.merge.layout import plan
-from handlers.merge.ledger import States, file_state, sweep
-from handlers.merge.names import NeedsPeft
-from handlers.merge.planning import match_all, refuse_base, refuse_peft, rewrite
-from handlers.merge.writing import Done, Meter, Origin, Progress, check_written, set_threads, stream
-from handlers.model_files import copy_config, main_dtype, parameters, read_json, stored_bytes, tensors, weight_files
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import Fallback
+from handlers.merge.adapters.adapter import Adapter, read_adapter
+from handlers.merge.adapters.name_mapping import NeedsPeft
+from handlers.merge.engine.execute import Done, Meter, Origin, Progress, check_written, set_threads, stream
+from handlers.merge.engine.resume_ledger import States, file_state, sweep
+from handlers.merge.plan.output_layout import plan
+from handlers.merge.plan.prepare import match_all, refuse_base, refuse_peft, rewrite
+from handlers.merge.weights.base_digest import base_digest
+from handlers.models.files import copy_config, main_dtype, parameters, read_json, stored_bytes, tensors, weight_files
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MergeReport:
 
 
 def _merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path, reason: str, progress: Progress) -> Done:
-    from handlers.merge.with_peft import changed_tensors, merge_with_peft
+    from handlers.merge.peft import changed_tensors, merge_with_peft
 
     progress(0.05, f"merging with PEFT, since {reason}")
     peft = merge_with_peft(adapter, base, config, output)
@@ -70,7 +70,7 @@ def _merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], outpu
 
 def _ranks(adapter: Adapter) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Ranks and scales of a LoRA adapter by its modules, for the report; empty for other methods."""
-    from handlers.merge.adapter import rank_of, scale_of
+    from handlers.merge.adapters.adapter import rank_of, scale_of
 
     if adapter.method not in ("LORA", "ADALORA") or "r" not in adapter.config:
         return (), ()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import StageContext
-from daemon.errors import Permanent
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
 from handlers.merge.api import MergeReport, merge_adapter
-from handlers.merge.full import take_over
-from handlers.progress import Reporter, StageOutput
-from handlers.tasks import task_of
+from handlers.merge.full_finetune import take_over
+from handlers.models.tasks import task_of
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:

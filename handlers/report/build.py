@@ -9,13 +9,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from daemon import __version__, verdicts
-from daemon.contract import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
-from daemon.errors import Fault, Permanent
-from handlers.report import machine, verdict
-from handlers.report.gaps import not_verified
+from daemon.contract import verdicts
+from daemon.contract.errors import Fault, Permanent
+from daemon.contract.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
+from daemon.contract.version import __version__
+from handlers.report import headline, machine
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Report, Stage, Warned
-from handlers.report.safe import clean
+from handlers.report.not_verified import not_verified
+from handlers.report.sanitize import clean
 
 
 def build(context: StageContext, now: datetime | None = None) -> Report:
@@ -37,7 +38,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     report = Report.model_construct(
         export_id=facts.export_id,
         status=status,
-        verdict=verdict.verdict_line(status, checks, faults),
+        verdict=headline.verdict_line(status, checks, faults),
         created=facts.created,
         started=facts.started,
         finished=moment.isoformat(timespec="seconds"),

@@ -6,7 +6,7 @@ import platform
 
 import psutil
 
-from daemon import cpu
+from daemon.contract import cpu
 from handlers.report.model import Machine
 
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from daemon.contract import Fallback, FileEntry, Verdict
-from daemon.errors import Fault
+from daemon.contract.errors import Fault
+from daemon.contract.messages import Fallback, FileEntry, Verdict
 
 Status = Literal["succeeded", "partial", "failed"]
-"""How an export ended as a whole; `handlers.report.verdict.status_of` holds the rule."""
+"""How an export ended as a whole; `handlers.report.headline.status_of` holds the rule."""
 
 
 class Part(BaseModel):

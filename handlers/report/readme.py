@@ -11,10 +11,10 @@ import re
 import shlex
 from typing import Any
 
-from handlers.plan import BY_NAME
+from daemon.contract.plan import BY_NAME
+from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import html
 from handlers.report.model import Report
-from handlers.tasks import BY_NAME as TASKS
 
 PROMPT = "def main():"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")

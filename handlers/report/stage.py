@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from daemon.contract import StageContext
-from handlers.progress import Reporter, StageOutput
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
 from handlers.report import html, readme
 from handlers.report.build import build
 from handlers.report.model import Report

@@ -1,9 +1,9 @@
 """First thing that a toolchain's Python runs: `PYTHON -I -u bootstrap.py MODULE [ARGUMENT…]` runs MODULE of ours in that environment.
 
-Started by `daemon.worker` (MODULE is `handlers`, the entry of every stage), by `handlers.toolchains.use` and by the probe. Of the
-environment that ckptd itself is installed in it makes the packages `daemon` and `handlers` importable and nothing else, even where they
-lie beside a torch of another version. It holds a shared lock on the toolchain's file `in-use` as long as the process lives, so that a
-toolchain is not removed below it. Imports the standard library alone.
+Started by `daemon.running.workers.worker` (MODULE is `handlers`, the entry of every stage), by `handlers.toolchains.use` and by the
+probe. Of the environment that ckptd itself is installed in it makes the packages `daemon` and `handlers` importable and nothing else,
+even where they lie beside a torch of another version. It holds a shared lock on the toolchain's file `in-use` as long as the process
+lives, so that a toolchain is not removed below it. Imports the standard library alone.
 """
 
 from __future__ import annotations

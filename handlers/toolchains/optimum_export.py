@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from handlers.tasks import BY_NAME
+from handlers.models.tasks import BY_NAME
 from handlers.toolchains import inside, older_config
 
 KEPT = (".onnx", ".onnx_data")

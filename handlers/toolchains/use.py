@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import StageContext
-from daemon.errors import Permanent
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 POLL_SECONDS = 0.05

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.durable import write_atomic
-from handlers.progress import StageOutput
-from handlers.validate.reference import Reference
+from daemon.contract.files import write_atomic
+from handlers.child.progress import StageOutput
+from handlers.validate.checks.reference import Reference
 
 REPORT = "validation.json"
 

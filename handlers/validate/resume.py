@@ -15,13 +15,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Fallback
-from daemon.durable import remove_tree, sha256_file, write_atomic
-from daemon.faults import point
-from daemon.values import digest_of
-from handlers.validate.artifact import Examination
-from handlers.validate.reference import Reference, Sample
-from handlers.validate.subject import Subject
+from daemon.contract.failpoints import point
+from daemon.contract.files import remove_tree, sha256_file, write_atomic
+from daemon.contract.messages import Fallback
+from daemon.contract.values import digest_of
+from handlers.validate.checks.examination import Examination
+from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.task_profile import Subject
 
 FOLDER = ".validation"
 VERSION = 3

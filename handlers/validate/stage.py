@@ -14,20 +14,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from daemon import cpu
-from daemon.contract import ArtifactCheck, StageContext, Verdict
-from daemon.durable import remove_tree
-from daemon.errors import Permanent, Retryable
-from handlers.plan import BY_NAME, effective_variants
-from handlers.progress import Reporter, StageOutput
-from handlers.validate import bases, foreign, outside, portability, prompts, record, speed
-from handlers.validate.artifact import Examination, examine, logits_file
-from handlers.validate.client import Worker, WorkerFailed
-from handlers.validate.engines import ENGINES, EXACT, VARIANT_KINDS, EngineSpec
-from handlers.validate.reference import Progress, Reference, measure
+from daemon.contract import cpu
+from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.files import remove_tree
+from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
+from daemon.contract.plan import BY_NAME, effective_variants
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models import prompts
+from handlers.validate import record
+from handlers.validate.checks import base_likelihood, external, optimum_reader, portability, speed
+from handlers.validate.checks.examination import Examination, examine, logits_file
+from handlers.validate.checks.reference import Progress, Reference, measure
+from handlers.validate.engines.registry import ENGINES, EXACT, VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
 from handlers.validate.resume import Kept, folder_state
-from handlers.validate.subject import Subject, live_labels, subject_of
 from handlers.validate.verdict import blindness, judge
+from handlers.validate.workers.client import Worker, WorkerFailed
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -107,10 +109,10 @@ class _Validation:
         if context.limits.threads > 1:
             self._merged = self._start_merged()  # imports its libraries while the live model works; loads nothing yet
         try:
-            reference = measure(live, texts, options, self._kept.folder, self._progress(), self._subject, bases.taken(context))
+            reference = measure(live, texts, options, self._kept.folder, self._progress(), self._subject, base_likelihood.taken(context))
             timing = speed.alone(live, reference)
             stats = live.ask("stats")
-            reference.bases = bases.compare(live, reference, context, self._folder, self._progress())
+            reference.bases = base_likelihood.compare(live, reference, context, self._folder, self._progress())
         except WorkerFailed as error:
             self._reporter.checkpoint()  # a stage that is told to stop loses its workers too
             kind = Retryable if error.transient else Permanent
@@ -121,7 +123,7 @@ class _Validation:
             live.close()
         reference.figures = {
             "dtype": "float32",
-            "method": bases.method(context),
+            "method": base_likelihood.method(context),
             "tokens_per_second": timing["tokens_per_second"],
             "prefill_seconds": timing["prefill_seconds"],
             "peak_rss_bytes": stats["peak_rss_bytes"],
@@ -184,7 +186,7 @@ class _Validation:
             if self._comparable:  # without the merged model's part it is not whole: a further attempt may find out more
                 self._kept.keep_examination(variant, folder, examination, merged=True)
         self._add(judge(variant, kind, examination, self.context.work.validation.thresholds.get(variant)), examination)
-        if told := foreign.sentence(variant, examination.figures.get("foreign")):
+        if told := optimum_reader.sentence(variant, examination.figures.get("foreign")):
             self.output.warnings.append(told)
 
     def _examined(self, variant: str, spec: EngineSpec) -> Examination:
@@ -197,10 +199,10 @@ class _Validation:
             examination.figures |= figures
             self._add_stats(worker, examination)
             worker.close()
-            examination.figures |= outside.other_program(
+            examination.figures |= external.other_program(
                 self.context, variant, spec, self._subject, self.reference, examination, logits_file(outputs, 0), self._reporter.checkpoint
             )
-            examination.example = outside.example_fault(spec, self.reference, examination)
+            examination.example = external.example_fault(spec, self.reference, examination)
             portable, examination.portability = portability.check(Path(spec.folder), BY_NAME[variant].arithmetic)
             examination.figures |= portable
         except WorkerFailed:
@@ -272,7 +274,15 @@ class _Validation:
 def _made_for(context: StageContext, texts: list[str], subject: Subject) -> list[Any]:
     """All that every record of an interrupted validation depends on."""
     options = context.work.validation.model_dump(mode="json")
-    return [texts, options, folder_state(context.pin), folder_state(context.base), asdict(subject), bases.taken(context), cpu.here().key]
+    return [
+        texts,
+        options,
+        folder_state(context.pin),
+        folder_state(context.base),
+        asdict(subject),
+        base_likelihood.taken(context),
+        cpu.here().key,
+    ]
 
 
 def _subject(context: StageContext) -> Subject:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from daemon.contract import ArtifactCheck, Verdict
-from daemon.work import Thresholds
-from handlers.plan import fallback, unquantized
-from handlers.validate.artifact import Examination
-from handlers.validate.compare import in_deviations
-from handlers.validate.engines import Kind
+from daemon.contract.messages import ArtifactCheck, Verdict
+from daemon.contract.options import Thresholds
+from daemon.contract.plan import fallback, unquantized
+from handlers.validate.checks.comparison import in_deviations
+from handlers.validate.checks.examination import Examination
+from handlers.validate.engines.registry import Kind
 
 
 def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:

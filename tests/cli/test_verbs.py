@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon import __version__
+from daemon.contract.version import __version__
 from tests.cli.test_bad_input import ckptd, export
 from tests.service import Service
 
@@ -17,7 +17,7 @@ HEAVY = {"torch", "transformers", "peft", "onnx", "onnxruntime", "numpy", "jinja
 
 
 def test_help_and_the_daemon_load_nothing_heavy() -> None:
-    code = "import sys, daemon.cli, daemon.app, daemon.view; print(*sys.modules)"
+    code = "import sys, daemon.cli, daemon.operating.service, daemon.cli.tables; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert not loaded & HEAVY
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from daemon.config import load
-from daemon.settings import Settings
+from daemon.config.loading import load
+from daemon.config.settings import Settings
 
 FILE = Path(__file__).parents[2] / "config.toml"
 

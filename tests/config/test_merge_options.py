@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from daemon.settings import Settings
-from daemon.work import ExportOptions, MergeOptions, ValidateOptions, Work
-from handlers.plan import BY_NAME
+from daemon.config.settings import Settings
+from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.plan import BY_NAME
 
 
 def test_a_shard_size_is_written_with_a_unit_or_left_empty() -> None:

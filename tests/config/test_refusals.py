@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import load
-from daemon.errors import UsageError
-from daemon.settings import Settings
+from daemon.config.loading import load
+from daemon.config.settings import Settings
+from daemon.contract.errors import UsageError
 
 Refusal = Callable[..., str]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config import load
-from daemon.settings import Settings
+from daemon.config.loading import load
+from daemon.config.settings import Settings
 
 Loaded = Callable[..., Settings]
 

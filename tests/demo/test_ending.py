@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon import demo
-from daemon.demo import children as demo_children
+from daemon.cli import demo
+from daemon.cli.demo import processes as demo_children
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from daemon.config import load
-from daemon.demo import ASKED, results
-from daemon.demo.setup import configure
-from daemon.demo.view import Training, changes, live
+from daemon.cli.demo import ASKED, results
+from daemon.cli.demo.setup import configure
+from daemon.cli.demo.view import Training, changes, live
+from daemon.config.loading import load
 
 NAMES = ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report")
 VARIANTS = ("pytorch", "onnx", "onnx-int8")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.settings import Settings
-from daemon.store.rows import JobRow
-from daemon.tracker import Tracker
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow
+from daemon.watching.intake import Intake
+from daemon.watching.tracker import Tracker
 
 
 @dataclass

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.settings import Settings
-from daemon.store.rows import JobRow
-from daemon.watch import Watcher
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow
+from daemon.watching.intake import Intake
+from daemon.watching.watcher import Watcher
 from tests.detection.bench import bench  # noqa: F401 - a fixture for every test of this folder
 
 DEADLINE = 10.0

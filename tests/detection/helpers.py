@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from daemon.scan import find_checkpoints
+from daemon.watching.scan import find_checkpoints
 
 WRITTEN_LAST = "trainer_state.json"
 TRAINERS_FILES = shutil.ignore_patterns("trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state*.pth")

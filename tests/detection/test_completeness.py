@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoint import fingerprint, inspect
+from daemon.checkpoints.inspection import fingerprint, inspect
 from tests.detection.helpers import copy_of, set_state
 
 ADAPTER = "adapter_model.safetensors"

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from daemon.checkpoint import export_files, identify, inspect
-from daemon.layouts import PATIENCE_SECONDS, TABLE
-from daemon.naming import run_of
-from daemon.scan import checkpoint_of
+from daemon.checkpoints.inspection import export_files, identify, inspect
+from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
+from daemon.checkpoints.names import run_of
+from daemon.watching.scan import checkpoint_of
 from tests import models
 from tests.detection.helpers import below, copy_of, plain_adapter, set_state
 

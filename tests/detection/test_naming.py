@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoint import inspect
-from daemon.naming import step_of
-from daemon.scan import checkpoint_of
+from daemon.checkpoints.inspection import inspect
+from daemon.checkpoints.names import step_of
+from daemon.watching.scan import checkpoint_of
 from tests.detection.helpers import below, copy_of, plain_adapter
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoint import export_files, fingerprint, identify, inspect
-from daemon.durable import sha256_file
-from daemon.pin import Moved, make_pin
-from handlers.model_files import PROCESSORS, TEMPLATES, TOKENIZER
+from daemon.checkpoints.inspection import export_files, fingerprint, identify, inspect
+from daemon.checkpoints.pins import Moved, make_pin
+from daemon.contract.files import sha256_file
+from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER
 from tests.detection.conftest import OtherUser
 from tests.detection.helpers import change_weights, copy_of, set_state
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_may_not_be_read_leaves_no_pin_behind(checkpoint: Path
     source = copy_of(checkpoint, other_user.folder / "checkpoint-4")
     (source / "adapter_model.safetensors").chmod(0o600)
     said = other_user.run(
-        "from daemon.checkpoint import fingerprint; from daemon.pin import make_pin",
+        "from daemon.checkpoints.inspection import fingerprint; from daemon.checkpoints.pins import make_pin",
         "try: make_pin(folder / 'checkpoint-4', folder / 'pin', fingerprint(folder / 'checkpoint-4'))\n"
         "except PermissionError as error: print(error.filename, (folder / 'pin').exists())",
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.scan import checkpoint_of, find_checkpoints
+from daemon.watching.scan import checkpoint_of, find_checkpoints
 from tests.detection.conftest import OtherUser
 
 
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_read_is_reported_and_the_rest_is_still_found(ot
     make(other_user.folder, "locked/checkpoint-1", "open/checkpoint-2")
     (other_user.folder / "locked").chmod(0o700)
     said = other_user.run(
-        "from daemon.scan import find_checkpoints",
+        "from daemon.watching.scan import find_checkpoints",
         "for path in find_checkpoints(folder, 4, lambda error: print('error', error.filename)): print('found', path)",
     )
     assert sorted(said) == [f"error {other_user.folder}/locked", f"found {other_user.folder}/open/checkpoint-2"]

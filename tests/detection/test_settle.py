@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.settle import PEEK_SECONDS, Quiet, Settler
+from daemon.watching.settle import PEEK_SECONDS, Quiet, Settler
 
 SETTLE = 3.0
 GRAIN = 1e-6

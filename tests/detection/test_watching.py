@@ -7,12 +7,12 @@ import shutil
 import time
 from pathlib import Path
 
-from daemon.checkpoint import export_files, identify, inspect
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.settings import Settings
-from daemon.watch import Watcher
+from daemon.checkpoints.inspection import export_files, identify, inspect
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
+from daemon.watching.intake import Intake
+from daemon.watching.watcher import Watcher
 from tests.detection.conftest import Stations
 from tests.detection.helpers import WRITTEN_LAST, change_weights, copy_of, in_trainers_order, set_state
 

@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import Outcome, StageResult
-from daemon.errors import CkptdError, Fault
-from daemon.journal import Journal
+from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.messages import Outcome, StageResult
+from daemon.journal.journal import Journal
 from tests.faults.forks import tell
 from tests.journal.conftest import enter, reference
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.checkpoint import fingerprint
-from daemon.durable import seal, write_atomic
-from daemon.pin import PinRules, make_pin
-from daemon.publish import assemble, link_to, swap_in
+from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.pins import PinRules, make_pin
+from daemon.contract.files import seal, write_atomic
+from daemon.publishing.publication import assemble, link_to, swap_in
 from tests.faults.forks import tell
 from tests.publish.parts import parts
 

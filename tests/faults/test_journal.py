@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon.journal import Journal
+from daemon.journal.journal import Journal
 from tests.faults import journal_work
 from tests.faults.forks import Ending, Forks
 from tests.faults.layer import Faults, Rule

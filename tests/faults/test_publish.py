@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoint import export_files
-from daemon.durable import sha256_file
+from daemon.checkpoints.inspection import export_files
+from daemon.contract.files import sha256_file
 from tests.faults.forks import Ending, Forks
 from tests.faults.layer import Faults, Rule
 from tests.faults.publish_work import NEW, OLD, target_in

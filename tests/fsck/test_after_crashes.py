@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.durable import sweep_temporaries
-from daemon.swap import mend_swaps
+from daemon.contract.files import sweep_temporaries
+from daemon.publishing.swap import mend_swaps
 from tests.fsck.world import STAGES, World
 
 LINKED = ["publish.before-link", "publish.link-made", "publish.linked", "publish.link-durable"]
@@ -26,14 +26,14 @@ CASES = [
 PROGRAM = """
 import errno, sys
 from pathlib import Path
-import daemon.swap
+import daemon.publishing.swap
 from tests.fsck.world import World
 
 def refuse(first, second):
     raise OSError(errno.EINVAL, "Invalid argument")
 
 if sys.argv[2] == "two renames":
-    daemon.swap.exchange = refuse
+    daemon.publishing.swap.exchange = refuse
 World(Path(sys.argv[1])).finish("job-4")
 """
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome
-from daemon.invariants.journal import RULES
-from daemon.publish import MANIFEST
-from daemon.status import locked
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.messages import Outcome
+from daemon.operating.integrity.journal_rules import RULES
+from daemon.system.lock import locked
 from tests.fsck.world import World, child_of
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from daemon import care
-from daemon.contract import Outcome
-from daemon.durable import sha256_file
-from daemon.fsck import examine
-from daemon.status import locked
+from daemon.cli import maintenance
+from daemon.contract.files import sha256_file
+from daemon.contract.messages import Outcome
+from daemon.operating.integrity.fsck import examine
+from daemon.system.lock import locked
 from tests.fsck.world import STAGES, World, child_of
 
 
@@ -109,7 +109,7 @@ def test_the_command_says_sound_or_what_is_wrong_by_its_exit_code(world: World, 
     config = tmp_path / "config.toml"
     config.write_text(f'[output]\ndirectory = "{world.paths.output}"\n[state]\ndirectory = "{world.paths.state}"\n')
     app = typer.Typer()
-    care.register(app)
+    maintenance.register(app)
     target = world.finished(4)
     answer = CliRunner().invoke(app, ["fsck", "--config", str(config), "--deep"])
     assert (answer.exit_code, "nothing lost, nothing twice, nothing half" in answer.output) == (0, True), answer.output

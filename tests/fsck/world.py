@@ -8,15 +8,15 @@ import sys
 import time
 from pathlib import Path
 
-from daemon.checkpoint import identify
-from daemon.contract import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
-from daemon.durable import remove_tree, seal
-from daemon.errors import Fault
-from daemon.fsck import Findings, examine
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.publish import Part, assemble, link_to, swap_in
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.checkpoints.inspection import identify
+from daemon.config.paths import prepare
+from daemon.contract.errors import Fault
+from daemon.contract.files import remove_tree, seal
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.journal.journal import Journal
+from daemon.operating.integrity.fsck import Findings, examine
+from daemon.publishing.publication import Part, assemble, link_to, swap_in
 
 WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions())
 STAGES = ("merge", "pytorch", "validate", "report")

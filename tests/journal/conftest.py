@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import CheckpointRef
-from daemon.journal import Journal
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.contract.messages import CheckpointRef
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.journal.journal import Journal
 from tests.selection.conftest import add, desk
 
 __all__ = ["STAGES", "WORK", "add", "desk", "enter", "reference"]

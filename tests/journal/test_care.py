@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.errors import Permanent, Retryable
-from daemon.journal import Journal
-from daemon.paths import Paths, prepare
-from daemon.store import backups
-from daemon.store.custody import Custodian
-from daemon.store.database import Database, reading
+from daemon.config.paths import Paths, prepare
+from daemon.contract.errors import Permanent, Retryable
+from daemon.journal import backups
+from daemon.journal.database import Database, reading
+from daemon.journal.journal import Journal
+from daemon.operating.integrity.custodian import Custodian
 from tests.journal.conftest import enter
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ connection.execute("ROLLBACK")
 PAIRS = """
 import sys, time
 from pathlib import Path
-from daemon.store.database import Database
+from daemon.journal.database import Database
 database = Database(Path(sys.argv[1]))
 print("open", flush=True)
 end, number = time.monotonic() + float(sys.argv[2]), 0
@@ -80,7 +80,7 @@ def test_a_lock_of_another_process_is_waited_for(journal: Journal, file: Path, k
 
 
 def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.store.database.BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("daemon.journal.database.BUSY_SECONDS", 0.2)
     journal = Journal(file)
     with child(HOLD, file, "EXCLUSIVE", 600) as process:
         assert line(process) == "held"
@@ -158,7 +158,7 @@ def test_a_backup_that_writers_keep_interrupting_is_taken_in_one_go(file: Path, 
 BACKUP = """
 import sys
 from pathlib import Path
-from daemon.store.database import Database
+from daemon.journal.database import Database
 Database(Path(sys.argv[1])).backup(Path(sys.argv[2]))
 """
 
@@ -244,8 +244,8 @@ def test_nothing_is_written_to_a_journal_in_whose_place_another_file_was_put(jou
 TMPFS = """
 import subprocess, sys
 from pathlib import Path
-from daemon.errors import Retryable
-from daemon.journal import Journal
+from daemon.contract.errors import Retryable
+from daemon.journal.journal import Journal
 from tests.journal.conftest import enter
 folder = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)], check=True)

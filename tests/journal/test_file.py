@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from daemon.errors import Permanent, Retryable, UsageError
-from daemon.journal import Journal
-from daemon.status import snapshot
-from daemon.store import database
-from daemon.store.database import SCHEMA_VERSION, reading
+from daemon.contract.errors import Permanent, Retryable, UsageError
+from daemon.journal import database
+from daemon.journal.database import SCHEMA_VERSION, reading
+from daemon.journal.journal import Journal
+from daemon.operating.status import snapshot
 from tests.journal.conftest import enter
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from daemon.journal import Journal
+from daemon.journal.journal import Journal
 from tests.journal.conftest import enter
 journal = Journal(Path(sys.argv[1]))
 print("opened", flush=True)

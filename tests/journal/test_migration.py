@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from daemon.errors import Permanent
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.sql import statements
-from daemon.status import snapshot
-from daemon.store.custody import open_journal
-from daemon.store.database import SCHEMA_VERSION
+from daemon.config.paths import prepare
+from daemon.contract.errors import Permanent
+from daemon.journal.database import SCHEMA_VERSION
+from daemon.journal.journal import Journal
+from daemon.journal.sql import statements
+from daemon.operating.integrity.custodian import open_journal
+from daemon.operating.status import snapshot
 from tests.journal.conftest import STAGES, WORK, enter, reference
 
 
 @pytest.fixture
 def old(file: Path) -> Path:
     """A journal as version 1 left it: a running job with an attempt, a skipped checkpoint."""
-    first = importlib.resources.files("daemon.sql").joinpath("0001.sql").read_text()
+    first = importlib.resources.files("daemon.journal.sql").joinpath("0001.sql").read_text()
     with closing(sqlite3.connect(file)) as raw:
         raw.executescript(f"BEGIN;{first};PRAGMA user_version = 1;COMMIT;")
         raw.execute(
@@ -86,7 +86,7 @@ TABLES_1 = ("seen", "job", "stage", "attempt", "outbox")
 OPEN = """
 import sys
 from pathlib import Path
-from daemon.journal import Journal
+from daemon.journal.journal import Journal
 Journal(Path(sys.argv[1])).close()
 """
 
@@ -96,7 +96,7 @@ def at(file: Path, number: int) -> None:
     with closing(sqlite3.connect(file)) as raw:
         raw.executescript(FILL_1)
         for later in range(2, number + 1):
-            text = importlib.resources.files("daemon.sql").joinpath(f"{later:04}.sql").read_text()
+            text = importlib.resources.files("daemon.journal.sql").joinpath(f"{later:04}.sql").read_text()
             raw.executescript(f"BEGIN;{text};PRAGMA user_version = {later};COMMIT;")
             raw.executescript({2: FILL_2}.get(later, ""))
 
@@ -157,7 +157,7 @@ def test_a_migration_that_fails_in_its_middle_leaves_nothing_of_itself(old: Path
     with closing(sqlite3.connect(old)) as raw:
         before = "\n".join(raw.iterdump())
     good = list(statements(2))
-    monkeypatch.setattr("daemon.store.database.statements", lambda _: [*good[:-1], "INSERT INTO nowhere VALUES (1)"])
+    monkeypatch.setattr("daemon.journal.database.statements", lambda _: [*good[:-1], "INSERT INTO nowhere VALUES (1)"])
     with pytest.raises(Permanent, match="it is sound, and schema 2 can't be made of it: no such table: nowhere"):
         Journal(old)
     with closing(sqlite3.connect(old)) as raw:
@@ -196,7 +196,7 @@ def test_a_migration_that_is_cut_off_leaves_the_old_schema_and_is_done_by_the_ne
         "import importlib.resources, os, signal, sqlite3, sys\n"
         "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
         "c.create_function('die', 0, lambda: os.kill(os.getpid(), signal.SIGKILL))\n"
-        "text = importlib.resources.files('daemon.sql').joinpath('0002.sql').read_text()\n"
+        "text = importlib.resources.files('daemon.journal.sql').joinpath('0002.sql').read_text()\n"
         "c.execute('PRAGMA cache_size = 1')\n"
         "c.executescript('BEGIN IMMEDIATE;' + text + ';PRAGMA user_version = 2; SELECT die(); COMMIT;')\n"
     )

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.errors import Permanent, UsageError
-from daemon.journal import Journal
-from daemon.paths import Paths, prepare
-from daemon.store import backups
-from daemon.store.custody import Custodian, open_journal, rebuilt_state
-from daemon.store.database import Database
+from daemon.config.paths import Paths, prepare
+from daemon.contract.errors import Permanent, UsageError
+from daemon.journal import backups
+from daemon.journal.database import Database
+from daemon.journal.journal import Journal
+from daemon.operating.integrity.custodian import Custodian, open_journal, rebuilt_state
 from tests.journal.conftest import STAGES, WORK, reference
 from tests.journal.test_file import kill_in_the_middle_of_a_commit
 
@@ -206,8 +206,8 @@ def test_a_rebuilding_that_was_begun_is_ended_even_if_the_damage_can_no_longer_b
 HEAL = """
 import sys
 from pathlib import Path
-from daemon.store.custody import open_journal
-from daemon.paths import prepare
+from daemon.operating.integrity.custodian import open_journal
+from daemon.config.paths import prepare
 open_journal(prepare(Path(sys.argv[1]), Path(sys.argv[2]))).close()
 """
 
@@ -256,13 +256,13 @@ def test_damage_that_is_found_while_the_daemon_works_is_mended_by_the_next_start
     assert [record["code"] for record in logs] == ["journal-damaged"], "said loudly, once"
     assert custodian.state()["problem"] == custodian.problem and "restart ckptd" in str(custodian.problem)
     journal.close()
-    monkeypatch.setattr("daemon.store.database.CHECKED_AT_OPEN", 0)
+    monkeypatch.setattr("daemon.journal.database.CHECKED_AT_OPEN", 0)
     jobs, told = looked_at(paths)
     assert jobs == sorted(JOBS) and told is not None and told["from"] == "backup"
 
 
 def test_damage_that_a_query_runs_into_is_mended_by_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.store.database.CHECKED_AT_OPEN", 0)
+    monkeypatch.setattr("daemon.journal.database.CHECKED_AT_OPEN", 0)
     back_up(paths)
     with closing(sqlite3.connect(paths.journal)) as raw:
         page = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'lost'").fetchone()[0]

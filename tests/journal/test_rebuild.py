@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.contract import CheckpointRef, FileEntry, Outcome, StageContext, StageResult
-from daemon.errors import Fault
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import Paths, prepare
-from daemon.store.custody import open_journal, rebuilt_state
-from daemon.store.rebuild import Rebuilt, rebuild
-from daemon.store.remains import Entry, write_entry
+from daemon.config.paths import Paths, prepare
+from daemon.contract.errors import Fault
+from daemon.contract.messages import CheckpointRef, FileEntry, Outcome, StageContext, StageResult
+from daemon.journal.entries import Entry, write_entry
+from daemon.journal.journal import Journal
+from daemon.operating.integrity.custodian import open_journal, rebuilt_state
+from daemon.operating.integrity.rebuild import Rebuilt, rebuild
+from daemon.watching.intake import Intake
 from tests.journal.conftest import WORK, reference
 from tests.selection.conftest import Desks
 from tests.service import Service, listing

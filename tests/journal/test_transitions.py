@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome, StageResult
-from daemon.errors import Fault
-from daemon.journal import Journal
+from daemon.contract.errors import Fault
+from daemon.contract.messages import Outcome, StageResult
+from daemon.journal.journal import Journal
 from tests.journal.conftest import STAGES, enter, reference
 
 JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")

@@ -15,8 +15,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from daemon import cpu
-from daemon.durable import sha256_file
+from daemon.contract import cpu
+from daemon.contract.files import sha256_file
 from tests import models
 from tests.service import Service, listing, stray_handlers
 

@@ -14,9 +14,9 @@ import pytest
 import structlog
 from rich.text import Text
 
-from daemon import logs
-from daemon.settings import LogSettings
-from daemon.view import log_line
+from daemon.cli.tables import log_line
+from daemon.config.settings import LogSettings
+from daemon.operating import logs
 
 BOUND = {"job": "run-4-abc", "run": "team/run", "step": 4, "stage": "onnx", "attempt": 2}
 SetUp = Callable[..., Path]

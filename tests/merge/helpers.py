@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import CheckpointRef, ChildLimits, StageContext
-from daemon.work import ExportOptions, ValidateOptions, Work
-from handlers.progress import Reporter
+from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from handlers.child.progress import Reporter
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.durable import sha256_file
-from handlers.merge import MergeReport, ledger, merge_adapter, writing
+from daemon.contract.files import sha256_file
+from handlers.merge import MergeReport, merge_adapter
+from handlers.merge.engine import execute, resume_ledger
 from tests.merge import helpers
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +58,7 @@ class Case:
 def one_worker() -> Iterator[None]:
     """Merges in here finish one file after the other, in their order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "SPARE", 0)
+        patch.setattr(execute, "SPARE", 0)
         yield
 
 
@@ -72,7 +73,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def noted(folder: Path) -> list[str]:
     """Files that the ledger in a folder calls finished."""
-    path = folder / ledger.LEDGER
+    path = folder / resume_ledger.LEDGER
     return sorted(json.loads(path.read_bytes())["files"]) if path.exists() else []
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from daemon.errors import Permanent
-from handlers.merge.dequantize import Parts, ScaledFp8Source
-from handlers.merge.requantize import RoundTripSource, quantized_tensors, round_trip
-from handlers.merge.sources import Source, StoredSource
-from handlers.merge.stored import OpenedBase, open_base
-from handlers.model_files import read_json, tensors
+from daemon.contract.errors import Permanent
+from handlers.merge.weights.dequantize import Parts, ScaledFp8Source
+from handlers.merge.weights.nf4_round_trip import RoundTripSource, quantized_tensors, round_trip
+from handlers.merge.weights.quantized_base import OpenedBase, open_base
+from handlers.merge.weights.sources import Source, StoredSource
+from handlers.models.files import read_json, tensors
 from tests.models import make_base
 
 

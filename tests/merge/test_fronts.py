@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handlers.merge.fronts import AHEAD, Begun, Fronts, Piece, hand_out
+from handlers.merge.engine.work_queue import AHEAD, Begun, Fronts, Piece, hand_out
 
 Plan = tuple[str, int]
 Tool = list[str]
@@ -107,7 +107,7 @@ def pieces(count: int) -> list[Piece[Tool]]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the kernel is asked for; descriptor 7 is no file."""
+    """What the operation is asked for; descriptor 7 is no file."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: calls.append(arguments))
     return calls

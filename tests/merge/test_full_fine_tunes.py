@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from daemon.errors import Permanent
-from daemon.work import MergeOptions
+from daemon.contract.errors import Permanent
+from daemon.contract.options import MergeOptions
+from handlers.child.progress import StageOutput
 from handlers.merge import stage
 from handlers.merge.api import MergeReport
-from handlers.merge.full import take_over
-from handlers.model_files import INDEX, stored_bytes, tensors, weight_files
-from handlers.progress import StageOutput
+from handlers.merge.full_finetune import take_over
+from handlers.models.files import INDEX, stored_bytes, tensors, weight_files
 from tests import models
 from tests.merge import helpers
 
@@ -231,7 +231,7 @@ def test_what_a_checkpoint_says_about_its_own_weights_is_not_refused_here(tmp_pa
 
 @pytest.mark.parametrize("how", ["sample", "full"])
 def test_weights_that_were_written_wrong_are_noticed(how: str, base32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from handlers.merge import arithmetic
+    from handlers.merge.engine import arithmetic
 
     fill = arithmetic.PreparedCopy.fill
 

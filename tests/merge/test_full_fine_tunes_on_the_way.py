@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from daemon.contract import StageResult
-from daemon.errors import Permanent, Retryable
-from daemon.work import MergeOptions
-from handlers.merge import ledger
+from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.messages import StageResult
+from daemon.contract.options import MergeOptions
 from handlers.merge.api import MergeReport
-from handlers.merge.full import CONVERTED, PICKLED, take_over
-from handlers.model_files import tensors, weight_files
+from handlers.merge.engine import resume_ledger
+from handlers.merge.full_finetune import CONVERTED, PICKLED, take_over
+from handlers.models.files import tensors, weight_files
 from tests import models
 from tests.merge import helpers
 from tests.merge.interrupted import ROOT, Stop, digests, marks, noted, one_worker
@@ -30,8 +30,8 @@ LIMIT = 1 << 16
 PEAK = """
 import sys
 from pathlib import Path
-from handlers.child import peak_rss
-from handlers.merge.full import take_over
+from handlers.child.process import peak_rss
+from handlers.merge.full_finetune import take_over
 take_over(Path(sys.argv[1]), Path(sys.argv[2]), dtype="float32", shard_bytes=1 << 26, threads=2)
 print(peak_rss())
 """
@@ -154,7 +154,7 @@ def test_pickled_weights_are_converted_and_then_rewritten_alike(wishes: dict[str
 def test_pickled_weights_that_are_as_they_should_be_are_only_converted(pickled: Path, tmp_path: Path) -> None:
     report = taken(pickled, tmp_path / "out", dtype="float32")
     assert (report.strategy, report.warnings) == ("passthrough", (PICKLED,))
-    assert not (tmp_path / "out" / CONVERTED).exists() and not (tmp_path / "out" / ledger.LEDGER).exists()
+    assert not (tmp_path / "out" / CONVERTED).exists() and not (tmp_path / "out" / resume_ledger.LEDGER).exists()
     taken(pickled, tmp_path / "plain")
     assert helpers.stored(tmp_path / "out").keys() == helpers.stored(tmp_path / "plain").keys()
 

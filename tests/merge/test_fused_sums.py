@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from handlers.merge.kernels import LowRank
+from handlers.merge.engine.arithmetic import prepare
+from handlers.merge.plan.operations import LowRank
 
 SHAPES = [
     (256, 1024, 16),
@@ -30,7 +31,7 @@ def test_a_sum_is_the_same_to_the_bit_as_product_and_addition_apart(rows: int, c
         generator = torch.Generator().manual_seed(7)
         factors = {"a": torch.randn(rank, columns, generator=generator), "b": torch.randn(2 * rows, rank, generator=generator)}
         weights = torch.randn(rows, columns, generator=generator).to(dtype)
-        prepared = LowRank("a", "b", 2.0).prepare(factors.__getitem__)
+        prepared = prepare(LowRank("a", "b", 2.0), factors.__getitem__)
         found = torch.empty(rows, columns)
         prepared.fill(rows, weights, found)
         wanted = torch.mm(factors["b"][rows:] * 2.0, factors["a"]).add_(weights)

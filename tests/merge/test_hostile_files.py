@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from daemon.errors import Permanent
-from handlers.model_files import read_header, read_json, tensors, weight_files
-from handlers.tensor_headers import MAX_HEADER
+from daemon.contract.errors import Permanent
+from daemon.contract.safetensors import MAX_HEADER
+from handlers.models.files import read_header, read_json, tensors, weight_files
 
 FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

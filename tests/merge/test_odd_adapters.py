@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.errors import Permanent
+from daemon.contract.errors import Permanent
 from handlers.merge import merge_adapter
-from handlers.merge.adapter import read_adapter
-from handlers.merge.experts import expert_outputs
-from handlers.merge.keys import Factors, Keys
-from handlers.merge.names import Names
+from handlers.merge.adapters.adapter import read_adapter
+from handlers.merge.adapters.keys import Factors, Keys
+from handlers.merge.adapters.name_mapping import Names
+from handlers.merge.plan.fused_experts import expert_outputs
 from tests import models
 from tests.merge import helpers, zoo
 

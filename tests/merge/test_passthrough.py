@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from daemon.errors import Permanent
-from handlers.merge.passthrough import place_weights
-from handlers.model_code import copy_code
+from daemon.contract.errors import Permanent
+from handlers.merge.full_finetune import place_weights
+from handlers.models.code import copy_code
 
 LEFTOVERS = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth", "training_args.bin", "trainer_state.json", "scaler.pt"]
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from daemon.errors import Permanent
-from handlers.merge.probe import Probe, check_merge, flags, wrong
-from handlers.merge.sources import StoredSource, cast_source
-from handlers.model_files import tensors
+from daemon.contract.errors import Permanent
+from handlers.merge.engine.readback import Probe, check_merge, flags, wrong
+from handlers.merge.weights.sources import StoredSource, cast_source
+from handlers.models.files import tensors
 
 Table = dict[str, torch.Tensor]
 SCALE = 3.0

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from handlers.merge import merge_adapter, streaming
-from handlers.merge.layout import Output, build_header
-from handlers.model_files import read_header
+from handlers.merge import merge_adapter
+from handlers.merge.engine import streaming
+from handlers.merge.plan.output_layout import Output, build_header
+from handlers.models.files import read_header
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 KINDS = ("kept", "linear", "dora", "turned", "embedding", "embedding-dora", "conv", "saved", "bias", "whole-number")
@@ -114,9 +115,9 @@ class Made:
         rows, columns = (
             (layer.columns, layer.rows) if layer.kind in ("turned", "embedding", "embedding-dora") else (layer.rows, layer.columns)
         )
-        kernel = (3,) if layer.kind == "conv" else ()
-        a = random((layer.rank, columns, *kernel), self.generator)
-        b = random((rows, layer.rank, *(1 for _ in kernel)), self.generator)
+        operation = (3,) if layer.kind == "conv" else ()
+        a = random((layer.rank, columns, *operation), self.generator)
+        b = random((rows, layer.rank, *(1 for _ in operation)), self.generator)
         delta = (b.double().reshape(rows, -1) @ a.double().reshape(layer.rank, -1)) * self.scale
         delta = delta.T if layer.kind in ("turned", "embedding", "embedding-dora") else delta.reshape(weight.shape)
         side = "embedding_" if layer.kind.startswith("embedding") else ""
@@ -206,9 +207,9 @@ def test_a_header_that_is_written_is_read_by_this_reader_and_the_library_s(table
     more=st.integers(1, 5),
 )
 def test_a_file_that_is_laid_out_anew_has_every_tensor_at_a_multiple_of_its_element(sizes: list[tuple[str, int]], more: int) -> None:
-    from handlers.merge.layout import plan
-    from handlers.model_files import DTYPES as WIDTHS
-    from handlers.model_files import weight_files
+    from handlers.merge.plan.output_layout import plan
+    from handlers.models.files import DTYPES as WIDTHS
+    from handlers.models.files import weight_files
 
     with tempfile.TemporaryDirectory() as folder:
         kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}

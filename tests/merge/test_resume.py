@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import ChildLimits, Outcome, StageContext, StageResult
-from daemon.durable import sha256_file
-from handlers.merge import MergeReport, ledger, merge_adapter, stage
+from daemon.contract.files import sha256_file
+from daemon.contract.messages import ChildLimits, Outcome, StageContext, StageResult
+from handlers.merge import MergeReport, merge_adapter, stage
+from handlers.merge.engine import resume_ledger
 from tests import models
 from tests.merge import helpers
 from tests.merge.interrupted import ROOT, Case, Stop, digests, make_case, marks, noted, shard
@@ -103,7 +104,7 @@ def test_a_merge_killed_at_random_times_ends_with_the_same_bytes(tmp_path: Path,
         child.kill()
         child.communicate(timeout=60)
         print(f"round {number}: {len(noted(output))} files were finished")
-        done = child.returncode == 0 or not (output / ledger.LEDGER).exists()
+        done = child.returncode == 0 or not (output / resume_ledger.LEDGER).exists()
         resume_and_check(case, output, most_repeated=len(case.shards) if done else 2)
         shutil.rmtree(output)
 
@@ -209,7 +210,7 @@ def test_a_merge_by_peft_begins_again_in_an_emptied_folder(pico_base: Path, tmp_
     merge_adapter(adapter, pico_base, tmp_path / "fresh")
     context = helpers.context(tmp_path / "job", adapter, pico_base)
     staging = Path(context.staging)
-    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", ledger.LEDGER):
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", resume_ledger.LEDGER):
         (staging / name).write_text("half")
     output = stage.run(context, helpers.reporter())
     assert (output.strategy, output.figures["resumed_files"]) == ("peft", 0)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from daemon.durable import sha256_file
-from daemon.errors import Permanent, Retryable
-from handlers.merge import ledger, merge_adapter
+from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.files import sha256_file
+from handlers.merge import merge_adapter
+from handlers.merge.engine import resume_ledger
 from tests.merge import helpers
 from tests.merge.interrupted import Case, Stop, digests, marks, noted, one_worker
 
@@ -76,7 +77,7 @@ LEDGERS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("kind", LEDGERS)
 def test_a_ledger_that_does_not_belong_here_makes_the_merge_begin_again(case: Case, tmp_path: Path, kind: str) -> None:
     output = case.interrupted(tmp_path / "out", 2)
-    LEDGERS[kind](output / ledger.LEDGER)
+    LEDGERS[kind](output / resume_ledger.LEDGER)
     assert case.merge(output).resumed_files == 0
     assert digests(output) == case.digests
 
@@ -86,7 +87,7 @@ def test_a_ledger_cannot_name_files_outside_of_the_merge(case: Case, tmp_path: P
     outside = tmp_path / "outside"
     outside.write_text("mine")
     entry = {"size": 4, "sha256": sha256_file(outside)}
-    edit(output / ledger.LEDGER, lambda value: value["files"].update({"../outside": entry, "notes": entry}))
+    edit(output / resume_ledger.LEDGER, lambda value: value["files"].update({"../outside": entry, "notes": entry}))
     (output / "notes").write_text("mine")
     assert case.merge(output).resumed_files == 1
     assert digests(output) == case.digests
@@ -158,7 +159,7 @@ def test_whatever_else_lies_in_the_folder_is_removed(case: Case, tmp_path: Path)
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("stays")
-    (output / f".{ledger.LEDGER}.4711.tmp").write_text("{")
+    (output / f".{resume_ledger.LEDGER}.4711.tmp").write_text("{")
     (output / "tokenizer.json").write_text("{}")
     (output / "folder/deeper").mkdir(parents=True)
     (output / "folder/deeper/file").write_text("x")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
-from handlers.merge.fronts import hand_out
+from handlers.merge.engine.work_queue import hand_out
 
 
 def share(tasks: Iterable[int], workers: Sequence[Callable[[int], None]]) -> None:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from daemon.errors import Permanent
-from handlers.merge.options import resharded
-from handlers.merge.sources import Source, StoredSource, cast_source
-from handlers.model_files import read_header
+from daemon.contract.errors import Permanent
+from handlers.merge.plan.output_format import resharded
+from handlers.merge.weights.sources import Source, StoredSource, cast_source
+from handlers.models.files import read_header
 
 
 @pytest.fixture

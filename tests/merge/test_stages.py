@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.errors import Permanent
-from handlers import pytorch
+from daemon.contract.errors import Permanent
 from handlers.merge import stage
+from handlers.pytorch import stage as pytorch
 from tests import models
 from tests.merge import helpers
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_without_tokenizer_gets_the_base_s(pico_base: Path, tmp_pat
 
 
 def test_a_template_inside_the_checkpoint_s_tokenizer_is_not_overruled_by_the_base_s_file(pico_base: Path, tmp_path: Path) -> None:
-    from handlers.model_files import copy_tokenizer
+    from handlers.models.files import copy_tokenizer
 
     checkpoint, target = tmp_path / "checkpoint", tmp_path / "target"
     checkpoint.mkdir()
@@ -176,7 +176,7 @@ def test_the_light_helpers_and_the_pytorch_stage_import_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, handlers.pytorch, handlers.model_files, handlers.merge.stage; print('torch' in sys.modules)"
+    code = "import sys, handlers.pytorch.stage, handlers.models.files, handlers.merge.stage; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
 
 
@@ -193,7 +193,7 @@ def test_a_streaming_merge_imports_no_transformers(pico_base: Path, pico_checkpo
 
 
 def test_tensors_that_share_memory_in_a_pickled_file_are_all_written(tmp_path: Path) -> None:
-    from handlers.merge.passthrough import place_weights
+    from handlers.merge.full_finetune import place_weights
 
     source, output = tmp_path / "source", tmp_path / "output"
     source.mkdir()

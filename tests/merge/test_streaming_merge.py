@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.merge import merge_adapter
-from handlers.merge.adapter import rank_of, scale_of
+from handlers.merge.adapters.adapter import rank_of, scale_of
 from tests import models
 from tests.merge import helpers
 
@@ -143,7 +143,7 @@ def test_a_base_of_mixed_dtypes_keeps_each_tensor_s_dtype(tmp_path: Path) -> Non
 
 
 def test_tensors_larger_than_a_block_are_merged_block_by_block(pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from handlers.merge import streaming
+    from handlers.merge.engine import streaming
 
     monkeypatch.setattr(streaming, "BLOCK", 64 * 7)
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from daemon.errors import Permanent
+from daemon.contract.errors import Permanent
 from handlers.merge import merge_adapter
 from tests import models
 from tests.merge import helpers
@@ -140,7 +140,7 @@ def test_the_base_as_a_qlora_training_saw_it_can_be_what_is_merged_into(pico_bas
 def test_a_written_file_that_does_not_hold_base_and_adapter_is_noticed(
     how: str, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handlers.merge import arithmetic
+    from handlers.merge.engine import arithmetic
 
     fill = arithmetic.PreparedLowRank.fill
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from daemon import notify
-from daemon.journal import Journal
-from daemon.notify import Notifier, pause_after
-from daemon.settings import NotifySettings
+from daemon.config.settings import NotifySettings
+from daemon.journal.journal import Journal
+from daemon.publishing import notifier as notify
+from daemon.publishing.notifier import Notifier, pause_after
 from tests.journal.conftest import enter, reference
 
 # One of the services that Apprise loads still imports a module that Python 3.13 takes away.

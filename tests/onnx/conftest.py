@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract import CheckpointRef, ChildLimits, StageContext
-from daemon.work import ExportOptions, OnnxOptions, ValidateOptions, Work
-from handlers.progress import Reporter, StageOutput
+from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.options import ExportOptions, OnnxOptions, ValidateOptions, Work
+from handlers.child.progress import Reporter, StageOutput
 from tests import models
 
 
@@ -72,7 +72,7 @@ SMALL = {
 @pytest.fixture(scope="session")
 def export(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
     """Runs the onnx stage on a model folder; the pico base's tokenizer serves as the checkpoint's."""
-    from handlers.onnx import stage
+    from handlers.onnx.export import stage
 
     def run(source: Path, **options: Any) -> Exported:
         context = make_context(tmp_path_factory.mktemp("onnx"), "onnx", {"merge": source}, pico_base, **options)
@@ -112,9 +112,9 @@ def describe(folder: Path) -> None:
     """Write graphs.json for a folder whose model.onnx a test has made by hand."""
     import onnx
 
-    from handlers.onnx.graph import GraphFile
-    from handlers.onnx.graphset import GraphSet
-    from handlers.onnx.session import described
+    from handlers.onnx.graphs.graph_file import GraphFile
+    from handlers.onnx.graphs.graphset import GraphSet
+    from handlers.onnx.graphs.sessions import described
 
     path = folder / "model.onnx"
     file = GraphFile(path, len(onnx.load(path).graph.node), path.stat().st_size, ())
@@ -123,7 +123,7 @@ def describe(folder: Path) -> None:
 
 def quantize(source: Path, folder: Path) -> Exported:
     """Run the onnx-int8 stage on an exported folder."""
-    from handlers.onnx import int8
+    from handlers.onnx.quantize import int8
 
     context = make_context(folder, "onnx-int8", {"onnx": source}, source)
     return Exported(source, Path(context.staging), int8.run(context, silent()))

@@ -14,10 +14,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.onnx import graphset
-from handlers.onnx.graphset import GraphSet
-from handlers.onnx.optimize import equal, race
-from handlers.onnx.optimize.cases import Case, Maker, Shape
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.optimize import equivalence, timing
+from handlers.onnx.optimize.random_inputs import Case, Maker, Shape
 from handlers.onnx.optimize.run import Optimized, Options, optimize
 from handlers.onnx.optimize.step import Report, Subject
 from tests.onnx.conftest import Exported
@@ -33,8 +33,8 @@ def run(
 ) -> Optimized:
     """Optimize a folder; unless `timed`, all graphs count as equally fast."""
     config = json.loads((folder / "config.json").read_text())
-    pace = race.race if timed else lambda before, after: race.Race(1e-3, 1e-3, "equal")
-    with mock.patch("handlers.onnx.optimize.trial.race", pace):
+    pace = timing.race if timed else lambda before, after: timing.Race(1e-3, 1e-3, "equal")
+    with mock.patch("handlers.onnx.optimize.acceptance.race", pace):
         return optimize(folder, graphset.read(folder), level, verify, config, Options(**{"threads": 2, **options}))
 
 
@@ -60,7 +60,9 @@ def assert_same(before: Path, after: Path) -> None:
             if shape.past and not maker.cached:
                 shape = Shape(shape.rows, shape.tokens + 2, left=shape.left)
             case = maker.make(shape, 50 + seed)
-            assert equal.difference(graph.outputs, answers(before, graph, case), answers(after, graph, case), case) < equal.BOUND
+            assert (
+                equivalence.difference(graph.outputs, answers(before, graph, case), answers(after, graph, case), case) < equivalence.BOUND
+            )
 
 
 def assert_in_order(before: Path, after: Path, graphs: GraphSet) -> None:

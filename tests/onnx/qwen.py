@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from handlers.validate.engines import EngineSpec
+from handlers.validate.engines.registry import EngineSpec
 
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 PICO: dict[str, Any] = {
@@ -97,7 +97,7 @@ def torch_logits(model: Any, batch: Batch) -> np.ndarray:
 
 def onnx_engine(folder: Path) -> Any:
     """The exported folder, as validation's own engine runs it."""
-    from handlers.validate.onnx_engine import OnnxEngine
+    from handlers.validate.engines.onnx_causal import OnnxEngine
 
     return OnnxEngine(EngineSpec(engine="onnx", folder=str(folder)))
 

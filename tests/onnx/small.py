@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from daemon.work import OnnxOptions
-from handlers.onnx import graphset
-from handlers.onnx.graph import GraphFile, external_files
-from handlers.onnx.sample_feeds import Call, Player, run, tokenize
-from handlers.onnx.session import described, open_session
-from handlers.onnx.weight_only_levels import compare
+from daemon.contract.options import OnnxOptions
+from daemon.contract.plan import BY_NAME
+from handlers.onnx.folder.playback import Call, Player, run, tokenize
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.graph_file import GraphFile, external_files
+from handlers.onnx.graphs.sessions import described, open_session
+from handlers.onnx.quantize.accuracy_levels import compare
 from tests import models
 from tests.onnx.conftest import Exported, make_context, silent
 
 
 def derived(stage: str, source: Path, folder: Path, **options: Any) -> Exported:
-    """Run the stage `onnx-…` whose module is `stage` on an ONNX folder."""
+    """Run the stage `onnx-…` on an ONNX folder."""
     context = make_context(folder, f"onnx-{stage.replace('_', '-')}", {"onnx": source}, source)
     context = context.model_copy(update={"work": context.work.model_copy(update={"onnx": OnnxOptions(**options)})})
-    module = importlib.import_module(f"handlers.onnx.{stage}")
-    return Exported(source, Path(context.staging), module.run(context, silent()))
+    run_stage = pkgutil.resolve_name(BY_NAME[context.stage].entry)
+    return Exported(source, Path(context.staging), run_stage(context, silent()))
 
 
 def distance(source: Path, smaller: Path) -> tuple[float, float]:
@@ -39,9 +40,9 @@ def distance(source: Path, smaller: Path) -> tuple[float, float]:
 
 def greedy_tokens(folder: Path, text: str, count: int = 12) -> list[int]:
     """A greedy continuation, as validation's own engine decodes it."""
-    from handlers.validate.decoding import greedy
-    from handlers.validate.engines import EngineSpec
-    from handlers.validate.onnx_engine import OnnxEngine
+    from handlers.validate.engines.onnx_causal import OnnxEngine
+    from handlers.validate.engines.registry import EngineSpec
+    from handlers.validate.workers.decoding import greedy
 
     engine = OnnxEngine(EngineSpec(engine="onnx", folder=str(folder)))
     return greedy(engine, engine.encode(text), count).tokens

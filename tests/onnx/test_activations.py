@@ -15,16 +15,18 @@ import onnx
 import onnxruntime
 import pytest
 
-from daemon.config import load
-from daemon.contract import StageContext
-from daemon.errors import Permanent
-from daemon.work import DEFAULT_THRESHOLDS, OnnxOptions
-from handlers.onnx import activations, activations_fp16, activations_int8, graphset
-from handlers.onnx.activations_check import broken_promises, main
-from handlers.onnx.activations_contract import FILE, Contract, content_version, hosted, read
-from handlers.onnx.activations_match import NotInGraphError
-from handlers.plan import BY_NAME, QUANTIZED
-from handlers.validate.engines import VARIANT_KINDS
+from daemon.config.loading import load
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from daemon.contract.options import DEFAULT_THRESHOLDS, OnnxOptions
+from daemon.contract.plan import BY_NAME, QUANTIZED
+from handlers.onnx.activations import forms
+from handlers.onnx.activations import stage as activations
+from handlers.onnx.activations.check import broken_promises, main
+from handlers.onnx.activations.contract import FILE, Contract, content_version, hosted, read
+from handlers.onnx.activations.locate import NotInGraphError
+from handlers.onnx.graphs import graphset
+from handlers.validate.engines.registry import VARIANT_KINDS
 from tests.onnx.conftest import Exported, make_context, prompts, silent
 from tests.onnx.test_encoders import batch, make
 
@@ -188,7 +190,7 @@ def test_the_size_of_all_layers_is_said_before_and_afterwards(qwen3: Exported, e
 
 def test_the_checker_passes_a_folder_that_keeps_its_contract(everything: Exported) -> None:
     assert broken_promises(everything.folder) == []
-    command = [sys.executable, "-m", "handlers.onnx.activations_check", str(everything.folder)]
+    command = [sys.executable, "-m", "handlers.onnx.activations.check", str(everything.folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, f"kept: 7 outputs, content {read(everything.folder).content}\n"), done.stderr
 
@@ -358,10 +360,10 @@ def test_activations_that_an_optimization_did_away_with_are_exported_anew(
 # R9
 def test_int8_and_fp16_forms_keep_the_contract_and_stay_near(everything: Exported, tmp_path: Path) -> None:
     before = (everything.folder / "model.onnx").stat().st_size
-    for stage, dtype, share, near in ((activations_int8, "float32", 0.45, 0.2), (activations_fp16, "float16", 0.65, 0.01)):
-        name = stage.__name__.rpartition("_")[2]
+    kinds = (("int8", forms.integers, "float32", 0.45, 0.2), ("fp16", forms.half, "float16", 0.65, 0.01))
+    for name, run_stage, dtype, share, near in kinds:
         context = make_context(tmp_path / name, f"onnx-activations-{name}", {"onnx-activations": everything.folder}, everything.source)
-        output = stage.run(context, silent())
+        output = run_stage(context, silent())
         folder = Path(context.staging)
         agreed = read(folder)
         assert broken_promises(folder) == []

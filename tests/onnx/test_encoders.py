@@ -11,11 +11,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import graphset
-from handlers.onnx.check import GraphMismatchError
+from daemon.contract.errors import Permanent
+from handlers.models.tasks import BY_NAME
 from handlers.onnx.families.encoder import Encoder, OnePass, Reference, refer
-from handlers.tasks import BY_NAME
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.comparison import GraphMismatchError
 from tests.onnx.conftest import SMALL, Exported
 
 SIZES: dict[str, Any] = {

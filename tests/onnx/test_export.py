@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from handlers.onnx import graph, stage
+from handlers.onnx.export import stage
+from handlers.onnx.graphs import graph_file
 from tests.onnx.conftest import SMALL, Exported, Runner, make_context, make_model, prompts, silent, torch_logits
 
 SHAPES = [
@@ -123,7 +124,7 @@ def test_the_opset_asked_for_is_the_one_written(pico_base: Path, export: Callabl
 
 
 def test_weights_above_the_limit_of_one_file_lie_in_a_second_one(pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "SINGLE_FILE_LIMIT", 100_000)
+    monkeypatch.setattr(graph_file, "SINGLE_FILE_LIMIT", 100_000)
     context = make_context(tmp_path, "onnx", {"merge": pico_base}, pico_base, strategy="legacy-eager")
     exported = Exported(pico_base, Path(context.staging), stage.run(context, silent()))
     assert exported.output.figures["external_data"] is True

@@ -11,10 +11,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import fp16, graphset
-from handlers.onnx.fp16_graph import MASK, Converted, HalfRewriter
-from handlers.onnx.rewriting import find_lookups
+from daemon.contract.errors import Permanent
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.rewriting import find_lookups
+from handlers.onnx.quantize import fp16
+from handlers.onnx.quantize.fp16_rewriter import MASK, Converted, HalfRewriter
 from tests.onnx.conftest import Exported
 from tests.onnx.small import TEXT, derived, distance, greedy_tokens, size, tensor
 

@@ -16,20 +16,21 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract import StageContext, Verdict
-from daemon.errors import Permanent
-from daemon.work import OnnxOptions
-from handlers.onnx import genai_config, genai_fp16, genai_fp32, genai_int4, genai_levels
-from handlers.onnx.weight_only_levels import Trial
-from handlers.validate import genai_engine
-from handlers.validate.decoding import cache_error, greedy, padding_error, teacher_forced
-from handlers.validate.engines import EngineSpec
-from handlers.validate.genai_engine import GenaiEngine
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext, Verdict
+from daemon.contract.options import OnnxOptions
+from handlers.onnx.folder import genai_config
+from handlers.onnx.genai import int4, int4_levels, stage
+from handlers.onnx.quantize.accuracy_levels import Trial
+from handlers.validate.engines import genai as genai_engine
+from handlers.validate.engines.genai import GenaiEngine
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers.decoding import cache_error, greedy, padding_error, teacher_forced
 from tests import models
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent, torch_logits
 from tests.validate.bench import Bench, measured
 
-STAGES = {"onnx-genai-fp32": genai_fp32, "onnx-genai-fp16": genai_fp16, "onnx-genai-int4": genai_int4}
+STAGES = {"onnx-genai-fp32": stage.fp32, "onnx-genai-fp16": stage.fp16, "onnx-genai-int4": int4.run}
 FILES = [
     "chat_template.jinja", "config.json", "genai_config.json", "generation_config.json", "model.onnx", "model.onnx.data", "tokenizer.json",
     "tokenizer_config.json",
@@ -48,7 +49,7 @@ def build(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
 
     def run(variant: str, source: Path, *, pin: Path = pico_base, opset: int = 18, **onnx_options: Any) -> Exported:
         context = options(make_context(tmp_path_factory.mktemp("genai"), variant, {"merge": source}, pin, opset=opset), **onnx_options)
-        return Exported(source, Path(context.staging), STAGES[variant].run(context, silent()))
+        return Exported(source, Path(context.staging), STAGES[variant](context, silent()))
 
     return run
 
@@ -324,11 +325,11 @@ def test_a_level_that_changes_the_answers_is_not_taken(build: Build, trained: Pa
 
 def test_the_fast_level_is_taken_only_where_it_is_close_changes_no_clear_choice_and_is_not_slower() -> None:
     exact, fast = Trial(0.0, 1.0, 10.0), Trial(0.01, 0.99, 8.0)
-    assert genai_levels.choose({1: exact, 4: fast}, 0, by_rows=0.01).level == 4
-    assert genai_levels.choose({1: exact, 4: fast}, 1, by_rows=0.01).level == 1
-    assert genai_levels.choose({1: exact, 4: replace(fast, error=0.06)}, 0, by_rows=0.01).level == 1
-    assert genai_levels.choose({1: exact, 4: replace(fast, error=float("inf"))}, 0, by_rows=0.01).level == 1
-    assert genai_levels.choose({1: exact, 4: replace(fast, milliseconds=13.0)}, 0, by_rows=0.01).level == 1
+    assert int4_levels.choose({1: exact, 4: fast}, 0, by_rows=0.01).level == 4
+    assert int4_levels.choose({1: exact, 4: fast}, 1, by_rows=0.01).level == 1
+    assert int4_levels.choose({1: exact, 4: replace(fast, error=0.06)}, 0, by_rows=0.01).level == 1
+    assert int4_levels.choose({1: exact, 4: replace(fast, error=float("inf"))}, 0, by_rows=0.01).level == 1
+    assert int4_levels.choose({1: exact, 4: replace(fast, milliseconds=13.0)}, 0, by_rows=0.01).level == 1
 
 
 def test_a_changed_choice_counts_unless_it_was_a_near_tie() -> None:
@@ -345,14 +346,14 @@ def test_a_changed_choice_counts_unless_it_was_a_near_tie() -> None:
         def run(self, names: None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
             return [swapped]
 
-    call = genai_levels.Call("model", {}, {"logits": wanted})
-    assert genai_levels.count_flips([call], Session()) == 1  # type: ignore[arg-type]
+    call = int4_levels.Call("model", {}, {"logits": wanted})
+    assert int4_levels.count_flips([call], Session()) == 1  # type: ignore[arg-type]
 
 
 def test_prompts_that_cannot_be_read_leave_the_exact_level_and_say_so(build: Build, trained: Path, tmp_path: Path) -> None:
     context = make_context(tmp_path / "work", "onnx-genai-int4", {"merge": trained}, trained)
     validation = context.work.validation.model_copy(update={"prompts": str(tmp_path / "none.txt")})
-    output = genai_int4.run(context.model_copy(update={"work": context.work.model_copy(update={"validation": validation})}), silent())
+    output = int4.run(context.model_copy(update={"work": context.work.model_copy(update={"validation": validation})}), silent())
     assert (output.figures["accuracy_level"], levels(Path(context.staging))) == (1, {1})
     assert any("measurement" in one.wanted for one in output.fallbacks)
 

@@ -11,11 +11,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import graphset, weight_only_levels
-from handlers.onnx.weight_only import WeightOnlyRewriter
-from handlers.onnx.weight_only_blocks import Blocks, Scheme, dequantize, quantize
-from handlers.onnx.weight_only_levels import EXACT, FAST, Trial, choose
+from daemon.contract.errors import Permanent
+from handlers.onnx.graphs import graphset
+from handlers.onnx.quantize import accuracy_levels
+from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, Trial, choose
+from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize, quantize
+from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from tests.onnx.conftest import Exported, Runner, prompts
 from tests.onnx.small import TEXT, derived, distance, greedy_tokens, size, store, tensor
 
@@ -191,10 +192,10 @@ def test_both_levels_are_measured_and_the_chosen_one_is_in_the_graph(qwen3_int4:
 # R2.5
 @pytest.mark.parametrize("level", [EXACT, FAST])
 def test_whichever_level_measures_better_is_kept(qwen3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int) -> None:
-    monkeypatch.setattr(weight_only_levels, "WORSE", 0.0 if level == EXACT else 10.0)
-    monkeypatch.setattr(weight_only_levels, "MUCH_FASTER", 1e9)
-    monkeypatch.setattr(weight_only_levels, "NEGLIGIBLE", 0.0)
-    monkeypatch.setattr(weight_only_levels, "SLOWER", 1e9)
+    monkeypatch.setattr(accuracy_levels, "WORSE", 0.0 if level == EXACT else 10.0)
+    monkeypatch.setattr(accuracy_levels, "MUCH_FASTER", 1e9)
+    monkeypatch.setattr(accuracy_levels, "NEGLIGIBLE", 0.0)
+    monkeypatch.setattr(accuracy_levels, "SLOWER", 1e9)
     made = derived("int4", qwen3.folder, tmp_path)
     assert levels_in(made.folder) == {level} == {made.output.figures["accuracy_level"]}
     assert not [path for path in made.folder.iterdir() if path.suffix == ".level"]

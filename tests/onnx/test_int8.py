@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import graph
-from handlers.onnx.integer import IntegerRewriter, quantize_matrix
-from handlers.onnx.integer_products import HIGHEST, examine
+from daemon.contract.errors import Permanent
+from handlers.onnx.graphs import graph_file
+from handlers.onnx.graphs.integer_products import HIGHEST, examine
+from handlers.onnx.quantize.int8_rewriter import IntegerRewriter, quantize_matrix
 from tests import models
 from tests.onnx.conftest import Exported, Runner, describe, make_context, quantize, silent
 from tests.onnx.small import bert, derived, distance, store
@@ -80,7 +80,8 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
     which it takes whatever processor the graph is for."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from handlers.onnx import integer, rewriting
+    from handlers.onnx.graphs import rewriting
+    from handlers.onnx.quantize import int8_rewriter
 
     proto = onnx.load(qwen3.folder / "model.onnx")
     (turn,) = (node for node in proto.graph.node if node.op_type == "Transpose" and node.input[0].endswith("lm_head.weight"))
@@ -93,7 +94,7 @@ def test_it_computes_what_onnxruntimes_own_quantizer_computes(qwen3: Exported, t
         proto, tmp_path / "theirs" / "model.onnx", weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"]
     )
     monkeypatch.setattr(rewriting, "MIN_TABLE_SHARE", 2.0)
-    monkeypatch.setattr(integer, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
     model = ir.load(qwen3.folder / "model.onnx")
     IntegerRewriter(model).rewrite()
     ir.save(model, tmp_path / "ours" / "model.onnx")
@@ -165,7 +166,7 @@ def test_an_encoder_is_made_smaller_too(encoder: Path, tmp_path: Path, stage: st
 def test_a_graph_above_the_limit_of_one_file_keeps_its_weights_beside(
     qwen3: Exported, qwen3_int8: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "SINGLE_FILE_LIMIT", 100_000)
+    monkeypatch.setattr(graph_file, "SINGLE_FILE_LIMIT", 100_000)
     exported = quantize(qwen3.folder, tmp_path)
     assert exported.output.figures["external_data"] is True and (exported.folder / "model.onnx.data").stat().st_size > 100_000
     ids, mask = np.arange(2, 32).reshape(2, 15), np.ones((2, 15), np.int64)
@@ -174,7 +175,7 @@ def test_a_graph_above_the_limit_of_one_file_keeps_its_weights_beside(
 
 
 def test_a_graph_without_weights_to_turn_is_refused(tmp_path: Path) -> None:
-    from handlers.onnx import int8
+    from handlers.onnx.quantize import int8
 
     (tmp_path / "fp32").mkdir()
     proto = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) { y = Add(x, x) }')
@@ -185,5 +186,5 @@ def test_a_graph_without_weights_to_turn_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_int8_stage_never_imports_torch() -> None:
-    code = "import sys, handlers.onnx.int8; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, handlers.onnx.quantize.int8; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

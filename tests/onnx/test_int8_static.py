@@ -9,11 +9,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import graphset
-from handlers.onnx.int8_static import StaticRewriter
-from handlers.onnx.int8_static_ranges import Activation, watch
-from handlers.onnx.sample_feeds import Call
+from daemon.contract.errors import Permanent
+from handlers.onnx.folder.playback import Call
+from handlers.onnx.graphs import graphset
+from handlers.onnx.quantize.activation_ranges import Activation, watch
+from handlers.onnx.quantize.int8_static import StaticRewriter
 from tests.onnx.conftest import Exported
 from tests.onnx.small import TEXT, derived, distance, greedy_tokens, size, store, tensor
 

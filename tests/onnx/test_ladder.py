@@ -9,10 +9,11 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import stage
-from handlers.onnx.exporters import Request, dynamo, legacy
-from handlers.onnx.strategies import STRATEGIES, Strategy, first_line
+from daemon.contract.errors import Permanent
+from handlers.onnx.export import stage
+from handlers.onnx.export.attempts import first_line
+from handlers.onnx.tracing.exporters import Request, dynamo, legacy
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent
 from tests.onnx.test_export import assert_equal_to_torch
 

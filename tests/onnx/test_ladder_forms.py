@@ -9,14 +9,14 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from daemon.work import OnnxOptions
-from handlers.onnx import graphset, stage
-from handlers.onnx.exporters import Request, legacy
+from daemon.contract.options import OnnxOptions
+from handlers.onnx.export import profiles, stage
+from handlers.onnx.export.history import FILE, Entry, History
 from handlers.onnx.families.base import Form
-from handlers.onnx.ladder import profiles
-from handlers.onnx.ladder.history import FILE, Entry, History
-from handlers.onnx.strategies import LADDER, Strategy, named
-from handlers.onnx.window import Window
+from handlers.onnx.folder.fixed_window import Window
+from handlers.onnx.graphs import graphset
+from handlers.onnx.tracing.exporters import Request, legacy
+from handlers.onnx.tracing.strategies import LADDER, Strategy, named
 from tests.onnx.conftest import Exported, make_context, prompts, silent, torch_logits
 
 LEGACY = named(LADDER, "legacy-eager")

@@ -12,12 +12,11 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import stage
-from handlers.onnx.exporters import Request
-from handlers.onnx.ladder import reproduction
-from handlers.onnx.ladder.tiny import shrunk
-from handlers.onnx.strategies import LADDER, Strategy, named
+from daemon.contract.errors import Permanent
+from handlers.onnx.export import reproduction, stage
+from handlers.onnx.families.tiny_config import shrunk
+from handlers.onnx.tracing.exporters import Request
+from handlers.onnx.tracing.strategies import LADDER, Strategy, named
 from tests.onnx.conftest import SMALL, make_context, make_model, silent
 
 MIXTURE = {**SMALL, "num_hidden_layers": 3, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

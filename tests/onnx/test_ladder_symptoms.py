@@ -10,15 +10,15 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from daemon.errors import Retryable
-from handlers.onnx import graph
-from handlers.onnx.check import GraphMismatchError
-from handlers.onnx.exporters import Exporter, NotInstalledError, Request, dynamo, legacy, optimum
+from daemon.contract.errors import Retryable
+from handlers.onnx.export.attempts import AllFailed, climb
+from handlers.onnx.export.diagnosis import SYMPTOMS, diagnose
+from handlers.onnx.export.stage import OpsetMismatchError
 from handlers.onnx.families.base import Part
-from handlers.onnx.ladder.climb import AllFailed, climb
-from handlers.onnx.ladder.symptoms import SYMPTOMS, diagnose
-from handlers.onnx.stage import OpsetMismatchError
-from handlers.onnx.strategies import LADDER, Strategy
+from handlers.onnx.graphs import graph_file
+from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.tracing.exporters import Exporter, NotInstalledError, Request, dynamo, legacy, optimum
+from handlers.onnx.tracing.strategies import LADDER, Strategy
 
 TABLE = {strategy.name: strategy for strategy in LADDER}
 
@@ -77,7 +77,7 @@ def test_what_the_exporters_really_raise_is_understood(
 # R7.4
 @pytest.mark.filterwarnings("ignore")
 def test_an_opset_that_does_not_exist_is_not_what_the_newer_exporter_writes(tmp_path: Path) -> None:
-    assert graph.opset(exported(dynamo, torch.relu, tmp_path, 99)) != 99
+    assert graph_file.opset(exported(dynamo, torch.relu, tmp_path, 99)) != 99
     assert diagnose(OpsetMismatchError("the exporter wrote opset 18 where 99 was asked for")).code == "opset-other"
 
 

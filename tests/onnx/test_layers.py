@@ -14,22 +14,23 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from daemon.contract import StageContext
-from daemon.errors import Permanent
-from daemon.work import OnnxOptions
-from handlers.onnx import graphset, stage
-from handlers.onnx.check import GraphMismatchError
-from handlers.onnx.exporters import Request, legacy
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from daemon.contract.options import OnnxOptions
+from handlers.child.progress import StageOutput
+from handlers.models.tasks import BY_NAME, task_of
+from handlers.onnx.export import stage
 from handlers.onnx.families.base import Form, NotApplicableError
-from handlers.onnx.families.cases import make_cases
-from handlers.onnx.layers import Layered, chained, divided
-from handlers.onnx.layers_check import largest_error
-from handlers.onnx.layers_modules import obstacle
-from handlers.onnx.layers_signature import links
-from handlers.onnx.signature import CacheLayer
-from handlers.onnx.strategies import LADDER, Strategy, named
-from handlers.progress import StageOutput
-from handlers.tasks import BY_NAME, task_of
+from handlers.onnx.families.chain.check import largest_error
+from handlers.onnx.families.chain.family import Layered, chained, divided
+from handlers.onnx.families.chain.modules import obstacle
+from handlers.onnx.families.trace_cases import make_cases
+from handlers.onnx.folder.chain_signature import links
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.graphs.signature import CacheLayer
+from handlers.onnx.tracing.exporters import Request, legacy
+from handlers.onnx.tracing.strategies import LADDER, Strategy, named
 from tests.onnx import qwen
 from tests.onnx.conftest import SMALL, make_context, make_model, quantize, silent
 from tests.onnx.small import greedy_tokens

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from daemon.errors import Permanent
-from handlers.onnx import sample_feeds, stage, tokenizer_files, tokenizing
-from handlers.onnx.strategies import STRATEGIES
-from handlers.validate import example
+from daemon.contract.errors import Permanent
+from handlers.onnx.export import stage
+from handlers.onnx.folder import playback, tokenizer_files, tokenizers
+from handlers.onnx.tracing.strategies import STRATEGIES
+from handlers.validate.checks import example
 from tests import marian
 from tests.marian import Marian, Translated
 from tests.onnx import seq2seq
@@ -94,7 +95,7 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
     marian.write_model_type(marian.write_tokenizer(tmp_path, **options))
     if write is not None:
         write(tmp_path)
-    theirs, mine = loaded(tmp_path), tokenizing.load(tmp_path)
+    theirs, mine = loaded(tmp_path), tokenizers.load(tmp_path)
     assert type(theirs).__name__ == "MarianTokenizer" and mine.size == len(theirs)
     known = set(mine.encode(" ".join(TEXTS)))
     assert len(known) > 30
@@ -111,7 +112,7 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 
 def test_a_language_code_in_front_is_one_token(tokenizer_files_of: Path) -> None:
     vocabulary = json.loads((tokenizer_files_of / "vocab.json").read_text())
-    mine = tokenizing.load(tokenizer_files_of)
+    mine = tokenizers.load(tokenizer_files_of)
     plain = mine.encode("The boat.")
     assert mine.encode(">>gsw<< The boat.") == [vocabulary[">>gsw<<"], *plain]
     assert mine.encode(">>nld<< The boat.") == [vocabulary["<unk>"], *plain]
@@ -119,7 +120,7 @@ def test_a_language_code_in_front_is_one_token(tokenizer_files_of: Path) -> None
 
 def test_texts_for_calibration_are_read_too(tokenizer_files_of: Path) -> None:
     texts = ["The old keeper sees the boat.", "The bridge and the river."]
-    found = sample_feeds.tokenize(tokenizer_files_of, texts)
+    found = playback.tokenize(tokenizer_files_of, texts)
     assert found.rows == loaded(tokenizer_files_of)(texts)["input_ids"] and len(found.rows[0]) > 5
     assert found.vocabulary == len(json.loads((tokenizer_files_of / "vocab.json").read_text()))
 
@@ -128,7 +129,7 @@ def test_damaged_files_are_told_in_one_sentence_and_cost_no_graph(tokenizer_file
     folder = marian.write_model_type(marian.copy_tokenizer(tokenizer_files_of, tmp_path / "folder"))
     (folder / "source.spm").write_bytes(b"no model")
     with pytest.raises(Permanent) as error:
-        tokenizing.load(folder)
+        tokenizers.load(folder)
     assert error.value.fault.code == "tokenizer-unreadable" and "source.spm" in error.value.fault.cause
     completed = tokenizer_files.complete(folder)
     assert completed.form is None and completed.warning is not None
@@ -143,9 +144,9 @@ def test_a_reader_that_reads_otherwise_than_transformers_is_not_placed(
     other = marian.copy_tokenizer(tokenizer_files_of, tmp_path / "other")
     vocabulary = json.loads((other / "vocab.json").read_text())
     (other / "vocab.json").write_text(json.dumps({**vocabulary, ">>deu<<": vocabulary[">>gsw<<"], ">>gsw<<": vocabulary[">>deu<<"]}))
-    right, wrong = tokenizing.load(folder), tokenizing.load(other)
+    right, wrong = tokenizers.load(folder), tokenizers.load(other)
     for reader, text in ((wrong, ">>deu<<"), (SimpleNamespace(encode=right.encode, decode=str), "How are you?")):
-        monkeypatch.setattr(tokenizing, "load", lambda one, reader=reader: reader)
+        monkeypatch.setattr(tokenizers, "load", lambda one, reader=reader: reader)
         completed = tokenizer_files.complete(folder)
         assert completed.form is None and f"the text {text!r} is read otherwise" in str(completed.warning)
         assert not (folder / "marian_tokenizer.py").exists()
@@ -183,7 +184,7 @@ def test_a_tokenizer_that_needs_transformers_is_told(tmp_path: Path) -> None:
     completed = tokenizer_files.complete(folder)
     assert completed.form is None and "transformers' M2M100Tokenizer can't be written as a tokenizer.json" in str(completed.warning)
     with pytest.raises(Permanent, match=r"there is no tokenizer\.json, and no source\.spm with vocab\.json"):
-        tokenizing.load(folder)
+        tokenizers.load(folder)
 
 
 def test_the_example_of_a_t5_reads_the_tokenizer_json_that_was_written(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from handlers.onnx import graphset
-from handlers.onnx.optimize.cases import Maker, Shape
-from handlers.onnx.session import MappedWeights, open_session
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.sessions import MappedWeights, open_session
+from handlers.onnx.optimize.random_inputs import Maker, Shape
 from tests.onnx.conftest import SMALL, Exported, make_model
 
 WIDTH = 80

@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx import graphset
-from handlers.onnx.optimize import equal
-from handlers.onnx.optimize.cases import Case, Maker, UnfedError
-from handlers.onnx.optimize.hidden import hide
+from handlers.onnx.graphs import graphset
+from handlers.onnx.optimize import equivalence
+from handlers.onnx.optimize.random_inputs import Case, Maker, UnfedError
+from handlers.onnx.optimize.weightless import hide
 from tests.onnx.conftest import SMALL, Exported, Runner, make_model, prompts, quantize, torch_logits
 from tests.onnx.optimizing import assert_in_order, assert_same, content, copied, of, run
 from tests.onnx.test_encoders import make as make_encoder
@@ -193,9 +193,9 @@ def test_padding_may_say_anything_but_nothing_infinite() -> None:
     before = np.ones((1, 2, 2), np.float32)
     after = before.copy()
     after[0, 0] = 5
-    assert equal.difference([port], [before], [after], case) == 0
+    assert equivalence.difference([port], [before], [after], case) == 0
     after[0, 0] = np.nan
-    with pytest.raises(equal.UnequalError, match="not finite"):
-        equal.difference([port], [before], [after], case)
-    with pytest.raises(equal.UnequalError, match="differs"):
-        equal.difference([port], [before], [before + np.float32(1e-3)], case)
+    with pytest.raises(equivalence.UnequalError, match="not finite"):
+        equivalence.difference([port], [before], [after], case)
+    with pytest.raises(equivalence.UnequalError, match="differs"):
+        equivalence.difference([port], [before], [before + np.float32(1e-3)], case)

@@ -12,9 +12,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from handlers.onnx import graphset
-from handlers.onnx.optimize import equal, race
-from handlers.onnx.optimize.cases import Maker
+from handlers.onnx.graphs import graphset
+from handlers.onnx.optimize import equivalence, timing
+from handlers.onnx.optimize.random_inputs import Maker
 from handlers.onnx.optimize.step import Step, Subject
 from handlers.onnx.optimize.steps import STEPS
 from tests.onnx.conftest import Exported
@@ -112,7 +112,7 @@ def test_a_slower_graph_is_undone(qwen3: Exported, tmp_path: Path) -> None:
     folder = copied(qwen3, tmp_path)
     report = of(run(folder, timed=True, steps=(Step("slow", "extended", tampered("slowed")),)), "slow")
     assert not report.kept and report.reason.startswith(("slower: prefill", "slower: decode")), report.reason
-    assert report.error is not None and report.error < equal.BOUND
+    assert report.error is not None and report.error < equivalence.BOUND
     assert set(report.ms_before) == set(report.ms_after) == {"prefill", "decode"}
 
 
@@ -120,21 +120,21 @@ def test_noise_is_not_slowness() -> None:
     verdicts = []
     for seed in range(300):
         noise = 1 + np.random.default_rng(seed).exponential(0.3, (2, 15))
-        verdicts.append(race.judge(list(noise[0]), list(noise[1])))
+        verdicts.append(timing.judge(list(noise[0]), list(noise[1])))
     assert verdicts.count("equal") > 0.98 * len(verdicts)
     steady = list(1 + np.random.default_rng(1).normal(0, 0.01, 15))
-    assert race.judge(steady, [1.2 * one for one in steady]) == "slower"
-    assert race.judge(steady, [0.8 * one for one in steady]) == "faster"
-    assert race.judge(steady, [1.01 * one for one in steady]) == "equal"
+    assert timing.judge(steady, [1.2 * one for one in steady]) == "slower"
+    assert timing.judge(steady, [0.8 * one for one in steady]) == "faster"
+    assert timing.judge(steady, [1.01 * one for one in steady]) == "equal"
 
 
 def test_both_graphs_take_turns_and_each_is_first_as_often() -> None:
     order: list[str] = []
     ticks = iter(range(10_000))
-    outcome = race.race(lambda: order.append("before"), lambda: order.append("after"), clock=lambda: float(next(ticks)))
+    outcome = timing.race(lambda: order.append("before"), lambda: order.append("after"), clock=lambda: float(next(ticks)))
     assert order[4:8] == ["before", "after", "after", "before"]
-    assert order.count("before") == order.count("after") >= race.LEAST
-    assert outcome == race.Race(1.0, 1.0, "equal")
+    assert order.count("before") == order.count("after") >= timing.LEAST
+    assert outcome == timing.Race(1.0, 1.0, "equal")
 
 
 def test_a_graph_that_is_neither_smaller_nor_faster_is_not_worth_a_change(qwen3: Exported, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.errors import Permanent
-from daemon.work import OnnxOptions
+from daemon.contract.errors import Permanent
+from daemon.contract.options import OnnxOptions
 from handlers.merge import merge_adapter
-from handlers.onnx import families, stage
-from handlers.onnx.check import GraphMismatchError
+from handlers.onnx.export import family_choice, stage
 from handlers.onnx.families.base import Tracing
-from handlers.onnx.strategies import STRATEGIES
+from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.tracing.strategies import STRATEGIES
 from tests import marian
 from tests.onnx import seq2seq
 from tests.onnx.conftest import Exported, make_context, silent
@@ -280,7 +280,7 @@ def test_a_broken_decoder_is_caught_by_the_check_after_the_export(
     exported: Export, tmp_path: Path, name: str, edit: Callable[[onnx.ModelProto], None], complaint: str
 ) -> None:
     one = exported("marian")
-    family = families.choose(one.source)
+    family = family_choice.choose(one.source)
     reference = family.refer(family.load(one.source, Tracing()), one.source)
     assert family.verify(one.folder, reference, threads=1) < 1e-5
     folder = _edited(one, tmp_path / "edited", name, edit)

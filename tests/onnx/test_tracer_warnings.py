@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from handlers.onnx import stage
-from handlers.onnx.chatter import Chatter
-from handlers.onnx.families import choose
+from handlers.onnx.export import stage
+from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Tracing
-from handlers.onnx.families.cases import SHAPES, thresholds
-from handlers.onnx.ladder import tracer
-from handlers.onnx.ladder.rewrites import rewritten
-from handlers.onnx.strategies import LADDER, named
+from handlers.onnx.families.trace_cases import SHAPES, thresholds
+from handlers.onnx.tracing import tracer_warnings
+from handlers.onnx.tracing.library_warnings import Chatter
+from handlers.onnx.tracing.model_rewrites import rewritten
+from handlers.onnx.tracing.strategies import LADDER, named
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent
 from tests.onnx.test_export import assert_equal_to_torch
 
@@ -59,10 +59,10 @@ def test_a_branch_that_is_wrong_beyond_the_sample_is_caught_and_rewritten(scaled
 def test_a_branch_at_a_length_too_long_to_be_tried_rejects_the_graph(
     scaled: Path, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handlers.onnx.families import cases
+    from handlers.onnx.families import trace_cases
 
-    monkeypatch.setattr(cases, "LONGEST", 18)
-    monkeypatch.setattr(cases, "SHAPES", SHAPES[:3])
+    monkeypatch.setattr(trace_cases, "LONGEST", 18)
+    monkeypatch.setattr(trace_cases, "SHAPES", SHAPES[:3])
     exported = export(scaled, pico_base, tmp_path, LEGACY, REWRITTEN)
     (failed, _) = exported.output.figures["attempts"]
     assert failed["code"] == "baked-branch"
@@ -115,19 +115,22 @@ def test_a_warning_is_told_by_the_function_around_its_line() -> None:
 
     path = str(module.__file__)
     line = module.prepare_padding_mask.__code__.co_firstlineno + 5
-    place = tracer.origin(path, line, "Converting a tensor to a Python boolean")
-    assert (str(place), tracer.rule(place).about) == ("masking_utils.py, prepare_padding_mask", "whether the mask is too short")
-    assert tracer.origin("/nowhere/modeling_x.py", 3).function == ""
-    assert tracer.rule(tracer.Origin("modeling_x.py", "forward")).lengths and tracer.rule(tracer.Origin("own.py", "f")).lengths
+    place = tracer_warnings.origin(path, line, "Converting a tensor to a Python boolean")
+    assert (str(place), tracer_warnings.rule(place).about) == ("masking_utils.py, prepare_padding_mask", "whether the mask is too short")
+    assert tracer_warnings.origin("/nowhere/modeling_x.py", 3).function == ""
+    assert (
+        tracer_warnings.rule(tracer_warnings.Origin("modeling_x.py", "forward")).lengths
+        and tracer_warnings.rule(tracer_warnings.Origin("own.py", "f")).lengths
+    )
 
 
 def test_an_unknown_branch_is_rejected_only_where_something_was_not_tried() -> None:
-    place = tracer.Origin("modeling_x.py", "forward")
-    assert "Judged harmless: tested on much" in tracer.judge([place, place], "much", "")[0]
-    with pytest.raises(tracer.BakedBranchError, match=r"may turn beyond 4096 tokens"):
-        tracer.judge([place], "much", "beyond 4096 tokens (the sliding window)")
-    constant = tracer.Origin("modeling_x.py", "forward", constant=True)
-    assert len(tracer.judge([constant], "much", "beyond 4096 tokens")) == 1
+    place = tracer_warnings.Origin("modeling_x.py", "forward")
+    assert "Judged harmless: tested on much" in tracer_warnings.judge([place, place], "much", "")[0]
+    with pytest.raises(tracer_warnings.BakedBranchError, match=r"may turn beyond 4096 tokens"):
+        tracer_warnings.judge([place], "much", "beyond 4096 tokens (the sliding window)")
+    constant = tracer_warnings.Origin("modeling_x.py", "forward", constant=True)
+    assert len(tracer_warnings.judge([constant], "much", "beyond 4096 tokens")) == 1
 
 
 def test_only_the_tracers_warnings_are_kept_apart() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon import cpu
+from daemon.contract import cpu
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained
 from tests.portability import masking
 

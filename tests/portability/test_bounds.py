@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from daemon.errors import Permanent
-from handlers.onnx import integer
-from handlers.onnx.integer import quantize_matrix
-from handlers.onnx.integer_products import HIGHEST, IntegerProduct, examine
-from handlers.onnx.weight_only_blocks import Scheme
+from daemon.contract.errors import Permanent
+from handlers.onnx.graphs.integer_products import HIGHEST, IntegerProduct, examine
+from handlers.onnx.quantize import int8_rewriter
+from handlers.onnx.quantize.block_quantization import Scheme
+from handlers.onnx.quantize.int8_rewriter import quantize_matrix
 from tests.onnx.small import bert, derived
 from tests.portability import graphs
 from tests.portability.arithmetic import exact, pairwise, worst_activations
@@ -78,7 +78,7 @@ def test_values_at_the_ends_of_fp32_are_rounded_and_what_is_not_finite_is_refuse
     for bad in (np.nan, np.inf, -np.inf):
         model = graphs.plain(np.where(np.eye(32, dtype=bool), bad, 1).astype(np.float32))
         with pytest.raises(Permanent, match=r"the weight w can't be rounded to int8: it holds values that are not finite"):
-            integer.IntegerRewriter(model).rewrite()
+            int8_rewriter.IntegerRewriter(model).rewrite()
 
 
 def test_blocks_of_rows_are_looked_at_like_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_blocks_of_rows_are_looked_at_like_the_whole(monkeypatch: pytest.MonkeyP
     for channel, weight in ((1, matrix), (0, np.ascontiguousarray(matrix.T))):
         monkeypatch.undo()
         whole = quantize_matrix(weight, channel)
-        monkeypatch.setattr(integer, "_BLOCK", 40)
+        monkeypatch.setattr(int8_rewriter, "_BLOCK", 40)
         for ours, theirs in zip(whole, quantize_matrix(weight, channel), strict=True):
             assert np.array_equal(ours, theirs)
 
@@ -193,7 +193,7 @@ def test_what_our_stages_write_is_right_on_every_processor(encoder: Path, tmp_pa
 def test_weights_of_the_whole_range_put_back_are_found_in_every_form(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integer, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
     for stage in ("int8", "int8_static"):
         made = derived(stage, encoder, tmp_path / stage)
         assert "overflow" in (examine([ir.load(made.folder / "model.onnx")]).fault or "")
@@ -201,7 +201,7 @@ def test_weights_of_the_whole_range_put_back_are_found_in_every_form(
 
 def test_a_table_that_is_only_looked_up_keeps_the_whole_range() -> None:
     model = graph("(int64[n] rows) => (float[n,16] y) { y = Gather(table, rows) }", table=graphs.hostile_weights()[:64, :16].copy())
-    integer.IntegerRewriter(model).rewrite()
+    int8_rewriter.IntegerRewriter(model).rewrite()
     values = graphs.initializer(model, ".int8.rows")
     assert (np.abs(values.astype(np.int16)).max(axis=1) == 127).all()
 
@@ -210,7 +210,7 @@ def test_a_table_that_is_only_looked_up_keeps_the_whole_range() -> None:
 def test_rounding_rows_is_coarser_than_the_fast_level_and_no_finer_than_a_scale_a_row(scheme: Scheme) -> None:
     import onnxruntime
 
-    from handlers.onnx.weight_only import round_rows
+    from handlers.onnx.quantize.weight_only_rewriter import round_rows
 
     weights, (_, call, _) = graphs.hostile_weights(), graphs.activations()
     model = graphs.blocks(weights, scheme, 1)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from daemon import cpu
-from daemon.contract import StageContext
-from daemon.running.keys import stage_key
-from daemon.store.rows import JobRow
-from daemon.work import ValidateOptions
-from handlers.merge.ledger import purpose
-from handlers.plan import STAGES
+from daemon.contract import cpu
+from daemon.contract.messages import StageContext
+from daemon.contract.options import ValidateOptions
+from daemon.contract.plan import STAGES
+from daemon.journal.rows import JobRow
+from daemon.running.rules.resume_keys import stage_key
+from handlers.merge.engine.resume_ledger import purpose
 from handlers.validate import stage as validation
+from handlers.validate.engines.task_profile import Subject
 from handlers.validate.resume import Kept
-from handlers.validate.subject import Subject
 from tests.onnx.conftest import make_context
 
 OTHER = cpu.Cpu("x86_64", "GenuineIntel", "a processor of 2013", ("sse4_1", "avx", "f16c", "fma", "avx2"))
@@ -27,7 +27,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-MOVE = ("daemon.cpu.here", lambda: OTHER)
+MOVE = ("daemon.contract.cpu.here", lambda: OTHER)
 
 
 @pytest.fixture
@@ -62,15 +62,15 @@ def test_a_validation_does_not_go_on_with_another_processors_answers(
 def test_children_compute_fp32_in_fp32_whatever_the_box_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    from daemon.contract import ChildLimits
-    from handlers import child
+    from daemon.contract.messages import ChildLimits
+    from handlers.child import process
 
     kept = dict(os.environ)
     os.environ["ONEDNN_DEFAULT_FPMATH_MODE"] = os.environ["NVIDIA_TF32_OVERRIDE"] = "1"
     try:
-        child.set_environment(ChildLimits(), str(tmp_path))
+        process.set_environment(ChildLimits(), str(tmp_path))
         assert not {"ONEDNN_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE"} & os.environ.keys()
     finally:
-        child.tempfile.tempdir = None
+        process.tempfile.tempdir = None
         os.environ.clear()
         os.environ.update(kept)

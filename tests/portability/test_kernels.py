@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from handlers.onnx import integer
-from handlers.onnx.integer_products import examine
-from handlers.onnx.weight_only_blocks import Scheme
+from handlers.onnx.graphs.integer_products import examine
+from handlers.onnx.quantize import int8_rewriter
+from handlers.onnx.quantize.block_quantization import Scheme
 from tests.portability import graphs
 from tests.portability.arithmetic import rounded_to_blocks
 from tests.portability.conftest import Answers
@@ -62,7 +62,7 @@ def test_weights_of_the_whole_range_are_wrong_just_where_sums_end_at_16_bits(
     run_as: RunAs, tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: these kernels really run, and nothing but the room that the weights leave makes them right."""
-    monkeypatch.setattr(integer, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+    monkeypatch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
     model, calls = graphs.dynamic(graphs.hostile_weights()), graphs.activations()
     assert examine([model]).fault is not None
     graphs.store(model, tmp_path / "whole", "dynamic", calls)

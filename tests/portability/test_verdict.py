@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon import cpu
-from daemon.contract import Verdict
-from handlers.onnx import integer_products
-from handlers.validate import portability
-from handlers.validate.artifact import Examination
-from handlers.validate.engines import VARIANT_KINDS
+from daemon.contract import cpu
+from daemon.contract.messages import Verdict
+from handlers.onnx.graphs import integer_products
+from handlers.validate.checks import portability
+from handlers.validate.checks.examination import Examination
+from handlers.validate.engines.registry import VARIANT_KINDS
 from handlers.validate.verdict import judge
 from tests.portability import graphs
 from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS
@@ -22,10 +22,10 @@ from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose graph has int8 weights of the whole range."""
-    from handlers.onnx import integer
+    from handlers.onnx.quantize import int8_rewriter
 
     with monkeypatch.context() as patch:
-        patch.setattr(integer, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
+        patch.setattr(int8_rewriter, "_largest_pairs", lambda weight, channel: np.zeros(weight.shape[channel], np.float32))
         graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "whole", "model", [])
     return tmp_path / "whole"
 

@@ -6,9 +6,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from daemon.contract import FileEntry
-from daemon.durable import seal
-from daemon.publish import MANIFEST, Part, assemble, swap_in
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.files import seal
+from daemon.contract.messages import FileEntry
+from daemon.publishing.publication import Part, assemble, swap_in
 
 FILES = {"pytorch": ["config.json", "model.safetensors", "sub/extra.bin"], "": ["report.json", "README.md"]}
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.durable import make_folders
-from daemon.errors import Retryable
-from daemon.publish import MANIFEST, assemble, manifest_of, same_files, swap_in
+from daemon.contract.errors import Retryable
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.files import make_folders
+from daemon.publishing.publication import assemble, manifest_of, same_files, swap_in
 from tests.publish.parts import expected, listing, parts, publish, put_in_the_way, set_aside, version_of
 
 
@@ -119,7 +120,7 @@ def test_folders_above_the_target_that_were_removed_are_made_again_through_links
 
 def test_every_new_folder_is_made_durable_in_the_one_that_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("daemon.durable.fsync_directory", synced.append)
+    monkeypatch.setattr("daemon.contract.files.fsync_directory", synced.append)
     make_folders(tmp_path / "a" / "b" / "c")
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     synced.clear()
@@ -145,10 +146,10 @@ def test_the_old_export_goes_only_when_the_new_name_is_durable(
     def refuse(first: Path, second: Path) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr("daemon.swap.fsync_directory", synced)
-    monkeypatch.setattr("daemon.swap.remove_any", removed)
+    monkeypatch.setattr("daemon.publishing.swap.fsync_directory", synced)
+    monkeypatch.setattr("daemon.publishing.swap.remove_any", removed)
     if not exchange:
-        monkeypatch.setattr("daemon.swap.exchange", refuse)
+        monkeypatch.setattr("daemon.publishing.swap.exchange", refuse)
     publish(tmp_path, 2, target)
     assert "synced run, version 2" in events
     assert events.index("synced run, version 2") < events.index("removed version 1")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import ArtifactCheck, CheckpointRef, FileEntry, JobFacts, Outcome, StageFacts, StageResult, Verdict
-from daemon.durable import seal
-from daemon.finish import publish_job
-from daemon.paths import Paths, prepare
-from daemon.publish import link_to
-from daemon.retention import prune
-from daemon.settings import RetentionSettings
-from daemon.store.rows import JobRow, StageRow
+from daemon.config.paths import Paths, prepare
+from daemon.config.settings import RetentionSettings
+from daemon.contract.files import seal
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, FileEntry, JobFacts, Outcome, StageFacts, StageResult, Verdict
+from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.closing import publish_job
+from daemon.publishing.publication import link_to
+from daemon.publishing.retention import prune
 from tests.journal.conftest import WORK
 
 

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from daemon import care
-from daemon.publish import MANIFEST, link_to
-from daemon.retention import DAY, Export, plan_removal, prune, read_exports, scores_of
-from daemon.settings import RetentionSettings
-from daemon.verify import verify
+from daemon.cli.main import maintenance
+from daemon.config.settings import RetentionSettings
+from daemon.contract.export_layout import MANIFEST
+from daemon.publishing.publication import link_to
+from daemon.publishing.retention import DAY, Export, plan_removal, prune, read_exports, scores_of
+from daemon.publishing.verification import verify
 from tests.publish.parts import publish
 
 NOW = 1_000_000_000.0
@@ -212,7 +213,7 @@ def test_an_export_that_was_replaced_since_it_was_judged_stays(folder: Path, tmp
         link_to(folder / "mine", folder / "step-6")
         return decision
 
-    monkeypatch.setattr("daemon.retention.plan_removal", judge)
+    monkeypatch.setattr("daemon.publishing.retention.plan_removal", judge)
     assert [one.path.name for one in prune([folder], "run", rules(last=1), staging=tmp_path / "staging")] == ["step-2"]
     assert verify(folder / "step-8").sound
     assert verify(folder / "step-6").sound
@@ -228,7 +229,7 @@ def test_nothing_of_an_export_is_deleted_while_a_reader_can_still_find_it(
         assert verify(path).sound, "it left the folder whole"
         deleted.append(path)
 
-    monkeypatch.setattr("daemon.retention.remove_tree", remove)
+    monkeypatch.setattr("daemon.publishing.retention.remove_tree", remove)
     prune([folder], "run", rules(last=2), staging=tmp_path / "staging")
     assert len(deleted) == 2
 
@@ -236,8 +237,8 @@ def test_nothing_of_an_export_is_deleted_while_a_reader_can_still_find_it(
 CRASH = """
 import errno, os, sys
 from pathlib import Path
-from daemon.retention import prune
-from daemon.settings import RetentionSettings
+from daemon.publishing.retention import prune
+from daemon.config.settings import RetentionSettings
 
 def rename(first, second, genuine=os.rename):
     if Path(first).parent != Path(second).parent:
@@ -272,7 +273,7 @@ def test_the_command_tells_what_would_go_and_why_the_rest_stays(folder: Path, tm
     config = tmp_path / "config.toml"
     config.write_text(f'[output]\ndirectory = "{folder.parent}"\n[state]\ndirectory = "{tmp_path / "state"}"\n[retention]\nkeep_last = 2\n')
     app = typer.Typer()
-    care.register(app)
+    maintenance.register(app)
     told = json.loads(CliRunner().invoke(app, ["prune", "--config", str(config), "--dry-run", "--json"]).output)
     assert [Path(one["path"]).name for one in told["removed"]] == ["step-6", "step-2"]
     assert {Path(one["path"]).name: one["reason"] for one in told["kept"]} == {

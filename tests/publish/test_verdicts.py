@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from daemon.contract import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
-from daemon.errors import Fault
-from daemon.verdicts import asked_variants, judge, status_of
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.contract.errors import Fault
+from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.verdicts import asked_variants, judge, status_of
 from tests.journal.conftest import reference
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED

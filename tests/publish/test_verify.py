@@ -15,14 +15,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from daemon import care
-from daemon.errors import UsageError
-from daemon.publish import MANIFEST, link_to
-from daemon.verify import exports_below, to_verify, verify
+from daemon.cli.main import maintenance
+from daemon.contract.errors import UsageError
+from daemon.contract.export_layout import MANIFEST
+from daemon.publishing.publication import link_to
+from daemon.publishing.verification import exports_below, to_verify, verify
 from tests.publish.parts import publish
 
 app = typer.Typer()
-care.register(app)
+maintenance.register(app)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_folder_without_manifest_and_one_whose_manifest_is_a_link(export: Path
 UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
-from daemon.verify import verify
+from daemon.publishing.verification import verify
 os.chdir(sys.argv[1])
 if os.geteuid() == 0:
     os.setegid(65534)
@@ -203,6 +204,6 @@ def test_the_exit_code_says_sound_not_sound_or_nothing_there(tmp_path: Path, exp
 
 
 def ask_size(export: Path) -> str:
-    from daemon.resources import human
+    from daemon.system.box import human
 
     return human(verify(export).bytes)

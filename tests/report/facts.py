@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import (
+from daemon.contract.errors import Fault
+from daemon.contract.messages import (
     ArtifactCheck,
     AttemptFacts,
     CheckpointRef,
@@ -20,8 +21,7 @@ from daemon.contract import (
     StageResult,
     Verdict,
 )
-from daemon.errors import Fault
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
 
 BEGIN = datetime.fromisoformat("2026-11-20T10:00:00+00:00")
 BASE_BYTES = 1_192_099_840

@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from daemon.contract import JobFacts, Verdict
-from daemon.errors import Permanent
-from daemon.work import ExportOptions, ValidateOptions, Work
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import JobFacts, Verdict
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
 from handlers.report import html, readme, schema
 from handlers.report.build import build
 from handlers.report.model import Report

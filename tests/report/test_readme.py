@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import JobFacts, Verdict
-from handlers.onnx.examples import place, place_marian
-from handlers.progress import Reporter
+from daemon.contract.messages import JobFacts, Verdict
+from handlers.child.progress import Reporter
+from handlers.models.tasks import TASKS, Task
+from handlers.onnx.folder.examples import place, place_marian
 from handlers.report import readme
 from handlers.report.build import build
-from handlers.tasks import TASKS, Task
 from tests import models
 from tests.report import facts
 
@@ -41,14 +41,14 @@ def examples(text: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real export of a pico model: `pytorch`, `onnx` and `onnx-int8` made by their stages, and the README beside them."""
-    from handlers import pytorch
-    from handlers.onnx import int8
-    from handlers.onnx import stage as onnx
+    from handlers.onnx.export import stage as onnx
+    from handlers.onnx.quantize import int8
+    from handlers.pytorch import stage
 
     folder = tmp_path_factory.mktemp("export")
     base = models.make_base(folder / "base", dtype="float32", num_hidden_layers=1)
     inputs = {"merge": str(base)}
-    for name, module in (("pytorch", pytorch), ("onnx", onnx), ("onnx-int8", int8)):
+    for name, module in (("pytorch", stage), ("onnx", onnx), ("onnx-int8", int8)):
         context = facts.context(facts.succeeded(), folder / "work" / name)
         staging = folder / name
         staging.mkdir()

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import StageContext
-from daemon.durable import sha256_file
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.runner import Runner
-from daemon.settings import Settings
-from daemon.values import digest_of
-from daemon.worker import Bounds
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
+from daemon.contract.files import sha256_file
+from daemon.contract.messages import StageContext
+from daemon.contract.values import digest_of
+from daemon.journal.journal import Journal
+from daemon.running.runner import Runner
+from daemon.running.workers.worker import Bounds
 from tests.detection.helpers import copy_of
 from tests.runner.desk import Desk
 from tests.service import ENDED, Service, making

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import ArtifactCheck, CheckpointRef, FileEntry, Outcome, StageContext, StageResult, Verdict
-from daemon.durable import seal
-from daemon.errors import Fault
-from daemon.journal import Journal
-from daemon.runner import Runner
-from daemon.worker import Bounds, Progress
-from handlers.plan import plan
+from daemon.contract.errors import Fault
+from daemon.contract.files import seal
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, FileEntry, Outcome, StageContext, StageResult, Verdict
+from daemon.contract.plan import plan
+from daemon.journal.journal import Journal
+from daemon.running.runner import Runner
+from daemon.running.workers.worker import Bounds, Progress
 
 Script = Callable[[StageContext], StageResult | None]
 

@@ -13,12 +13,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from daemon import app, foreground
-from daemon.complaints import Complaints
-from daemon.errors import Retryable
-from daemon.runner import Runner
-from daemon.schedule import Ticks
-from daemon.settings import Settings
+from daemon.cli import export
+from daemon.config.settings import Settings
+from daemon.contract.errors import Retryable
+from daemon.operating import service
+from daemon.operating.ticks import Ticks
+from daemon.running.runner import Runner
+from daemon.system.rounds import Complaints
 
 
 def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:
@@ -51,7 +52,7 @@ def test_a_clock_set_back_by_an_hour_does_not_silence_the_ticks(monkeypatch: pyt
     try:
         assert not ticks.look_at_clock() and not ticked.wait(0.2)
         real: Any = time.time
-        monkeypatch.setattr("daemon.schedule.time.time", lambda: real() - 3600)
+        monkeypatch.setattr("daemon.operating.ticks.time.time", lambda: real() - 3600)
         with capture_logs() as logs:
             assert ticks.look_at_clock()
         assert ticked.wait(10), "every interval starts afresh"
@@ -68,15 +69,15 @@ def test_an_export_in_the_foreground_ends_with_the_error_that_its_runner_can_not
         raise ValueError("a bug in the runner")
 
     monkeypatch.setattr(Runner, "tick", broken)
-    monkeypatch.setattr(app, "adopt_orphans", lambda: None)  # it would hold for all of the tests' process
-    monkeypatch.setattr(foreground, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(service, "adopt_orphans", lambda: None)  # it would hold for all of the tests' process
+    monkeypatch.setattr(export, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     checkpoint = tmp_path / "run" / "checkpoint-4"
     shutil.copytree(pico_checkpoint, checkpoint)
     try:
         with pytest.raises(Retryable, match="a bug in the runner"):
-            foreground.export_now(Settings(), checkpoint, output=tmp_path / "out", base=None, force=False, quiet=True)
+            export.export_now(Settings(), checkpoint, output=tmp_path / "out", base=None, force=False, quiet=True)
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])

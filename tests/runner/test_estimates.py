@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.contract import Outcome, StageResult
-from daemon.errors import Fault
-from daemon.running.estimates import MARGIN, estimate
-from daemon.running.lanes import next_lane
-from daemon.running.retry import after_crash, decide
-from daemon.running.windows import Windows, problem_of, zone_problem
-from daemon.store.rows import Lane
-from daemon.store.stages import Measured
-from handlers.plan import BY_NAME, ModelSize
+from daemon.config.windows import Windows, problem_of, zone_problem
+from daemon.contract.errors import Fault
+from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.plan import BY_NAME, ModelSize
+from daemon.journal.rows import Lane
+from daemon.journal.stages import Measured
+from daemon.running.rules.estimates import MARGIN, estimate
+from daemon.running.rules.ready import next_lane
+from daemon.running.rules.retry import after_crash, decide
 
 GIB = 1 << 30
 SPEC = BY_NAME["onnx"]

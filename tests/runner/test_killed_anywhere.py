@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.durable import sha256_file
+from daemon.contract.files import sha256_file
 from tests.service import Service, listing, stray_handlers
 
 QUICK_POINTS = ("after.settle-attempt",)

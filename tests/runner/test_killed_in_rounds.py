@@ -1,7 +1,7 @@
 """kill -9 at every named point there is, and at random times for hundreds of rounds: nothing lost, nothing twice, nothing half.
 
 The stages are toys, so that a round takes seconds; daemon, journal, child entry and publication are the real ones. After
-each case the shared checker of the invariants looks at everything (`daemon.fsck`).
+each case the shared checker of the invariants looks at everything (`daemon.operating.integrity.fsck`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fsck import examine
+from daemon.operating.integrity.fsck import examine
 from tests.runner.conftest import Toy, artifacts
 from tests.service import stray_handlers
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome, StageResult
-from daemon.fsck import examine
-from daemon.running import kept
-from handlers.plan import BY_NAME
+from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.plan import BY_NAME
+from daemon.operating.integrity.fsck import examine
+from daemon.running import output_cache as kept
 from tests.runner.conftest import Toy, artifacts, read_json
 from tests.service import Service
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from daemon import foreground
-from daemon.checkpoint import identify
-from daemon.contract import CheckpointRef
-from daemon.errors import UsageError
-from daemon.finish import tidy_job
-from daemon.pin import held
+from daemon.checkpoints.inspection import identify
+from daemon.checkpoints.pins import held
+from daemon.cli import export
+from daemon.contract.errors import UsageError
+from daemon.contract.messages import CheckpointRef
+from daemon.publishing.closing import tidy_job
 from daemon.running import recovery
 from daemon.running.recovery import collect_orphans
 from tests.runner.desk import Desk, Desks
@@ -52,7 +52,7 @@ def failed(make_desk: Desks, pico_checkpoint: Path) -> Desk:
 @pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])
 @pytest.mark.parametrize("moment", ["make_pin", "identify"])
 def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: ClearUp, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, threads = getattr(foreground, moment), []
+    step, threads = getattr(export, moment), []
 
     def interrupted(*arguments: object) -> object:
         done = step(*arguments) if moment == "make_pin" else None
@@ -61,8 +61,8 @@ def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: Clear
         threads[0].join(0.3)  # it has come to its end by then, or waits for the retry's
         return done if moment == "make_pin" else step(*arguments)
 
-    monkeypatch.setattr(foreground, moment, interrupted)
-    foreground.retry_job(failed.runner.settings, "job")
+    monkeypatch.setattr(export, moment, interrupted)
+    export.retry_job(failed.runner.settings, "job")
     threads[0].join(30)
     assert not threads[0].is_alive()
     assert failed.state("job") == "pending"
@@ -72,7 +72,7 @@ def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: Clear
 
 def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said, first = [], threading.Event()
-    check = foreground.identify
+    check = export.identify
 
     def slow(pin: Path) -> str:
         first.set()
@@ -81,12 +81,12 @@ def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Des
 
     def retry() -> None:
         try:
-            foreground.retry_job(failed.runner.settings, "job")
+            export.retry_job(failed.runner.settings, "job")
             said.append("queued")
         except UsageError as error:
             said.append(error.fault.cause)
 
-    monkeypatch.setattr(foreground, "identify", slow)
+    monkeypatch.setattr(export, "identify", slow)
     threads = [threading.Thread(target=retry) for _ in range(2)]
     threads[0].start()
     assert first.wait(30)
@@ -101,15 +101,15 @@ def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Des
 def test_what_a_cancelled_job_still_holds_is_left_alone_till_it_is_cleared_away(failed: Desk) -> None:
     row = failed.journal.job("job")
     assert row is not None
-    foreground.retry_job(failed.runner.settings, "job")
+    export.retry_job(failed.runner.settings, "job")
     assert failed.journal.cancel_job("job", "by hand")
     before = row.pin.stat().st_ino
     with pytest.raises(UsageError, match="still being cleared away"):
-        foreground.retry_job(failed.runner.settings, "job")
+        export.retry_job(failed.runner.settings, "job")
     assert row.pin.stat().st_ino == before
     failed.tick()
     assert not row.pin.exists()
-    foreground.retry_job(failed.runner.settings, "job")
+    export.retry_job(failed.runner.settings, "job")
     assert failed.state("job") == "pending" and row.pin.is_dir()
 
 

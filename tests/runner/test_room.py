@@ -36,7 +36,7 @@ def test_several_jobs_run_at_once_if_that_is_allowed(make_desk: Desks) -> None:
 
 def test_a_stage_that_would_take_the_memory_promised_to_another_waits(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2
     gib = 1 << 30
-    monkeypatch.setattr("daemon.resources.memory", lambda: (4 * gib, int(0.9 * gib)))
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (4 * gib, int(0.9 * gib)))
     desk = make_desk(limits={"jobs": 2})
     desk.script = lambda context: None
     desk.add("one", 1)
@@ -54,7 +54,7 @@ def test_what_a_stage_really_took_decides_about_the_next_one(make_desk: Desks, m
     desk.add("run", 1)
     desk.tick(20)
     assert desk.state("run-1") == "succeeded"
-    monkeypatch.setattr("daemon.resources.memory", lambda: (64 * gib, 2 * gib))
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (64 * gib, 2 * gib))
     desk.add("run", 2)
     desk.tick(3)
     assert desk.order() == ["run-1"]
@@ -63,7 +63,7 @@ def test_what_a_stage_really_took_decides_about_the_next_one(make_desk: Desks, m
 
 def test_what_can_never_fit_fails_at_once_and_names_what_would(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2
     gib = 1 << 30
-    monkeypatch.setattr("daemon.resources.memory", lambda: (gib, gib))
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (gib, gib))
     desk = make_desk()
     desk.add("run", 1, variants=("pytorch", "onnx"))
     desk.tick(20)

@@ -6,11 +6,11 @@ import functools
 import sys
 from pathlib import Path
 
-from daemon import logs
-from daemon.app import serve
-from daemon.config import load
-from daemon.paths import prepare
-from daemon.worker import Worker
+from daemon.config.loading import load
+from daemon.config.paths import prepare
+from daemon.operating import logs
+from daemon.operating.service import serve
+from daemon.running.workers.worker import Worker
 
 TOY = (sys.executable, "-m", "tests.runner.toy_handlers")
 toy_worker = functools.partial(Worker, command=TOY)

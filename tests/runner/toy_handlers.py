@@ -11,13 +11,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from daemon.contract.plan import BY_NAME
 from handlers.__main__ import main
-from handlers.plan import BY_NAME
 
 if __name__ == "__main__":
     for name, spec in BY_NAME.items():
         if name != "report":
-            BY_NAME[name] = replace(spec, module="tests.runner.toy_stages")
+            BY_NAME[name] = replace(spec, entry="tests.runner.toy_stages:run")
     if log := os.environ.get("TOY_LOG"):
         job = json.loads(Path(sys.argv[1]).read_bytes())
         with open(log, "a") as stream:

@@ -12,11 +12,11 @@ import os
 import time
 from pathlib import Path
 
-from daemon import faults
-from daemon.contract import ArtifactCheck, StageContext, Verdict
-from daemon.durable import fsync_file, sha256_file
-from handlers.plan import effective_variants
-from handlers.progress import Reporter, StageOutput
+from daemon.contract import failpoints
+from daemon.contract.files import fsync_file, sha256_file
+from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
+from daemon.contract.plan import effective_variants
+from handlers.child.progress import Reporter, StageOutput
 
 SHARDS = 3
 PAUSE = float(os.environ.get("TOY_SECONDS", "0.02"))
@@ -38,7 +38,7 @@ def _merge(context: StageContext, reporter: Reporter) -> StageOutput:
         time.sleep(PAUSE)
         shard.write_bytes(data)
         fsync_file(shard)
-        faults.point(f"toy.shard-{number}")
+        failpoints.point(f"toy.shard-{number}")
         reporter.progress(number / SHARDS, f"shard {number}")
         reporter.checkpoint()
     return StageOutput(figures={"resumed_files": kept})

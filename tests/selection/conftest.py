@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import prepare
-from daemon.pin import pins_of
-from daemon.runner import Runner
-from daemon.settings import Settings
-from daemon.status import snapshot
-from daemon.store.rows import JobRow
-from daemon.tracker import Tracker
+from daemon.checkpoints.pins import pins_of
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow
+from daemon.operating.status import snapshot
+from daemon.running.runner import Runner
+from daemon.watching.intake import Intake
+from daemon.watching.tracker import Tracker
 from tests.detection.helpers import copy_of, set_state
 
 SETTLE = 3.0

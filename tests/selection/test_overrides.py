@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.facts import facts_of
-from daemon.overrides import SIZE_LIMIT, effective
-from daemon.settings import Settings
+from daemon.config.run_overrides import SIZE_LIMIT, effective
+from daemon.config.settings import Settings
+from daemon.journal.journal import facts_of
 from tests.selection.conftest import Desks
 
 Add = Callable[..., Path]

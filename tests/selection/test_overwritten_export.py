@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.checkpoint import identify
+from daemon.checkpoints.inspection import identify
 from tests.detection.helpers import change_weights
 from tests.service import Service, listing, stray_handlers
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon import pin as pin_module
-from daemon.checkpoint import identify
-from daemon.config import load
-from daemon.errors import UsageError
-from daemon.resources import free_disk
+from daemon.checkpoints import pins as pin_module
+from daemon.checkpoints.inspection import identify
+from daemon.config.loading import load
+from daemon.contract.errors import UsageError
+from daemon.system.box import free_disk
 from tests.detection.helpers import set_state
 from tests.selection.conftest import Desks
 

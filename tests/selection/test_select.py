@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.select import best_step, choose, is_final
-from daemon.settings import SelectSettings
+from daemon.checkpoints.selection import best_step, choose, is_final
+from daemon.config.settings import SelectSettings
 from tests.selection.conftest import Desks, trainer_state
 
 Add = Callable[..., Path]

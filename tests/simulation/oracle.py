@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from daemon.layouts import PATIENCE_SECONDS
+from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from tests.simulation.disk import Version
 from tests.simulation.files import STATE
 from tests.simulation.world import World

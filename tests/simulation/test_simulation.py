@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.settle import Settler
-from daemon.tracker import Tracker
+from daemon.watching.settle import Settler
+from daemon.watching.tracker import Tracker
 from tests.simulation.disk import Version
 from tests.simulation.oracle import check, longest_life, must_be_taken
 from tests.simulation.play import play, play_one

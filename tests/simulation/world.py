@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoint import Fingerprint, Inspection
-from daemon.intake import Intake
-from daemon.journal import Journal
-from daemon.paths import Paths, prepare
+from daemon.checkpoints.inspection import Fingerprint, Inspection
+from daemon.config.paths import Paths, prepare
+from daemon.config.settings import Settings
+from daemon.journal.journal import Journal
 from daemon.running.recovery import collect_orphans
-from daemon.settings import Settings
-from daemon.settle import PEEK_SECONDS
-from daemon.tracker import Tracker
+from daemon.watching.intake import Intake
+from daemon.watching.settle import PEEK_SECONDS
+from daemon.watching.tracker import Tracker
 from tests.simulation.disk import Disk
 from tests.simulation.preempt import Killed, before_every_step
 from tests.simulation.trainers import Pause, Trainer

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon import toolchain_install
-from daemon.contract import StageContext
-from daemon.toolchains import Definition, Installed, Toolchains, definitions
+from daemon.contract.messages import StageContext
+from daemon.toolchains import install
+from daemon.toolchains.registry import Definition, Installed, Toolchains, definitions
 from tests import models
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained  # noqa: F401
 
@@ -95,7 +95,7 @@ def put_in(state: Path, known: dict[str, Definition]) -> Fake:
     """Install the fake toolchain of `known` below `state`."""
     said: list[str] = []
     chains = Toolchains(state, known)
-    return Fake(chains, toolchain_install.install(chains, "fake", said.append), said, state)
+    return Fake(chains, install.install(chains, "fake", said.append), said, state)
 
 
 @pytest.fixture(scope="session")
@@ -109,8 +109,8 @@ def installer(state: Path, definitions: Path) -> list[str]:
     """The command that installs the toolchain `fake` in a process of its own, told on stdout."""
     program = textwrap.dedent(f"""
         from pathlib import Path
-        from daemon.toolchain_install import install
-        from daemon.toolchains import Toolchains, definitions
+        from daemon.toolchains.install import install
+        from daemon.toolchains.registry import Toolchains, definitions
         install(Toolchains(Path({str(state)!r}), definitions(Path({str(definitions)!r}))), "fake", lambda line: print(line, flush=True))
     """)
     return [sys.executable, "-c", program]
@@ -132,7 +132,7 @@ def started(state: Path, definitions: Path, until: str, **environment: str) -> s
 def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real toolchain's folder, installed with pip's own index below what TOOLCHAINS_TEST_STATE names, or else a temporary folder."""
     state = os.environ.get("TOOLCHAINS_TEST_STATE") or tmp_path_factory.mktemp("optimum")
-    return toolchain_install.install(Toolchains(Path(state)), "optimum", print).folder
+    return install.install(Toolchains(Path(state)), "optimum", print).folder
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from daemon.contract import StageContext
-from handlers.onnx import stage, toolchain_engine
-from handlers.onnx.check import GraphMismatchError
+from daemon.contract.messages import StageContext
+from handlers.child.progress import StageOutput
+from handlers.onnx.export import stage
+from handlers.onnx.export.attempts import AllFailed
 from handlers.onnx.families.base import Part
-from handlers.onnx.families.seq2seq_ports import DECODER_WITH_PAST, FILES, ports
-from handlers.onnx.ladder.climb import AllFailed
-from handlers.onnx.strategies import LADDER, named
-from handlers.progress import StageOutput
+from handlers.onnx.families.seq2seq.ports import DECODER_WITH_PAST, FILES, ports
+from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.tracing import optimum as toolchain_engine
+from handlers.onnx.tracing.strategies import LADDER, named
 from tests.onnx.conftest import Exported, Runner, make_context, prompts, silent, torch_logits
 from tests.toolchains.conftest import calls, offered, stand_in
 

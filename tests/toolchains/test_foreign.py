@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract import StageContext
-from handlers.validate import foreign
-from handlers.validate.drivers import drive
-from handlers.validate.engines import EngineSpec, load
-from handlers.validate.reference import Sample
-from handlers.validate.subject import Subject, subject_of
+from daemon.contract.messages import StageContext
+from handlers.validate.checks import optimum_reader
+from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.registry import EngineSpec, load
+from handlers.validate.engines.task_profile import Subject, subject_of
+from handlers.validate.workers.drivers import drive
 from tests.onnx.conftest import Exported, make_context
 from tests.toolchains.conftest import calls, offered, stand_in
 from tests.toolchains.test_optimum import bert
@@ -62,7 +62,7 @@ def told(context: StageContext, folder: Path, made: dict[str, Any], task: str, o
     """The figures when the reader answers `made`, of an artifact that our engine says ROWS and the sample's tokens of."""
     seen = folder / "seen.npz"
     chain = stand_in(folder / "chain", ANSWER.format(seen=str(seen), made=made))
-    figures = foreign.compare(offered(context, chain), folder, Subject(task), one, filed(folder), one.tokens, LIMIT)
+    figures = optimum_reader.compare(offered(context, chain), folder, Subject(task), one, filed(folder), one.tokens, LIMIT)
     with np.load(seen) as archive:
         fed = {name: archive[name].tolist() for name in archive.files}
     return Told(figures, fed, calls(chain)[0][1])
@@ -70,8 +70,8 @@ def told(context: StageContext, folder: Path, made: dict[str, Any], task: str, o
 
 def test_without_the_toolchain_nothing_is_asked_and_nothing_said(context: StageContext, tmp_path: Path) -> None:
     one = sample([3, 4], [5], [0, 1])
-    assert foreign.compare(context, tmp_path, Subject(), one, filed(tmp_path), [5], LIMIT) is None
-    assert foreign.sentence("onnx", None) is None
+    assert optimum_reader.compare(context, tmp_path, Subject(), one, filed(tmp_path), [5], LIMIT) is None
+    assert optimum_reader.sentence("onnx", None) is None
 
 
 def test_a_reader_that_says_the_same_leaves_figures_and_no_warning(context: StageContext, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_reader_that_says_the_same_leaves_figures_and_no_warning(context: Stag
     assert said.figures == {
         "engine": "optimum ORTModelForX", "greedy_identical": True, "error_max_absolute": 0.0, "adjusted": [], "differs": False
     }  # fmt: skip
-    assert foreign.sentence("onnx", said.figures) is None
+    assert optimum_reader.sentence("onnx", said.figures) is None
     assert said.fed == {"input_ids": [[3, 4, 5]]}
     assert {"task": "text-generation", "new_tokens": "1", "prompt": "2", "threads": "2"}.items() <= said.options.items()
     assert not (Path(context.temporary) / "foreign").exists()
@@ -90,7 +90,7 @@ def test_other_outputs_are_named_with_their_distance(context: StageContext, tmp_
     made = {"logits": [[[9, 9], [0, 1], [2, 0.25]]], "tokens": [[5]]}
     said = told(context, tmp_path, made, "text-generation", sample([3, 4], [5], [1, 2]))
     assert said.figures is not None and said.figures["differs"] and said.figures["error_max_absolute"] == 0.25
-    text = foreign.sentence("onnx-int8", said.figures)
+    text = optimum_reader.sentence("onnx-int8", said.figures)
     assert text is not None and text.startswith("onnx-int8: optimum ORTModelForX computes other outputs from the same files (max |Δ| 0.25)")
 
 
@@ -104,7 +104,7 @@ def test_other_tokens_from_the_same_outputs_are_the_caches_doing(context: StageC
     made = {"logits": [ROWS.tolist()], "tokens": [[6]]}
     said = told(context, tmp_path, made, "text-generation", sample([3], [5], [0, 1]))
     assert said.figures is not None and said.figures["greedy_identical"] is False and not said.figures["differs"]
-    assert "decodes other tokens" in str(foreign.sentence("onnx", said.figures))
+    assert "decodes other tokens" in str(optimum_reader.sentence("onnx", said.figures))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,11 @@ def test_other_tokens_from_the_same_outputs_are_the_caches_doing(context: StageC
 )  # fmt: skip
 def test_a_reader_that_fails_is_a_figure_and_a_warning(context: StageContext, tmp_path: Path, body: str, reason: str) -> None:
     one = sample([3], [], [0])
-    figures = foreign.compare(offered(context, stand_in(tmp_path / "chain", body)), tmp_path, Subject(), one, filed(tmp_path), [], LIMIT)
+    figures = optimum_reader.compare(
+        offered(context, stand_in(tmp_path / "chain", body)), tmp_path, Subject(), one, filed(tmp_path), [], LIMIT
+    )
     assert figures is not None and set(figures) == {"engine", "failed"}
-    text = foreign.sentence("onnx", figures)
+    text = optimum_reader.sentence("onnx", figures)
     assert text is not None and "says nothing about its use elsewhere" in text
     assert reason in text
 
@@ -147,7 +149,7 @@ def real(optimum: Path, folder: Path, context: StageContext, length: int = 9, co
     tokens = [] if subject.kind == "encoder" else driver.greedy(ids, count, least=count, stop=False, verify=False)["tokens"]
     rows = driver.rows(ids, tokens, None)
     one = sample(ids, tokens, list(range(len(rows))))
-    figures = foreign.compare(offered(context, optimum), folder, subject, one, filed(Path(context.temporary), rows), tokens, LIMIT)
+    figures = optimum_reader.compare(offered(context, optimum), folder, subject, one, filed(Path(context.temporary), rows), tokens, LIMIT)
     assert figures is not None
     return figures
 
@@ -191,7 +193,7 @@ def test_the_real_reader_says_the_same_of_an_encoder(
 def test_the_real_reader_reads_a_language_model_without_a_cache(
     optimum: Path, million: Path, context: StageContext, tmp_path: Path
 ) -> None:
-    from handlers.onnx import stage
+    from handlers.onnx.export import stage
     from tests.onnx.conftest import silent
 
     made_for = make_context(tmp_path / "export", "onnx", {"merge": million}, million)

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from daemon import toolchain_build, toolchain_install
-from daemon.errors import CkptdError, Permanent, Retryable, UsageError
-from daemon.toolchain_install import install, remove
-from daemon.toolchains import BOOTSTRAP, Toolchains, command_in, describe
+from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError
+from daemon.toolchains import build as toolchain_build
+from daemon.toolchains import install as toolchain_install
+from daemon.toolchains.install import install, remove
+from daemon.toolchains.registry import BOOTSTRAP, Toolchains, command_in, describe
 from tests.toolchains.conftest import ROOT, Fake, define, installer, put_in, started
 
 Result = TypeVar("Result")

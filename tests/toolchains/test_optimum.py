@@ -105,7 +105,7 @@ def test_our_bert_heads_say_the_same_in_optimum(optimum: Path, export: Callable[
     import torch
     import transformers
 
-    from handlers.tasks import BY_NAME
+    from handlers.models.tasks import BY_NAME
 
     head, outputs = HEADS[task]
     source = bert(tmp_path / "bert", head)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from daemon import toolchains
-from daemon.contract import Outcome, StageContext
-from daemon.environment import examine, formats_here
-from daemon.errors import Permanent
-from daemon.running.keys import stage_key
-from daemon.settings import Settings
-from daemon.store.rows import JobRow
-from daemon.toolchains import HANDLERS, Definition, Toolchains, command_of
-from daemon.worker import Worker
-from handlers import plan
+from daemon.config.settings import Settings
+from daemon.contract import plan
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import Outcome, StageContext
+from daemon.journal.rows import JobRow
+from daemon.operating.doctor import examine, formats_here
+from daemon.running.rules.resume_keys import stage_key
+from daemon.running.workers.worker import Worker
+from daemon.toolchains import registry
+from daemon.toolchains.registry import HANDLERS, Definition, Toolchains, command_of
 from handlers.toolchains import use
 from tests.toolchains.conftest import Fake
 from tests.workers.helpers import BOUNDS, make_context, wait
@@ -49,7 +49,7 @@ def attempt(context: StageContext) -> Worker:
 
 def test_a_stage_runs_in_its_toolchain_by_the_same_contract(in_fake: None, context: StageContext, fake: Fake) -> None:  # R7.1
     worker = attempt(context)
-    assert [str(part) for part in worker.process.args][-5:-1] == list(toolchains.command_in(fake.installed.folder, "handlers"))[1:]  # type: ignore[union-attr]
+    assert [str(part) for part in worker.process.args][-5:-1] == list(registry.command_in(fake.installed.folder, "handlers"))[1:]  # type: ignore[union-attr]
     result = wait(worker)
     assert result.outcome is Outcome.SUCCEEDED, result.fault
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {entry.path for entry in result.files}
@@ -103,9 +103,9 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: Fake
 ) -> None:  # R5.4
     specs = tuple(replace(spec, toolchain="fake") if spec.name == "onnx-int8" else spec for spec in plan.STAGES)
-    monkeypatch.setattr("daemon.environment.STAGES", specs)
+    monkeypatch.setattr("daemon.operating.doctor.STAGES", specs)
     monkeypatch.setattr(plan, "STAGES", specs)
-    monkeypatch.setattr(toolchains, "definitions", lambda: fake.chains.known)
+    monkeypatch.setattr(registry, "definitions", lambda: fake.chains.known)
     row = formats_here(tmp_path)["variants"]["onnx-int8"]
     assert not row["available"] and row["lacks"] == ["the toolchain fake"]
     assert formats_here(tmp_path)["toolchains"]["fake"]["stages"] == ["onnx-int8"]
@@ -119,7 +119,7 @@ def test_the_resume_key_knows_the_toolchains_requirements(monkeypatch: pytest.Mo
     plain = plan.BY_NAME["pytorch"]
     inside = replace(plain, toolchain="fake")
     known: dict[str, Definition] = fake.chains.known
-    monkeypatch.setattr(toolchains, "definitions", lambda: known)
+    monkeypatch.setattr(registry, "definitions", lambda: known)
     job = JobRow("job", "running", context.checkpoint, context.work, Path("/pin"), Path("/target"), None, "now", None, None)
     first = stage_key(inside, job, {}, None, "cpu")
     assert first != stage_key(plain, job, {}, None, "cpu")

@@ -10,12 +10,12 @@ import runpy
 from dataclasses import replace
 from pathlib import Path
 
-from daemon import toolchains
-from handlers import plan
+from daemon.contract import plan
+from daemon.toolchains import registry
 
 if __name__ == "__main__":
-    known = toolchains.definitions(Path(os.environ["TOY_DEFINITIONS"]))
-    toolchains.definitions = lambda folder=None: known  # type: ignore[assignment,misc]
+    known = registry.definitions(Path(os.environ["TOY_DEFINITIONS"]))
+    registry.definitions = lambda folder=None: known  # type: ignore[assignment,misc]
     changed = tuple(replace(spec, toolchain="fake") if spec.name == "onnx-int8" else spec for spec in plan.STAGES)
     plan.STAGES = changed
     plan.BY_NAME.update({spec.name: spec for spec in changed})

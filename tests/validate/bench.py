@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from daemon.contract import ArtifactCheck
-from daemon.values import digest_of
-from daemon.work import DEFAULT_THRESHOLDS, ValidateOptions
-from handlers.validate import worker
-from handlers.validate.artifact import Examination, examine, logits_file
-from handlers.validate.client import Worker, WorkerFailed
-from handlers.validate.engines import VARIANT_KINDS, EngineSpec
-from handlers.validate.prompts import BUILT_IN
-from handlers.validate.reference import Reference, measure
-from handlers.validate.subject import Subject, live_labels, subject_of
+from daemon.contract.messages import ArtifactCheck
+from daemon.contract.options import DEFAULT_THRESHOLDS, ValidateOptions
+from daemon.contract.values import digest_of
+from handlers.models.prompts import BUILT_IN
+from handlers.validate.checks.examination import Examination, examine, logits_file
+from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
 from handlers.validate.verdict import judge
+from handlers.validate.workers import worker
+from handlers.validate.workers.client import Worker, WorkerFailed
 
 
 class Direct:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import ArtifactCheck, CheckpointRef, ChildLimits, StageContext, StageResult
-from daemon.work import DEFAULT_THRESHOLDS, ExportOptions, ValidateOptions, Work
-from handlers.validate.artifact import examine
-from handlers.validate.client import Worker
-from handlers.validate.engines import VARIANT_KINDS, EngineSpec
-from handlers.validate.prompts import BUILT_IN
-from handlers.validate.reference import Reference, measure
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, ChildLimits, StageContext, StageResult
+from daemon.contract.options import DEFAULT_THRESHOLDS, ExportOptions, ValidateOptions, Work
+from handlers.models.prompts import BUILT_IN
+from handlers.validate.checks.examination import examine
+from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
 from handlers.validate.verdict import judge
+from handlers.validate.workers.client import Worker
 from tests.validate import artifacts
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)

@@ -11,17 +11,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from daemon.contract import ArtifactCheck, CheckpointRef, StageContext, Verdict
-from daemon.work import DEFAULT_THRESHOLDS, ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, StageContext, Verdict
+from daemon.contract.options import DEFAULT_THRESHOLDS, ExportOptions, MergeOptions, ValidateOptions, Work
+from handlers.child.progress import Reporter
 from handlers.merge.api import merge_adapter
-from handlers.progress import Reporter
-from handlers.validate import bases, stage
-from handlers.validate.artifact import examine
-from handlers.validate.client import Worker, WorkerFailed
-from handlers.validate.engines import VARIANT_KINDS, EngineSpec
-from handlers.validate.reference import Reference, measure
-from handlers.validate.subject import LANGUAGE_MODEL, subject_of
+from handlers.validate import stage
+from handlers.validate.checks import base_likelihood
+from handlers.validate.checks.examination import examine
+from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.task_profile import LANGUAGE_MODEL, subject_of
 from handlers.validate.verdict import judge
+from handlers.validate.workers.client import Worker, WorkerFailed
 from tests import models
 from tests.merge import helpers
 from tests.validate import zoo
@@ -169,8 +170,8 @@ def compared(base: Path, pin: Path, root: Path, chosen: str, texts: list[str] = 
     """The figures of the comparison, and the reference that it was made from."""
     context = context_of(base, pin, root, chosen=chosen, **options)
     live = live_worker(base, pin)
-    reference = measure(live, texts, context.work.validation, root, QUIET, base_values=bases.taken(context))
-    return bases.compare(live, reference, context, root, QUIET), reference
+    reference = measure(live, texts, context.work.validation, root, QUIET, base_values=base_likelihood.taken(context))
+    return base_likelihood.compare(live, reference, context, root, QUIET), reference
 
 
 @pytest.mark.parametrize("learnt", ["original", "dequantized"])
@@ -181,8 +182,10 @@ def test_the_base_that_an_adapter_learnt_against_fits_its_own_data_best(
     figures, reference = compared(pico_base, trained[learnt], tmp_path, chosen, bases=True)
     # With double quantization the base is almost the same: which of the two is ahead may depend on rounding in the training.
     assert figures["chosen"] == chosen and figures["best"].removesuffix("-double") == learnt
-    assert min(bases.VALUES[:2], key=figures["nll"].__getitem__) == learnt
-    assert figures["nll"].keys() == set(bases.VALUES) and figures["error"].keys() == figures["kl"].keys() == set(bases.VALUES) - {chosen}
+    assert min(base_likelihood.VALUES[:2], key=figures["nll"].__getitem__) == learnt
+    assert figures["nll"].keys() == set(base_likelihood.VALUES) and figures["error"].keys() == figures["kl"].keys() == set(
+        base_likelihood.VALUES
+    ) - {chosen}
     assert figures["tokens"] == sum(len(sample.ids) - 1 for sample in reference.samples)
     assert all(value > 0 for value in figures["kl"].values())
     said = [warning for warning in reference.warnings if f'merge.base = "{figures["best"]}" would merge into it' in warning]
@@ -225,7 +228,8 @@ def test_nothing_is_compared_that_nobody_asked_for_or_that_could_not_be_merged(
 
 def test_what_was_measured_on_one_base_is_not_resumed_for_another(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
     made = [
-        stage._made_for(context_of(pico_base, pico_checkpoint, tmp_path, chosen=chosen), ["a"], LANGUAGE_MODEL) for chosen in bases.VALUES
+        stage._made_for(context_of(pico_base, pico_checkpoint, tmp_path, chosen=chosen), ["a"], LANGUAGE_MODEL)
+        for chosen in base_likelihood.VALUES
     ]
     assert made[0] != made[1] != made[2]
 
@@ -236,9 +240,9 @@ def test_a_base_that_is_stored_quantized_has_one_form(pico_base: Path, tmp_path:
     base = Path(shutil.copytree(pico_base, tmp_path / "base"))
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "bitsandbytes"}}))
-    assert bases.taken(context_of(base, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
-    assert bases.taken(context_of(pico_base, tmp_path, tmp_path / "job", chosen="dequantized")) == "dequantized"
-    assert bases.taken(context_of(None, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
+    assert base_likelihood.taken(context_of(base, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
+    assert base_likelihood.taken(context_of(pico_base, tmp_path, tmp_path / "job", chosen="dequantized")) == "dequantized"
+    assert base_likelihood.taken(context_of(None, tmp_path, tmp_path / "job", chosen="dequantized")) == "original"
 
 
 def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
@@ -251,7 +255,7 @@ def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_bas
     context = context_of(pico_base, pico_checkpoint, tmp_path, chosen="original", bases=True)
     live = cast(Worker, Failing("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(pico_base))))
     reference = measure(live, models.TEXTS[:1], context.work.validation, tmp_path, QUIET)
-    assert bases.compare(live, reference, context, tmp_path, QUIET) == {"chosen": "original", "skipped": "it ran out of memory"}
+    assert base_likelihood.compare(live, reference, context, tmp_path, QUIET) == {"chosen": "original", "skipped": "it ran out of memory"}
     assert any("it ran out of memory" in warning for warning in reference.warnings)
 
 
@@ -259,8 +263,8 @@ def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_bas
 def test_another_base_is_recommended_only_where_it_is_better_beyond_the_error(shift: float, spread: float, warned: bool) -> None:
     noise = np.random.default_rng(0).normal(size=400)
     losses = {"original": 2 + noise, "dequantized": 2 + noise - shift + spread * np.resize([1.0, -1.0], 400)}
-    figures = bases.summary("original", losses, {})
-    warning = bases.better(figures, own=False)
+    figures = base_likelihood.summary("original", losses, {})
+    warning = base_likelihood.better(figures, own=False)
     assert bool(warning) == warned
     if warning:
         assert "set validate.prompts" in warning and "400 tokens" in warning

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Verdict
-from handlers.validate.client import WorkerFailed
+from daemon.contract.messages import Verdict
+from handlers.validate.workers.client import WorkerFailed
 from tests.validate import artifacts
 from tests.validate.conftest import Measured
 

@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract import Outcome, Verdict
-from handlers.validate.compare import Comparison, Spread
-from handlers.validate.engines import EngineSpec
-from handlers.validate.subject import Subject, context_length, labels_of, subject_of
-from handlers.validate.texts import hidden, pieces
+from daemon.contract.messages import Outcome, Verdict
+from handlers.validate.checks.comparison import Comparison, Spread
+from handlers.validate.checks.texts import hidden, pieces
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.task_profile import Subject, context_length, labels_of, subject_of
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, Direct, measured
 from tests.validate.conftest import StartStage
@@ -286,7 +286,7 @@ def test_quantized_and_half_precision_graphs_pass_their_limits(make: Make, tmp_p
 
 
 def test_a_graph_is_found_by_the_folders_own_list(make: Make, tmp_path: Path) -> None:
-    from handlers.onnx.graphset import Graph, GraphSet
+    from handlers.onnx.graphs.graphset import Graph, GraphSet
 
     model = make("tags")
     folder = artifacts.copy(model.onnx, tmp_path / "onnx")

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from handlers.generate import generate, penalized
+from handlers.validate.generate import generate, penalized
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "handlers.generate", *map(str, arguments)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "handlers.validate.generate", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
 
 
 def test_the_program_prints_prompt_and_continuation(folders: dict[str, Path]) -> None:
@@ -37,8 +39,8 @@ def test_it_continues_as_pytorch_does(folders: dict[str, Path]) -> None:
 
 
 def test_it_stays_within_the_positions_that_the_model_addresses(folders: dict[str, Path]) -> None:
-    from handlers.validate.engines import EngineSpec
-    from handlers.validate.onnx_engine import OnnxEngine
+    from handlers.validate.engines.onnx_causal import OnnxEngine
+    from handlers.validate.engines.registry import EngineSpec
 
     engine = OnnxEngine(EngineSpec(engine="onnx", folder=str(folders["onnx"])))
     assert engine.context_length == 256

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon.contract import ChildLimits, Outcome, Verdict
-from handlers.validate.client import Worker, WorkerFailed
-from handlers.validate.engines import EngineSpec
+from daemon.contract.messages import ChildLimits, Outcome, Verdict
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers.client import Worker, WorkerFailed
 from tests.validate import artifacts
 from tests.validate.conftest import LIMITS, Run, StartStage
 
@@ -105,8 +105,9 @@ def test_an_error_in_a_command_leaves_the_worker_usable(folders: dict[str, Path]
 
 def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, Path], tmp_path: Path) -> None:
     script = (
-        "import sys, numpy; from pathlib import Path; from daemon.contract import ChildLimits; from handlers.validate.client import Worker;"
-        "from handlers.validate.engines import EngineSpec; ballast = numpy.ones(60_000_000);"
+        "import sys, numpy; from pathlib import Path; from daemon.contract.messages import ChildLimits;"
+        " from handlers.validate.workers.client import Worker;"
+        "from handlers.validate.engines.registry import EngineSpec; ballast = numpy.ones(60_000_000);"
         "worker = Worker('onnx', EngineSpec(engine='onnx', folder=sys.argv[1]), Path(sys.argv[2]), ChildLimits(idle=False, nice=0));"
         "worker.load(); print(worker.ask('stats')['peak_rss_bytes']); worker.close()"
     )
@@ -127,5 +128,5 @@ def test_a_worker_with_another_parent_ends_itself(folders: dict[str, Path], tmp_
     spec = (tmp_path / "worker-onnx.json").read_text().replace(f'"parent_pid": {os.getpid()}', '"parent_pid": 1')
     assert ChildLimits().parent_pid == 0 and '"parent_pid": 1' in spec
     (tmp_path / "orphan.json").write_text(spec)
-    command = [sys.executable, "-m", "handlers.validate.worker", str(tmp_path / "orphan.json")]
+    command = [sys.executable, "-m", "handlers.validate.workers.worker", str(tmp_path / "orphan.json")]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 75

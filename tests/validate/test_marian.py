@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome, Verdict
-from handlers.generate import generate
-from handlers.onnx import examples
-from handlers.validate.client import WorkerFailed
+from daemon.contract.messages import Outcome, Verdict
+from handlers.onnx.folder import examples
+from handlers.validate.generate import generate
+from handlers.validate.workers.client import WorkerFailed
 from tests import marian
 from tests.marian import Marian, Translated
 from tests.validate import artifacts, zoo

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome, Verdict
-from daemon.work import ValidateOptions
-from handlers.validate.client import Worker
-from handlers.validate.engines import EngineSpec
-from handlers.validate.reference import measure
+from daemon.contract.messages import Outcome, Verdict
+from daemon.contract.options import ValidateOptions
+from handlers.validate.checks.reference import measure
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers.client import Worker
 from tests.validate import artifacts
 from tests.validate.conftest import LIMITS, StartStage
 

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract import Fallback, Outcome, StageContext, StageResult, Verdict
-from handlers.validate.artifact import Examination
-from handlers.validate.reference import Reference, Sample
+from daemon.contract.messages import Fallback, Outcome, StageContext, StageResult, Verdict
+from handlers.validate.checks.examination import Examination
+from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.samples import Sample
 from handlers.validate.resume import FOLDER, Kept
 from tests.validate.conftest import Run, StartStage, Validated
 from tests.validate.test_isolation import _wait_for_worker

@@ -12,14 +12,14 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract import Outcome, Verdict
-from handlers.generate import generate
-from handlers.generate import main as generate_main
-from handlers.validate.client import WorkerFailed
-from handlers.validate.engines import EngineSpec
-from handlers.validate.generation_rules import read_rules
-from handlers.validate.onnx_tasks import OnnxSeq2Seq
-from handlers.validate.translating import cached
+from daemon.contract.messages import Outcome, Verdict
+from handlers.validate.engines.generation_rules import read_rules
+from handlers.validate.engines.onnx_tasks import OnnxSeq2Seq
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.generate import generate
+from handlers.validate.generate import main as generate_main
+from handlers.validate.workers.client import WorkerFailed
+from handlers.validate.workers.seq2seq_decoding import cached
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, measured
 from tests.validate.conftest import StartStage

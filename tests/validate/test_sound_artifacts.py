@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from daemon.contract import Outcome, Verdict
-from daemon.work import DEFAULT_THRESHOLDS
+from daemon.contract.messages import Outcome, Verdict
+from daemon.contract.options import DEFAULT_THRESHOLDS
 from tests.validate.conftest import Validated
 
 NAMES = {

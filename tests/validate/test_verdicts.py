@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.contract import Verdict
-from daemon.errors import Permanent
-from daemon.work import Thresholds, ValidateOptions
-from handlers.validate import prompts
-from handlers.validate.artifact import Examination
-from handlers.validate.compare import Comparison, Spread
-from handlers.validate.engines import VARIANT_KINDS
-from handlers.validate.reference import evenly
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import Verdict
+from daemon.contract.options import Thresholds, ValidateOptions
+from handlers.models import prompts
+from handlers.validate.checks.comparison import Comparison, Spread
+from handlers.validate.checks.examination import Examination
+from handlers.validate.checks.reference import evenly
+from handlers.validate.engines.registry import VARIANT_KINDS
 from handlers.validate.verdict import judge
 
 LIMITS = Thresholds(agreement=0.85, kl=0.05, error=2.0)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from daemon.process import cgroup, containment
-from daemon.worker import HANDLERS, Bounds, Worker
+from daemon.running.workers import cgroup, containment
+from daemon.running.workers.worker import HANDLERS, Bounds, Worker
 from tests.workers.helpers import BOUNDS, HAS_GROUPS, SCRIPT, UNIFIED, Start, leftovers, make_context, wait
 
 

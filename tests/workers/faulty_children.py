@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from daemon.contract import Outcome, StageContext, StageResult
-from handlers import child
-from handlers.progress import Reporter
+from daemon.contract.messages import Outcome, StageContext, StageResult
+from handlers.child import process
+from handlers.child.progress import Reporter
 
 BOMB = 300
 """Processes after which the fork bomb stops by itself, in case nobody contains it."""
@@ -219,7 +219,7 @@ def disk_full(context: StageContext) -> None:
 def main() -> None:
     """Bind as a real child does, then misbehave."""
     context = StageContext.model_validate_json(Path(sys.argv[2]).read_bytes())
-    child.bind(context.limits)
+    process.bind(context.limits)
     os.makedirs(context.staging, exist_ok=True)
     globals()[sys.argv[1]](context)
     sys.stdout.flush()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
-from daemon.errors import Fault
-from daemon.process import containment, procfs
-from daemon.work import ExportOptions, ValidateOptions, Work
-from daemon.worker import Bounds, Worker
+from daemon.contract.errors import Fault
+from daemon.contract.messages import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.running.workers import containment, procfs
+from daemon.running.workers.worker import Bounds, Worker
 
 SCRIPT = Path(__file__).with_name("faulty_children.py")
 UNIFIED = next((Path(row.split()[1]) for row in Path("/proc/mounts").read_text().splitlines() if row.split()[2] == "cgroup2"), None)

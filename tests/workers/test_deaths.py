@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import Outcome
-from daemon.errors import Fault
-from daemon.process import death, procfs
-from daemon.process.attempt_log import AttemptLog
+from daemon.contract.errors import Fault
+from daemon.contract.messages import Outcome
+from daemon.running.workers import post_mortem, procfs
+from daemon.running.workers.attempt_log import AttemptLog
 from tests.workers.helpers import Start, fault_of, make_context, until, wait
 
 
@@ -48,7 +48,7 @@ def test_a_crash_brings_the_python_stack_along(start: Start) -> None:  # R6.4
 
 
 def test_a_full_disk_is_waited_for(start: Start) -> None:  # R6.2
-    assert wait(start("disk_full")).retry_after == death.DISK_WAIT
+    assert wait(start("disk_full")).retry_after == post_mortem.DISK_WAIT
 
 
 def test_no_core_is_written_by_a_child(start: Start) -> None:
@@ -107,7 +107,7 @@ def test_a_child_can_be_ended_for_a_reason_of_the_box(start: Start) -> None:
 )
 def test_three_kinds_of_kill_are_told_apart(adopting: None, tmp_path: Path, known: dict[str, Any], code: str, words: str) -> None:  # R6.4
     context, log = make_context(tmp_path), AttemptLog(tmp_path / "log.txt", 1 << 20)
-    fault = fault_of(death.conclude(context, log, death.Death(code=-signal.SIGKILL, **known), 1.0))
+    fault = fault_of(post_mortem.conclude(context, log, post_mortem.Death(code=-signal.SIGKILL, **known), 1.0))
     assert fault.code == code
     assert words in fault.cause
 

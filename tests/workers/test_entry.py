@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import ChildLimits, Outcome
-from daemon.process import death
-from daemon.worker import HANDLERS, Worker
+from daemon.contract.messages import ChildLimits, Outcome
+from daemon.running.workers import post_mortem
+from daemon.running.workers.worker import HANDLERS, Worker
 from handlers import __main__ as entry
-from handlers import child
-from handlers.progress import Interrupted
-from handlers.validate import client
-from handlers.validate.engines import EngineSpec
+from handlers.child import process
+from handlers.child.progress import Interrupted
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers import client
 from tests.workers.helpers import Start, fault_of, until, wait
 
 
@@ -49,14 +49,14 @@ def test_a_job_file_of_no_use_is_one_line(tmp_path: Path, text: str | None, word
     if text is not None:
         job.write_text(text)
     done = subprocess.run([*HANDLERS, str(job)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == death.EXIT_BAD_JOB
+    assert done.returncode == post_mortem.EXIT_BAD_JOB
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_both_wings_mean_the_same_by_an_exit_code() -> None:
-    assert (entry.EXIT_BAD_JOB, entry.EXIT_UNWRITABLE, entry.EXIT_DISK_FULL, child.EXIT_OTHER_PARENT) == (
-        death.EXIT_BAD_JOB, death.EXIT_UNWRITABLE, death.EXIT_DISK_FULL, death.EXIT_OTHER_PARENT,
+    assert (entry.EXIT_BAD_JOB, entry.EXIT_UNWRITABLE, entry.EXIT_DISK_FULL, process.EXIT_OTHER_PARENT) == (
+        post_mortem.EXIT_BAD_JOB, post_mortem.EXIT_UNWRITABLE, post_mortem.EXIT_DISK_FULL, post_mortem.EXIT_OTHER_PARENT,
     )  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def run_patient(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/patient.py").write_text(STAGE)
     (tmp_path / "lib/sitecustomize.py").write_text(
-        "import dataclasses, handlers.plan as plan\nplan.BY_NAME['merge'] = dataclasses.replace(plan.BY_NAME['merge'], module='patient')\n"
+        "import dataclasses, daemon.contract.plan as plan\n"
+        "plan.BY_NAME['merge'] = dataclasses.replace(plan.BY_NAME['merge'], entry='patient:run')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
     worker = start("real", limits={"resumable": resumable})
@@ -111,7 +112,7 @@ def test_another_stage_ends_at_once(start: Start, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_process_that_ends_with_its_stage_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
-    monkeypatch.setattr(child._stop, "asked", told)
+    monkeypatch.setattr(process._stop, "asked", told)
     spec = EngineSpec(engine="onnx", folder=str(tmp_path))
     with client.Worker("onnx", spec, tmp_path, ChildLimits(idle=False, nice=0)) as nested:
         os.kill(nested.pid, signal.SIGTERM)

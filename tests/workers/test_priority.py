@@ -10,9 +10,9 @@ SECONDS = 3.0
 BUSY = "while True: pass"
 CHILD = f"""
 import time
-from daemon.contract import ChildLimits
-from handlers import child
-child.bind(ChildLimits())
+from daemon.contract.messages import ChildLimits
+from handlers.child import process
+process.bind(ChildLimits())
 before, end = time.process_time(), time.monotonic() + {SECONDS}
 while time.monotonic() < end:
     pass

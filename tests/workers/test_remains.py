@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome, StageResult
-from daemon.process import containment, procfs
-from daemon.worker import Worker, kill_stray
+from daemon.contract.messages import Outcome, StageResult
+from daemon.running.workers import containment, procfs
+from daemon.running.workers.worker import Worker, kill_stray
 from tests.workers.helpers import BOUNDS, SCRIPT, SHORT, Start, fault_of, leftovers, make_context, until, wait
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract import Outcome
-from daemon.process import attempt_log, procfs
-from daemon.process import channel as channel_module
-from daemon.process.channel import Channel, Progress
+from daemon.contract.messages import Outcome
+from daemon.running.workers import attempt_log, procfs
+from daemon.running.workers import progress_channel as channel_module
+from daemon.running.workers.progress_channel import Channel, Progress
 from tests.workers.helpers import BOUNDS, SHORT, Start, fault_of, until, wait
 
 

@@ -1,7 +1,7 @@
 """What the ONNX stage asks of a family of models, and what all families share.
 
 A family knows how its models are loaded, split into graphs, run for reference and checked; the exporters, the ladder and the
-graph's finish know nothing of that. `handlers.onnx.families.choose` gives the family of a folder.
+graph's finish know nothing of that. `handlers.onnx.export.family_choice.choose` gives the family of a folder.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol, cast
 import torch
 import transformers
 
-from daemon.errors import Permanent
-from handlers.model_files import read_json, setting
-from handlers.onnx.signature import Signature
-from handlers.plan import VARIANTS, plan
-from handlers.tasks import Task
+from daemon.contract.errors import Permanent
+from daemon.contract.plan import VARIANTS, plan
+from handlers.models.files import read_json, setting
+from handlers.models.tasks import Task
+from handlers.onnx.graphs.signature import Signature
 
 OPERATION = "export the model to ONNX"
 
@@ -85,7 +85,7 @@ class Family(Protocol):
     def verify(self, folder: Path, reference: Any, *, threads: int) -> float:
         """Run the written graphs against the reference; the largest error relative to the largest value of the reference.
 
-        Raises `handlers.onnx.check.GraphMismatchError`.
+        Raises `handlers.onnx.graphs.comparison.GraphMismatchError`.
         """
 
 

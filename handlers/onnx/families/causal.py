@@ -1,7 +1,7 @@
 """Decoder-only language models: one graph for prefill and decoding, with KV cache.
 
-Chosen by `handlers.onnx.families.choose`. What a model's cache looks like is learnt from a forward pass over a few tokens, not from
-its configuration, since every family names those settings differently. `Causal.shaped` gives the forms that give something up:
+Chosen by `handlers.onnx.export.family_choice.choose`. What a model's cache looks like is learnt from a forward pass over a few tokens,
+not from its configuration, since every family names those settings differently. `Causal.shaped` gives the forms that give something up:
 one row at a time, and (in `uncached`) no cache.
 """
 
@@ -18,13 +18,13 @@ import onnxruntime
 import torch
 from transformers import DynamicCache
 
-from handlers.onnx.check import GraphMismatchError, largest_relative, open_graph
+from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, unsupported
-from handlers.onnx.families.cases import Case, make_cases, tested
+from handlers.onnx.families.trace_cases import Case, make_cases, tested
 from handlers.onnx.families.uncached import Uncached
-from handlers.onnx.graph import MODEL_FILE
-from handlers.onnx.signature import BATCH, CacheLayer, CausalSignature, Signature
-from handlers.tasks import Task
+from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
+from handlers.onnx.graphs.graph_file import MODEL_FILE
+from handlers.onnx.graphs.signature import BATCH, CacheLayer, CausalSignature, Signature
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Encoders with or without a head: one graph, one pass.
 
-Chosen by `handlers.onnx.families.choose` for every task whose kind is "encoder": BERT and its relatives, and the decoders that end
-in a classifier or in none at all. Which inputs and outputs a model has is learnt from its forward pass. Models that read something
-other than text are refused.
+Chosen by `handlers.onnx.export.family_choice.choose` for every task whose kind is "encoder": BERT and its relatives, and the decoders
+that end in a classifier or in none at all. Which inputs and outputs a model has is learnt from its forward pass. Models that read
+something other than text are refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from daemon.errors import Permanent
-from handlers.onnx.check import GraphMismatchError, largest_relative, open_graph
+from daemon.contract.errors import Permanent
+from handlers.models.tasks import Task
 from handlers.onnx.families.base import OPERATION, Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
-from handlers.onnx.graph import MODEL_FILE
-from handlers.onnx.signature import BATCH, SEQUENCE, Signature
-from handlers.tasks import Task
+from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
+from handlers.onnx.graphs.graph_file import MODEL_FILE
+from handlers.onnx.graphs.signature import BATCH, SEQUENCE, Signature
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "feature-extraction": ("last_hidden_state", "pooler_output"),

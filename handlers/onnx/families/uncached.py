@@ -2,7 +2,7 @@
 
 A simpler graph, for what has no KV cache to speak of, for engines that want no cache, and as a way out where the graph with one can't
 be made. Each new token costs a pass over all of them. With a fixed sequence it is a *window*: a prompt of up to `window` tokens,
-padded on the right, whose next token is read at its last real position; `handlers.onnx.window` runs such graphs.
+padded on the right, whose next token is read at its last real position; `handlers.onnx.folder.fixed_window` runs such graphs.
 Given by `Causal.shaped`.
 """
 
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from handlers.model_files import setting
-from handlers.onnx.check import GraphMismatchError, largest_relative, open_graph
+from handlers.models.files import setting
+from handlers.models.tasks import Task
 from handlers.onnx.families.base import Form, Part, Tracing, load_model
-from handlers.onnx.families.cases import Case, make_cases, tested
-from handlers.onnx.graph import MODEL_FILE
-from handlers.onnx.signature import BATCH, SEQUENCE, Signature
-from handlers.onnx.window import Window
-from handlers.tasks import Task
+from handlers.onnx.families.trace_cases import Case, make_cases, tested
+from handlers.onnx.folder.fixed_window import Window
+from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
+from handlers.onnx.graphs.graph_file import MODEL_FILE
+from handlers.onnx.graphs.signature import BATCH, SEQUENCE, Signature
 
 WINDOW = 128
 """Tokens of a graph of fixed size, or the model's own context where that is shorter: enough for a sentence's completion, and small
@@ -137,7 +137,7 @@ class Uncached:
         return tested(reference.cases)
 
     def verify(self, folder: Path, reference: UncachedReference, *, threads: int = 1) -> float:
-        """See `Family.verify`: the graph as `handlers.onnx.window` drives it."""
+        """See `Family.verify`: the graph as `handlers.onnx.folder.fixed_window` drives it."""
         window = Window(open_graph(folder / MODEL_FILE, reference.signature, threads))
         largest = 0.0
         for case in reference.cases:

@@ -18,16 +18,16 @@ from typing import Any
 
 import onnx_ir as ir
 
-from handlers.onnx import graph as graphs_on_disk
-from handlers.onnx.graphset import Graph, GraphSet
-from handlers.onnx.optimize import trial
-from handlers.onnx.optimize.bench import Bench, Candidate
-from handlers.onnx.optimize.cases import Case, Maker
+from handlers.onnx.folder.playback import Player
+from handlers.onnx.folder.playback import UnfedError as UnplayedError
+from handlers.onnx.graphs import graph_file as graphs_on_disk
+from handlers.onnx.graphs.graphset import Graph, GraphSet
+from handlers.onnx.graphs.sessions import check_form
+from handlers.onnx.optimize import acceptance
+from handlers.onnx.optimize.random_inputs import Case, Maker
 from handlers.onnx.optimize.step import RANK, Level, NotForThisError, Report, Step, Subject
 from handlers.onnx.optimize.steps import STEPS
-from handlers.onnx.sample_feeds import Player
-from handlers.onnx.sample_feeds import UnfedError as UnplayedError
-from handlers.onnx.session import check_form
+from handlers.onnx.optimize.workspace import Bench, Candidate
 
 WIDTH = 200
 """Characters of an error in a report."""
@@ -128,7 +128,7 @@ class _Work:
         """Try each step in turn, then let the model itself be the judge, whose figure goes to `errors`."""
         try:
             maker = Maker(self.graph, self.config)
-            arena = trial.Arena(self.path, self.graph, [*maker.cases(), *self.texts], maker.speed(), self.options.threads)
+            arena = acceptance.Arena(self.path, self.graph, [*maker.cases(), *self.texts], maker.speed(), self.options.threads)
         except Exception as error:
             return [Report(self.graph.role, step.name, reason=f"not tried: {_told(error)}") for step in steps]
         reports, history = [], []
@@ -142,20 +142,20 @@ class _Work:
         self._judge(history, verify, errors)
         return reports
 
-    def _try(self, step: Step, arena: trial.Arena) -> Report:
+    def _try(self, step: Step, arena: acceptance.Arena) -> Report:
         started = time.monotonic()
         before = ir.load(self.path)
-        report = Report(self.graph.role, step.name, nodes_before=trial.nodes(before), bytes_before=self.bench.size())
+        report = Report(self.graph.role, step.name, nodes_before=acceptance.nodes(before), bytes_before=self.bench.size())
         candidate: Candidate | None = None
         try:
             with _quiet():
                 candidate = self._made(step, before, report)
                 check_form(candidate.path)
-                trial.check_size(report.bytes_before, report.bytes_after or 0)
+                acceptance.check_size(report.bytes_before, report.bytes_after or 0)
                 arena.compare(candidate.path, report, (report.nodes_before, report.nodes_after or 0))
             candidate.take()
             report.kept = True
-        except trial.UndoneError as error:
+        except acceptance.UndoneError as error:
             report.reason = str(error)
         except NotForThisError as error:
             report.reason = f"not for this model: {error}"
@@ -169,10 +169,10 @@ class _Work:
     def _made(self, step: Step, before: ir.Model, report: Report) -> Candidate:
         scratch = graphs_on_disk.fresh_folder(self.bench.scratch / step.name)
         model = step.apply(Subject(ir.load(self.path), self.config, scratch, self.options.threads))
-        trial.settle(model, before, self.graph)
-        report.nodes_after = trial.nodes(model)
-        report.fused = dict(sorted((trial.foreign(model) - trial.foreign(before)).items()))
-        trial.check_kept(model, before, standard=step.level == "basic", products=self.options.derived)
+        acceptance.settle(model, before, self.graph)
+        report.nodes_after = acceptance.nodes(model)
+        report.fused = dict(sorted((acceptance.foreign(model) - acceptance.foreign(before)).items()))
+        acceptance.check_kept(model, before, standard=step.level == "basic", products=self.options.derived)
         candidate = self.bench.candidate(self.graph.file, model)
         report.bytes_after = self.bench.size(candidate)
         return candidate

@@ -14,8 +14,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
-from handlers.onnx.optimize.hidden import hide
 from handlers.onnx.optimize.step import NotForThisError, Step, Subject
+from handlers.onnx.optimize.weightless import hide
 
 _TRANSFORMERS_TYPES = {
     **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "albert", "xlm-roberta", "camembert", "gpt2", "gpt_neox"), "bert"),

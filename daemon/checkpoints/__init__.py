@@ -1,0 +1,1 @@
+"""Is it a checkpoint, whole, which one, wanted; its pin; its base model."""

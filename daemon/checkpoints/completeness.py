@@ -1,0 +1,85 @@
+"""Is a file whole? Weights, JSON and archives, judged by their structure alone; what is wrong is said in words.
+
+Called by the rules of `daemon.checkpoints.layouts`. Reads headers, ends and small JSON files, never whole weights, and never
+unpickles anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.safetensors import find_hole, has_zero_tail, parse_header
+
+_WHOLE_JSON = 1 << 20
+"""JSON files up to this many bytes are parsed; of larger ones only the end is looked at."""
+
+
+def read_object(path: Path, name: str, missing: list[str]) -> dict[str, Any] | None:
+    """The JSON object in the file `name`; None, with the reason appended to `missing`, where there is none."""
+    value = _read_json(path, name, missing)
+    if isinstance(value, dict):
+        return value
+    if not any(problem.startswith(name) for problem in missing):
+        missing.append(f"{name} is not a JSON object")
+    return None
+
+
+def _read_json(path: Path, name: str, missing: list[str]) -> Any:
+    try:
+        return json.loads((path / name).read_bytes())
+    except FileNotFoundError:
+        missing.append(f"{name} is not there yet")
+    except (ValueError, RecursionError) as error:
+        missing.append(f"{name} is not valid JSON ({error})")
+    return None
+
+
+def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> list[str]:
+    """Why a weight file is not whole; `tensors`: names that it must hold."""
+    file = path / name
+    try:
+        if name.endswith(".bin"):
+            return archive_problems(path, name)
+        header = parse_header(file)
+        if (hole := find_hole(file)) is not None:
+            return [f"{name} has a hole at byte {hole}: it was preallocated and not written yet"]
+        if has_zero_tail(file, header):
+            return [f"{name} ends in zeros in the middle of a tensor: it is not written to its end"]
+    except ValueError as error:
+        return [f"{name}: {error}"]
+    except FileNotFoundError:
+        return [f"{name} is not there yet"]
+    absent = sorted((tensors or set()) - set(header))
+    return [f"{name} lacks {len(absent)} tensors that the index maps to it, the first {absent[0]!r}"] if absent else []
+
+
+def archive_problems(path: Path, name: str) -> list[str]:
+    """Why what torch.save writes is not whole: a zip has its directory at the end, so a cut file has none."""
+    try:
+        with zipfile.ZipFile(path / name):
+            return []
+    except zipfile.BadZipFile as error:
+        return [f"{name} {error}"]
+    except FileNotFoundError:
+        return [f"{name} is not there yet"]
+
+
+def side_file_problems(path: Path, names: Iterable[str]) -> list[str]:
+    """Other JSON files must be whole too: small ones parse, large ones (tokenizers) at least end as JSON does."""
+    problems: list[str] = []
+    for name in sorted(names):
+        if not name.endswith(".json"):
+            continue
+        if (path / name).stat().st_size <= _WHOLE_JSON:
+            _read_json(path, name, problems)
+            continue
+        with open(path / name, "rb") as stream:
+            stream.seek(-64, os.SEEK_END)
+            if not stream.read().rstrip().endswith((b"}", b"]")):
+                problems.append(f"{name} does not end as JSON does: it is not written to its end")
+    return problems

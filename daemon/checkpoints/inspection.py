@@ -1,0 +1,171 @@
+"""Is this directory a checkpoint, is it complete, what is in it, and which one is it?
+
+Completeness is structure: what the layout (`daemon.checkpoints.layouts`) promises must be there, whole. Called by the watcher on
+quiet directories, by `ckptd export` and by `ckptd explain`. Reads headers and small JSON files only; `identify`
+alone reads whole files, from the pin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.checkpoints.completeness import read_object
+from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
+from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, step_of
+from daemon.contract.errors import Fault
+from daemon.contract.files import sha256_file
+
+_KEPT = re.compile(
+    r".+\.(json|jinja|txt|model|spm|safetensors)|(adapter_model|pytorch_model.*)\.bin|(configuration|modeling|tokenization)_.+\.py"
+)
+_KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
+_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|pytorch_model_fsdp.*")
+"""What Trainer's `save_metrics` leaves in a run's directory, and FSDP's second copy of the weights: no export reads them."""
+_MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
+"""Weights of a whole model. Beside an adapter (torchtune writes both) they are not read."""
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""(name, inode, size, mtime in ns) of every file that an export reads. Without ctime: `link()` changes that."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a look into a directory found."""
+
+    path: Path
+    layout: str | None = None
+    step: int = 0
+    missing: tuple[str, ...] = ()
+    """What keeps it from being complete, in words; empty when it is complete."""
+    claims_done: bool = False
+    """The trainer wrote its last file: what is still wrong now will not mend itself."""
+    method: str = ""
+    base_name: str | None = None
+    base_revision: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    patience_seconds: float = 0.0
+    """Seconds of quiet, beyond the settle time, before the watcher may take it: nothing but quiet tells that it is done."""
+    refusal: Fault | None = None
+    """Why a complete one is not exported as it is, and what to do."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the layout promises is there, whole."""
+        return self.layout is not None and not self.missing
+
+
+def export_files(path: Path) -> list[str]:
+    """Names, relative to `path`, of the regular files that an export may read, sorted; links are not followed."""
+    names = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) and _is_kept(entry.name):
+                names.append(entry.name)
+            elif entry.is_dir(follow_symlinks=False) and entry.name in _KEPT_FOLDERS:
+                names += [f"{entry.name}/{inner.name}" for inner in os.scandir(entry.path) if inner.is_file(follow_symlinks=False)]
+    if ADAPTER_CONFIG in names and any(name in ADAPTERS for name in names):
+        names = [name for name in names if not _MERGED.fullmatch(name)]
+    return sorted(names)
+
+
+def _is_kept(name: str) -> bool:
+    return _KEPT.fullmatch(name) is not None and name not in SENTINELS and not _UNREAD.fullmatch(name)
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """The present state of a directory as far as an export is concerned. Raises OSError when it is gone."""
+    rows, folder = [], str(path)  # plain strings: scans take thousands of fingerprints
+    for name in export_files(path):
+        try:
+            status = os.stat(f"{folder}/{name}", follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # renamed or rotated between listing and stat: the next look sees what is true then
+        rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    for sentinel in SENTINELS:
+        if os.path.exists(f"{folder}/{sentinel}"):
+            rows.append((sentinel, 0, 0, 0))
+    return tuple(rows)
+
+
+def weights_follow_state(seen: Fingerprint) -> bool:
+    """Whether weights are newer than trainer_state.json, which Trainer writes last: it may be at it again."""
+    state = next((mtime for name, _, _, mtime in seen if name == TRAINER_STATE), None)
+    return state is not None and any(mtime > state for name, _, _, mtime in seen if name.endswith((".safetensors", ".bin")))
+
+
+def inspect(path: Path) -> Inspection:
+    """Look at one directory. Raises OSError when it is gone or can't be read."""
+    look = look_at(path, export_files(path))
+    layout = recognize(look)
+    step = step_of(path)
+    if layout is None:
+        return Inspection(path, step=step or 0, missing=("no adapter and no model weights in it yet",))
+    weights = layout.weights(look)
+    missing = [problem for check in layout.checks for problem in check(look)] + weights.missing
+    state, recorded, claims = _trainer_state(look, layout, missing)
+    return Inspection(
+        path,
+        layout.name,
+        recorded if recorded is not None else step if step is not None else newest_step_beside(path),
+        tuple(missing),
+        claims,
+        weights.method,
+        weights.base_name,
+        weights.base_revision,
+        {**weights.metadata, **_training_metadata(state)} if state else weights.metadata,
+        patience_seconds=layout.patience(look),
+        refusal=layout.refusal(path) if layout.refusal else None,
+    )
+
+
+def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[dict[str, Any] | None, int | None, bool]:
+    """The parsed state, its step, and whether the trainer claims to be done. What has a last file must have it."""
+    if TRAINER_STATE not in look.names:
+        if layout.last_file or (layout.refusal and look.of_trainer):
+            missing.append(f"{TRAINER_STATE}, which the trainer writes last, is not there yet")
+        return None, None, False
+    state = read_object(look.path, TRAINER_STATE, missing)
+    if state is None:
+        return None, None, False
+    step, named = state.get("global_step"), None if counts_epochs(look.path) else step_of(look.path)
+    if not isinstance(step, int):
+        missing.append(f"{TRAINER_STATE} holds no global_step")
+        return state, None, False
+    if named is not None and step != named:
+        missing.append(f"{TRAINER_STATE} belongs to step {step}, the directory to step {named}")
+        return state, named, False
+    return state, step, True
+
+
+def _training_metadata(state: dict[str, Any]) -> dict[str, Any]:
+    """What training knew, for people to see."""
+    logged = state.get("log_history")
+    history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []
+    losses = [[row["step"], row["loss"]] for row in history if "loss" in row and "step" in row]
+    known = ("epoch", "max_steps", "best_metric", "best_model_checkpoint", "best_global_step")
+    metadata: dict[str, Any] = {name: state.get(name) for name in known}
+    metadata["loss_history"] = losses[-500:]
+    if losses:
+        metadata["loss"] = losses[-1][1]
+    evaluations = [row for row in history if any(key.startswith("eval_") for key in row)]
+    if evaluations:
+        metadata["evaluation"] = {key: value for key, value in evaluations[-1].items() if key.startswith("eval_")}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def identify(pin: Path, on_file: Callable[[str], None] | None = None) -> str:
+    """Digest of the names and contents of the pinned files. What training merely logged is no part of it."""
+    digest = hashlib.sha256()
+    for name in export_files(pin):
+        if name == TRAINER_STATE:
+            continue
+        if on_file:
+            on_file(name)
+        digest.update(f"{name}\0{sha256_file(pin / name)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()

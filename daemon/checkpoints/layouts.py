@@ -1,0 +1,246 @@
+"""The table of layouts: what each trainer writes, when that is complete, and what cannot be exported as it is.
+
+`daemon.checkpoints.inspection.inspect` asks `recognize` for the first row that fits a directory and applies its rules.
+docs/checkpoints.md says the same in words, row by row, and a test compares the names. A layout is data and small
+functions over a listing; the rules read headers and small files only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.checkpoints.completeness import archive_problems, read_object, side_file_problems, weight_problems
+from daemon.checkpoints.names import CHECKPOINT_NAME, is_staging_name
+from daemon.checkpoints.unsupported import refuse_deepspeed, refuse_fsdp, refuse_lightning, refuse_litgpt
+from daemon.contract.errors import Fault
+
+TRAINER_STATE = "trainer_state.json"
+ADAPTER_CONFIG = "adapter_config.json"
+SENTINELS = ("checkpoint-is-incomplete.txt",)
+"""Files whose presence says that the trainer is still writing (transformers 5 on SIGTERM)."""
+PATIENCE_SECONDS = 30.0
+"""Extra quiet time for what has no last file to tell that it is done: longer than any pause between two files of one
+`save_pretrained` that we met."""
+FSDP_STATE = "pytorch_model_fsdp_0"
+_TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.pt|rng_state.*\.pth")
+"""Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json."""
+_FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
+_GLOBAL_STEP = re.compile(r"global_step[0-9]+")
+
+
+@dataclass(frozen=True)
+class Look:
+    """One listing of a directory: `names` that an export may read, and all files and folders at its top; no links."""
+
+    path: Path
+    names: frozenset[str]
+    files: frozenset[str]
+    folders: frozenset[str]
+
+    @property
+    def has_adapter(self) -> bool:
+        """An adapter, or a part of one, is there."""
+        return ADAPTER_CONFIG in self.names or any(name.startswith("adapter_model.") for name in self.names)
+
+    @property
+    def has_full_weights(self) -> bool:
+        """Weights of a whole model, or a part of them, are there."""
+        return any(_FULL_WEIGHTS.fullmatch(name) for name in self.names)
+
+    @property
+    def has_deepspeed(self) -> bool:
+        """DeepSpeed keeps its state here, or has begun to write it."""
+        return any(_GLOBAL_STEP.fullmatch(name) for name in self.folders)
+
+    @property
+    def of_trainer(self) -> bool:
+        """transformers' Trainer wrote it: its state is there, or files that come before its state."""
+        if TRAINER_STATE in self.files:
+            return True
+        named = CHECKPOINT_NAME.fullmatch(self.path.name) is not None
+        return named and (any(_TRAINERS.fullmatch(name) for name in self.files) or _has_trainers_sibling(self.path))
+
+
+def _has_trainers_sibling(path: Path) -> bool:
+    """Whether a `checkpoint-N` beside this one has a trainer's state: then this one is Trainer's too, half-made or half-deleted."""
+    with os.scandir(path.parent) as entries:
+        return any(
+            CHECKPOINT_NAME.fullmatch(entry.name) and entry.path != str(path) and os.path.isfile(os.path.join(entry.path, TRAINER_STATE))
+            for entry in entries
+        )
+
+
+@dataclass
+class Weights:
+    """What a rule found of a model: what is missing, and what it says of itself."""
+
+    missing: list[str] = field(default_factory=list)
+    method: str = ""
+    base_name: str | None = None
+    base_revision: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A row of the table."""
+
+    name: str
+    writer: str
+    """Who writes it, for people."""
+    fits: Callable[[Look], bool]
+    weights: Callable[[Look], Weights]
+    checks: tuple[Callable[[Look], list[str]], ...] = ()
+    last_file: str | None = None
+    """The file that the writer ends with. Without one, quiet is all that can be asked, and more of it."""
+    refusal: Callable[[Path], Fault] | None = None
+    """Why a complete one is not exported, and the command that makes one that is."""
+
+    def patience(self, look: Look) -> float:
+        """Seconds of quiet beyond the settle time that it needs before it may be taken.
+
+        A last file only tells in a directory that is written once: in a run's own one it may be that of an earlier training.
+        """
+        told = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
+        return 0.0 if told or self.refusal else PATIENCE_SECONDS
+
+
+def look_at(path: Path, names: list[str]) -> Look:
+    """List `path`, in which an export would read `names`. Raises OSError when it is gone or can't be read."""
+    with os.scandir(path) as entries:
+        listed = list(entries)
+    files = frozenset(entry.name for entry in listed if entry.is_file(follow_symlinks=False))
+    folders = frozenset(entry.name for entry in listed if entry.is_dir(follow_symlinks=False))
+    return Look(path, frozenset(names), files, folders)
+
+
+def _adapter(look: Look) -> Weights:
+    found = Weights()
+    config = read_object(look.path, ADAPTER_CONFIG, found.missing)
+    weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
+    if weights is None:
+        found.missing.append("adapter_model.safetensors is not there yet")
+    else:
+        found.missing += weight_problems(look.path, weights)
+    found.missing += side_file_problems(look.path, look.names - {ADAPTER_CONFIG, TRAINER_STATE})
+    if config is not None:
+        known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": config.get("target_modules")}
+        found.method = str(config.get("peft_type") or "unknown")
+        found.base_name, found.base_revision = config.get("base_model_name_or_path"), config.get("revision")
+        found.metadata = {key: value for key, value in known.items() if value is not None}
+    return found
+
+
+def _full(look: Look) -> Weights:
+    missing: list[str] = []
+    read_object(look.path, "config.json", missing)
+    index = next((name for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if name in look.names), None)
+    if index:
+        mapped = read_object(look.path, index, missing)
+        if mapped is not None:
+            missing += _shard_problems(look, index, mapped.get("weight_map"))
+    else:
+        single = next((name for name in ("model.safetensors", "pytorch_model.bin") if name in look.names), None)
+        if single is None:
+            missing.append("model.safetensors or its index is not there yet")
+        else:
+            missing += weight_problems(look.path, single)
+    missing += side_file_problems(look.path, look.names - {"config.json", TRAINER_STATE, index or ""})
+    return Weights(missing, "full")
+
+
+def _shard_problems(look: Look, index: str, weight_map: Any) -> list[str]:
+    """Every file of the index must be there and hold the names that are mapped to it."""
+    if not isinstance(weight_map, dict) or not weight_map:
+        return [f"{index} maps no weights to files"]
+    wanted: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        wanted.setdefault(str(name), set()).add(tensor)
+    problems: list[str] = []
+    for name, tensors in sorted(wanted.items()):
+        if name in look.names:
+            problems += weight_problems(look.path, name, tensors)
+        else:
+            problems.append(f"{name}, which {index} names, is not there yet")
+    return problems
+
+
+def _nothing_to_read(look: Look) -> Weights:
+    return Weights()
+
+
+def _sentinel(look: Look) -> list[str]:
+    return [f"{name} says that it is still being written" for name in SENTINELS if name in look.files]
+
+
+def _staging(look: Look) -> list[str]:
+    if is_staging_name(look.path.name):
+        return [f"{look.path.name} is the name under which older releases of transformers stage; they rename it when it is whole"]
+    return []
+
+
+def _deepspeed_latest(look: Look) -> list[str]:
+    """DeepSpeed writes `latest`, the name of the folder with its state, after that folder."""
+    try:
+        named = (look.path / "latest").read_bytes()[:256].decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ["latest, which DeepSpeed writes last, is not there yet"]
+    return [] if named in look.folders else [f"latest names the folder {named!r}, which is not there"]
+
+
+def _fsdp_metadata(look: Look) -> list[str]:
+    """torch.distributed.checkpoint writes .metadata when every rank's part is written."""
+    if (look.path / FSDP_STATE / ".metadata").is_file():
+        return []
+    return [f"{FSDP_STATE}/.metadata, which torch writes when every rank is done, is not there yet"]
+
+
+def _archives(look: Look) -> list[str]:
+    return [problem for name in sorted(look.files) if name.endswith(".ckpt") for problem in archive_problems(look.path, name)]
+
+
+def _is_lightning(look: Look) -> bool:
+    return look.path.suffix == ".ckpt" or any(name.endswith(".ckpt") for name in look.files)
+
+
+def _is_torchtune(look: Look) -> bool:
+    return look.has_adapter and bool({"adapter_model.pt", "recipe_state.pt"} & look.files or _numbered_otherwise(look.path))
+
+
+def _numbered_otherwise(path: Path) -> bool:
+    return re.fullmatch(r"(?:epoch|step)[-_][0-9]+", path.name) is not None
+
+
+_DONE = (_staging, _sentinel)
+
+TABLE = (
+    Layout("deepspeed-adapter", "transformers Trainer with DeepSpeed ZeRO and PEFT", lambda look: look.has_adapter and look.has_deepspeed,
+           _adapter, (*_DONE, _deepspeed_latest), TRAINER_STATE),
+    Layout("deepspeed-full", "transformers Trainer with DeepSpeed ZeRO", lambda look: look.has_full_weights and look.has_deepspeed,
+           _full, (*_DONE, _deepspeed_latest), TRAINER_STATE),
+    Layout("trainer-adapter", "transformers Trainer 4.x and 5.x with PEFT, and TRL", lambda look: look.has_adapter and look.of_trainer,
+           _adapter, _DONE, TRAINER_STATE),
+    Layout("torchtune-adapter", "torchtune, adapter in PEFT's form", _is_torchtune, _adapter, _DONE),
+    Layout("adapter", "save_pretrained of PEFT", lambda look: look.has_adapter, _adapter, _DONE),
+    Layout("trainer-full", "transformers Trainer 4.x and 5.x", lambda look: look.has_full_weights and look.of_trainer, _full, _DONE,
+           TRAINER_STATE),
+    Layout("full", "save_pretrained of transformers", lambda look: look.has_full_weights, _full, _DONE),
+    Layout("deepspeed-sharded", "DeepSpeed ZeRO without gathered weights", lambda look: look.has_deepspeed, _nothing_to_read,
+           (*_DONE, _deepspeed_latest), refusal=refuse_deepspeed),
+    Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT", lambda look: FSDP_STATE in look.folders,
+           _nothing_to_read, (*_DONE, _fsdp_metadata), refusal=refuse_fsdp),
+    Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), _nothing_to_read,
+           refusal=refuse_litgpt),
+    Layout("lightning", "PyTorch Lightning", _is_lightning, _nothing_to_read, (_archives,), refusal=refuse_lightning),
+)  # fmt: skip
+"""First match wins."""
+
+
+def recognize(look: Look) -> Layout | None:
+    """The row of the table that fits, None where nothing of a checkpoint is there yet."""
+    return next((layout for layout in TABLE if layout.fits(look)), None)

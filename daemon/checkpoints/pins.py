@@ -1,0 +1,136 @@
+"""A pin: the snapshot of a checkpoint's files that rotation cannot take away.
+
+Made by the watcher the moment a checkpoint is complete. Reflink where the file system has it; else small files
+are copied, since an in-place rewrite would reach through a hard link; large ones are hard-linked, and the
+fingerprint taken again afterwards shows whether the trainer moved meanwhile. What was linked is listed in the
+pin with its state, so that a later rewrite is noticed (`rewritten`) before its bytes are believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.checkpoints.inspection import Fingerprint, export_files, fingerprint
+from daemon.config.paths import Paths
+from daemon.config.settings import PinSettings
+from daemon.contract.errors import Retryable
+from daemon.contract.files import clone, fsync_directory, fsync_file, remove_tree, write_atomic
+from daemon.system.box import free_disk, human
+
+COPY_LIMIT = 1 << 30
+"""Files up to this many bytes are copied where they can't be reflinked."""
+LINKED = ".linked"
+"""File of a pin that lists its hard-linked files: name, inode, size, mtime in ns. No name that an export reads."""
+
+
+@contextlib.contextmanager
+def held(lock: Path, patience: float | None = None) -> Iterator[bool]:
+    """Keep others from removing or replacing pins of ended jobs (`Paths.pins_lock`); gives whether the lock could be had.
+
+    Whoever pins a large checkpoint again holds it for as long as that takes. `patience`: seconds to wait at most; None waits for it.
+    """
+    with open(lock, "a") as stream:
+        end = None if patience is None else time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if end is None else fcntl.LOCK_NB))
+            except BlockingIOError:
+                if end is not None and time.monotonic() >= end:
+                    yield False
+                    return
+                time.sleep(0.02)
+            else:
+                yield True
+                return
+
+
+class Moved(Exception):
+    """The checkpoint changed or vanished while it was pinned: look again."""
+
+
+@dataclass(frozen=True)
+class PinRules:
+    """How files come into a pin. `reserve`: bytes of free disk that copies leave alone."""
+
+    copy_limit: int = COPY_LIMIT
+    reserve: int = 0
+
+
+def pins_of(settings: PinSettings, paths: Paths) -> Path:
+    """The folder of all pins of this journal."""
+    return settings.directory / f"ckptd-pins-{paths.instance}" if settings.directory else paths.pins
+
+
+def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRules | None = None) -> None:
+    """Snapshot the export files of `checkpoint` into the new folder `target`.
+
+    Raises, leaving nothing behind: Moved unless the files still have the fingerprint `expected` afterwards,
+    Retryable where a copy would take what `limits.disk_reserve` keeps, OSError where permission or room is lacking.
+    """
+    rules = rules or PinRules()
+    remove_tree(target)
+    target.mkdir(parents=True)
+    try:
+        linked = [name for name in export_files(checkpoint) if _snapshot(checkpoint / name, target / name, rules)]
+        if fingerprint(checkpoint) != expected:
+            raise Moved
+        if linked:
+            states = [row for row in expected if row[0] in linked]
+            write_atomic(target / LINKED, json.dumps(states))
+        for name in export_files(target):
+            fsync_file(target / name)
+        fsync_directory(target)
+    except FileNotFoundError as error:
+        remove_tree(target)
+        raise Moved from error
+    except BaseException:
+        remove_tree(target)
+        raise
+
+
+def rewritten(pin: Path) -> str | None:
+    """Name of a hard-linked file that is no longer what was pinned, since the trainer wrote into it; None where all are."""
+    try:
+        states = json.loads((pin / LINKED).read_bytes())
+    except FileNotFoundError:
+        return None
+    for name, *state in states:
+        try:
+            status = os.stat(pin / name)
+        except FileNotFoundError:
+            return str(name)
+        if state != [status.st_ino, status.st_size, status.st_mtime_ns]:
+            return str(name)
+    return None
+
+
+def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
+    """Put one file into the pin; says whether it shares its bytes with the trainer's."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if clone(source, target):
+        return False
+    size = source.stat().st_size
+    if size > rules.copy_limit:
+        try:
+            os.link(source, target)
+            return True
+        except OSError:
+            pass  # another file system, or another user's file: the copy below is always right
+    free = free_disk(target.parent)
+    if free - size < rules.reserve:
+        raise Retryable(
+            "disk-now", "pin the checkpoint",
+            f"{source.name} takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps {human(rules.reserve)}",
+            "free space there, point pin.directory at a larger disk or at the checkpoint's own, or lower limits.disk_reserve",
+            path=target.parent,
+        )  # fmt: skip
+    shutil.copyfile(source, target)
+    return False

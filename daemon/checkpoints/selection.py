@@ -1,0 +1,99 @@
+"""Which checkpoints `[select]` wants: rules over what the trainer's own state says, and what later checkpoints of the run say.
+
+Called by the intake. Nothing is guessed: a metric without a direction names no best checkpoint, so that only
+`best_model_checkpoint` and `best_global_step`, which the trainer writes when it compares, count as best. A checkpoint's own files
+were written before the later ones, so that under `best` the newest state of the run is read too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.checkpoints.inspection import Inspection
+from daemon.checkpoints.layouts import TRAINER_STATE
+from daemon.checkpoints.names import CHECKPOINT_NAME, run_of, step_of
+from daemon.config.settings import SelectSettings
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether a checkpoint is wanted, and why (not), for the log."""
+
+    wanted: bool
+    reason: str
+
+
+def best_step(state: Mapping[str, Any]) -> int | None:
+    """The step that a trainer's state names as the best so far; None where it names none."""
+    leaf = re.split(r"[/\\]", str(state.get("best_model_checkpoint") or "").rstrip("/\\"))[-1]
+    if match := CHECKPOINT_NAME.fullmatch(leaf):
+        return int(match[1])
+    step = state.get("best_global_step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
+
+
+def is_final(step: int, state: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is the last one of its training: it has made all the steps that it was to make."""
+    last = state.get("max_steps")
+    return isinstance(last, int) and not isinstance(last, bool) and 0 < last == step
+
+
+def choose(
+    step: int, state: Mapping[str, Any], select: SelectSettings, *, later: Mapping[str, Any] | None = None, ending: bool = False
+) -> Choice:
+    """Whether the checkpoint of `step` is wanted.
+
+    `state`: what its own trainer state says. `later`: what the newest checkpoint of its run says, which knows more.
+    `ending`: its directory has no number, since it is what was written when training ended.
+    """
+    if select.policy in ("all", "latest"):
+        return Choice(True, f'select.policy = "{select.policy}"')
+    if select.final and (ending or is_final(step, state)):
+        return Choice(True, f"step {step} is the last one of its training")
+    if select.policy == "every":
+        if step % select.every == 0:
+            return Choice(True, f"select.every = {select.every}")
+        return Choice(False, f"select.every = {select.every} does not divide step {step}")
+    named = [found for found in (best_step(state), best_step(later or {})) if found is not None]
+    if step in named:
+        return Choice(True, "the trainer names it as its best")
+    if named:
+        return Choice(False, f"the trainer's best is step {named[-1]}")
+    return Choice(False, "the trainer names no best checkpoint; let it load_best_model_at_end or set metric_for_best_model")
+
+
+def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
+    """The trainer state of the newest whole checkpoint beside this one with a greater step; {} where there is none."""
+    with os.scandir(run_of(checkpoint)) as entries:
+        beside = {entry.path: CHECKPOINT_NAME.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)}
+    numbered = [(number, path) for path, match in beside.items() if match and (number := int(match[1])) > step]
+    for number, path in sorted(numbered, reverse=True):
+        state = _state(Path(path, TRAINER_STATE))
+        if state.get("global_step") == number:
+            return state
+    return {}
+
+
+def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Choice, dict[str, Any]]:
+    """Whether `[select]` wants a complete checkpoint, and what a later one of its run says where the policy asks for that."""
+    later = later_state(inspection.path, inspection.step) if select.policy == "best" else {}
+    ending = step_of(inspection.path) is None
+    return choose(inspection.step, inspection.metadata, select, later=later, ending=ending), later
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where it is none, or still being written."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return {}
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

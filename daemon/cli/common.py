@@ -1,0 +1,35 @@
+"""What every verb of the command line shares: its options, the settings they name, answers for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from daemon.config.settings import Settings
+
+SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: $CKPTD_CONFIG, then /etc/ckptd/config.toml.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+
+
+def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
+    """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults."""
+    from daemon.config.loading import load
+
+    if config is None and os.environ.get("CKPTD_CONFIG"):
+        config = Path(os.environ["CKPTD_CONFIG"])
+    if config is None and SYSTEM_CONFIG.exists():
+        config = SYSTEM_CONFIG
+    return load(config, need_roots=need_roots)
+
+
+def print_json(value: Any) -> None:
+    """The answer of a verb under --json."""
+    print(json.dumps(value, indent=2, default=str))

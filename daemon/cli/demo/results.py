@@ -1,0 +1,121 @@
+"""What the demo's exports came to: a row for each checkpoint and artifact, the closing table, good or not.
+
+Called by `daemon.demo` when all jobs have ended. It reads what a user would read, the published report.json, and
+looks whether the files that it names are there; it never trusts the status alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from daemon.cli.demo.view import STYLES
+
+
+@dataclass(frozen=True)
+class Row:
+    """One artifact that was to be made. Sizes in bytes, error in standard deviations of the logits, speeds in tokens a second."""
+
+    step: int
+    variant: str
+    verdict: str
+    """`passed`, `failed`, `unverified` or `missing`."""
+    why: str = ""
+    size: int | None = None
+    ratio: float | None = None
+    error: float | None = None
+    agreement: float | None = None
+    speed: float | None = None
+    pytorch_speed: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the artifact is there and passed."""
+        return self.verdict == "passed"
+
+
+def rows_of(snapshot: dict[str, Any], steps: Iterable[int], variants: Iterable[str]) -> list[Row]:
+    """A row for each variant of each step that training saved, whether an export of it exists or not."""
+    jobs = {job["step"]: job for job in snapshot["jobs"]}
+    asked = tuple(variants)
+    rows = []
+    for step in steps:
+        job = jobs.get(step)
+        if job is None:
+            rows += [Row(step, variant, "missing", "the checkpoint was not exported") for variant in asked]
+            continue
+        target = Path(job["target"])
+        try:
+            report = json.loads((target / "report.json").read_bytes())
+            artifacts = {artifact["variant"]: artifact for artifact in report["artifacts"]}
+        except (OSError, ValueError, KeyError) as error:
+            why = job["error"] or f"its report can't be read: {error}"
+            rows += [Row(step, variant, "missing", why) for variant in asked]
+            continue
+        rows += [_row(step, variant, artifacts.get(variant), target) for variant in asked]
+    return rows
+
+
+def _row(step: int, variant: str, artifact: dict[str, Any] | None, target: Path) -> Row:
+    if artifact is None:
+        return Row(step, variant, "missing", "the report says nothing about it")
+    verdict, why = artifact["verdict"], "; ".join(artifact.get("reasons") or ())
+    folder = target / (artifact.get("folder") or variant)
+    if verdict == "passed" and not (artifact.get("published") and folder.is_dir() and any(folder.iterdir())):
+        verdict, why = "missing", f"the report says that it passed, but {folder} holds nothing"
+    figures = artifact.get("figures") or {}
+    return Row(
+        step, variant, verdict, why, size=artifact.get("size_bytes"), ratio=artifact.get("size_ratio"),
+        error=figures.get("error_max"), agreement=figures.get("agreement"),
+        speed=figures.get("tokens_per_second"), pytorch_speed=figures.get("pytorch_tokens_per_second"),
+    )  # fmt: skip
+
+
+def exit_code(rows: list[Row]) -> int:
+    """0 when there are artifacts and each one passed, else 1."""
+    return 0 if rows and all(row.good for row in rows) else 1
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def table(rows: list[Row]) -> Table:
+    """The closing table, 80 columns wide at most."""
+    made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made.add_column("step", justify="right", no_wrap=True)
+    made.add_column("artifact", no_wrap=True)
+    for title in ("MB", "× base", "error σ", "agrees", "tok/s", "PyTorch"):
+        made.add_column(title, justify="right", no_wrap=True)
+    made.add_column("verdict", no_wrap=True)
+    last = None
+    for row in rows:
+        made.add_row(
+            str(row.step) if row.step != last else "",
+            row.variant,
+            _figure(None if row.size is None else row.size / 1e6, ".2f"),
+            _figure(row.ratio, ".2f"),
+            _figure(row.error, ".2g"),
+            _figure(row.agreement, ".1%"),
+            _figure(row.speed, ".0f"),
+            _figure(row.pytorch_speed, ".0f"),
+            Text(row.verdict, style=STYLES.get(row.verdict, "red")),
+        )
+        last = row.step
+    return made
+
+
+def complaints(rows: list[Row]) -> list[str]:
+    """A sentence for each reason for which artifacts of a checkpoint are not good."""
+    reasons: dict[tuple[int, str, str], list[str]] = {}
+    for row in rows:
+        if not row.good:
+            reasons.setdefault((row.step, row.verdict, row.why), []).append(row.variant)
+    return [f"checkpoint-{step}, {', '.join(names)}: {verdict}{why and ': ' + why}" for (step, verdict, why), names in reasons.items()]

@@ -1,0 +1,68 @@
+"""The demo's folder and the configuration that its daemon runs with. Called by `daemon.demo` alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from daemon.contract.errors import UsageError
+
+PROMPTS = (
+    "def get_loop(self):", "async def _wait(self, timeout):", "def __init__(self, *, loop=None):", "def close(self):",
+    "async def read(self, n=-1):", "def _run_once(self):",
+)  # fmt: skip
+"""What validation runs: the beginnings of functions such as the fine-tuning reads."""
+
+
+def configure(folder: Path, jobs: int) -> Path:
+    """Write config.toml and the prompts that it names into `folder`; give the former's path. `jobs`: exports at a time."""
+    prompts = folder / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS) + "\n", "utf-8")
+    path = folder / "config.toml"
+    path.write_text(_configuration(folder, jobs, prompts), "utf-8")
+    return path
+
+
+def _configuration(folder: Path, jobs: int, prompts: Path) -> str:
+    """What differs from the defaults, with the reason."""
+
+    def text(value: object) -> str:
+        return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML string
+
+    return f"""# Written by `ckptd demo`. Keys that are not here have their defaults; see the documented config.toml.
+[watch]
+roots = [{text(folder / "runs")}]
+settle_seconds = 1.0            # these checkpoints are small and written in one go
+
+[base]
+search = [{text(folder / "bases")}]
+
+[output]
+directory = {text(folder / "exports")}
+
+[state]
+directory = {text(folder / "state")}
+
+[limits]
+jobs = {jobs}                        # one for each checkpoint, so that no core is idle at the end
+threads = 1
+
+[validate]
+prompts = {text(prompts)}
+"""
+
+
+def prepare(keep: Path | None) -> Path:
+    """The demo's folder: `keep`, which must be absent or empty, else a temporary one. Raises UsageError."""
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="ckptd-demo-"))
+    keep = keep.expanduser().absolute()
+    operation = "keep the demo's files"
+    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise UsageError("not-empty", operation, "it exists and is not an empty folder", "name a new folder with --keep", path=keep)
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("not-writable", operation, error.strerror or str(error), "name another folder with --keep", path=keep) from None
+    return keep

@@ -1,0 +1,225 @@
+"""`ckptd export` and `ckptd retry`: the same journal, intake and runner as the daemon's, for one checkpoint.
+
+An export in the foreground has a journal of its own per checkpoint below the state directory, so it neither
+disturbs a running daemon nor waits for it, and an interrupted one goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from daemon.checkpoints.base_models import is_model
+from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
+from daemon.checkpoints.names import run_of, step_of
+from daemon.checkpoints.pins import Moved, held, make_pin
+from daemon.cli.tables import ExportView
+from daemon.config.paths import existing, foreground_state, prepare
+from daemon.config.settings import BaseModelSettings, OutputSettings, Settings
+from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.files import remove_tree
+from daemon.contract.plan import stage_names
+from daemon.journal.journal import RETRIED, Journal
+from daemon.journal.rows import ENDED_JOB, JobRow
+from daemon.operating import logs
+from daemon.operating.service import Engine, engine, work_now
+from daemon.operating.status import snapshot
+from daemon.watching.intake import damaged
+
+LACKING = ("disk-now", "memory-now", "disk-full", "read-only", "unexpected")
+"""Faults that a person at a terminal wants to hear of at once, instead of waiting."""
+PATIENCE_SECONDS = 30.0
+"""How long the runner may fail, round after round, before the export ends with its error: longer than a journal is ever busy."""
+
+
+def is_published(target: Path) -> bool:
+    """Whether an export lies there, whole."""
+    return (target / MANIFEST).is_file()
+
+
+def export_now(
+    settings: Settings, checkpoint: Path, *, output: Path | None, base: Path | None, force: bool, quiet: bool = False
+) -> dict[str, Any]:
+    """Export one checkpoint; gives its job as `status` shows it, with its report under "report".
+
+    Raises UsageError for a path that is no checkpoint, Permanent for one that is damaged (after writing its
+    report), Retryable when disk or memory are lacking now.
+    """
+    checkpoint = checkpoint.absolute()
+    settings = _adjusted(settings, checkpoint, output, base)
+    found = _inspected(checkpoint)
+    state = foreground_state(settings.state_directory, checkpoint)
+    with engine(settings, state, work_of=lambda now, job: now.work) as parts:
+        logs.set_up(settings.log, parts.paths.log, stderr=False)
+        job, finished = _enter(parts, found, force=force)
+        view = ExportView(found, quiet=quiet)
+        if finished:
+            view.say("already exported; --force makes it again")
+        else:
+            _work(parts, job, view)
+        value: dict[str, Any] = next(row for row in snapshot(state)["jobs"] if row["id"] == job)
+    report = Path(value["target"]) / "report.json"
+    value["report"] = json.loads(report.read_bytes()) if report.is_file() else None
+    view.finish(value)
+    if not found.complete:
+        raise Permanent(**damaged(found).model_dump())
+    return value
+
+
+def _adjusted(settings: Settings, checkpoint: Path, output: Path | None, base: Path | None) -> Settings:
+    """The command line over the configuration; output never goes into the checkpoint."""
+    if output is not None:
+        settings = settings.model_copy(
+            update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": output.absolute()})}
+        )
+    folder = settings.output.directory
+    if folder == checkpoint or checkpoint in folder.parents:
+        raise UsageError(
+            "output-in-checkpoint", "export", "the output would lie inside the checkpoint, where only the trainer may write",
+            "name another folder with --output", path=folder,
+        )  # fmt: skip
+    if base is not None:
+        if not is_model(base):
+            raise UsageError(
+                "base-not-found", "use --base", "it holds no config.json with weights", "name the folder of the base model", path=base
+            )
+        name = _inspected(checkpoint).base_name or ""
+        mapped = {**settings.base.map, name: base.absolute()}
+        settings = settings.model_copy(update={"base": BaseModelSettings(search=settings.base.search, map=mapped)})
+    return settings
+
+
+def _inspected(checkpoint: Path) -> Inspection:
+    """Raises UsageError for a path that can't be a checkpoint at all, Permanent for a layout that is not exported."""
+    operation = "export"
+    if not checkpoint.exists():
+        raise UsageError("no-such-path", operation, "there is no such directory", "check the path", path=checkpoint)
+    if not checkpoint.is_dir():
+        raise UsageError("not-a-directory", operation, "it is a file", "give the checkpoint's directory", path=checkpoint)
+    found = inspect(checkpoint)
+    if found.layout is None:
+        inside = sorted(path.name for path in checkpoint.glob("checkpoint-*") if step_of(path) is not None)
+        inside.sort(key=lambda name: int(name.rsplit("-", 1)[1]))
+        remedy = (
+            f"name one of its checkpoints, for example {checkpoint / inside[-1]}" if inside else "give the directory that a trainer wrote"
+        )
+        raise UsageError("not-a-checkpoint", operation, "it holds neither an adapter nor model weights", remedy, path=checkpoint)
+    if found.refusal is not None:
+        raise Permanent(**found.refusal.model_dump())
+    return found
+
+
+def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]:
+    """The job of this checkpoint, and whether it is finished and published.
+
+    An interrupted job goes on, a good one is left unless forced, every other is made afresh.
+    """
+    root, run = run_of(found.path).parent, run_of(found.path).name
+    intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
+    try:
+        candidate = intake.pin(root, run, found, seen) if found.complete else intake.damaged(root, run, found, seen)
+    except Moved:
+        raise Retryable(
+            "still-written", "export", "the checkpoint changes while it is read", "wait until the trainer is done with it", path=found.path
+        ) from None
+    except OSError as error:
+        raise from_oserror(error, "pin the checkpoint") from error
+    existing = journal.job(candidate.job)
+    if existing and existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not is_published(existing.target)):
+        journal.forget_job(existing.id)
+        existing = None
+    if existing:
+        intake.drop(candidate)
+        journal.end_waits(existing.id)
+    else:
+        intake.enter(candidate)
+    return candidate.job, existing is not None and existing.state in ENDED_JOB
+
+
+def _work(parts: Engine, job: str, view: ExportView) -> None:
+    """Run the job to its end while showing it; Ctrl-C ends the child in order and leaves the job to be gone on with."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    thread = threading.Thread(target=parts.runner.run, name="runner")
+    thread.start()
+    lacking = None
+    try:
+        while not stop.is_set():
+            parts.attention.wait(0.2)
+            parts.attention.clear()
+            row = parts.journal.job(job)
+            view.show(parts.journal.stages(job), parts.runner.children.of(job))
+            if row is None or row.state in ENDED_JOB:
+                break
+            waiting = parts.runner.waits.of.get(job)
+            if waiting is not None and waiting.fault.code in LACKING:
+                lacking = waiting.fault
+                break
+            trouble, since = parts.runner.complaints.trouble, parts.runner.complaints.since
+            if trouble is not None and time.monotonic() - since > PATIENCE_SECONDS:
+                lacking = trouble
+                break
+    finally:
+        parts.runner.stop()
+        thread.join()
+        view.close()
+    if stop.is_set():
+        view.say("interrupted; the same command goes on from here")
+        raise KeyboardInterrupt
+    if lacking:
+        raise Retryable(**lacking.model_dump())
+
+
+def retry_job(settings: Settings, job: str) -> None:
+    """Pin the checkpoint of an ended job again and put the job back in the queue of the daemon's journal.
+
+    Raises UsageError when there is nothing to retry, or its checkpoint is gone or has other content by now.
+    """
+    paths = prepare(settings.state_directory, settings.output.directory)
+    journal = Journal(existing(settings.state_directory))
+    operation = f"retry {job}"
+    try:
+        # A daemon that starts, or has just ended the job, removes the pin of a job that is not open; a second `retry` would replace it.
+        with held(paths.pins_lock):
+            row = journal.job(job)
+            work = work_now(settings, row) if row else None
+            changed = work is not None and row is not None and work != row.work
+            if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
+                remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
+                raise UsageError("nothing-to-retry", operation, f"it is {row.state if row else 'unknown'}", remedy)
+            if row.untidy:
+                raise _not_yet(operation)
+            _pin_again(row, operation)
+            work = work or row.work
+            names = stage_names(work.export.variants, work.export.quantization)
+            if not journal.retry_job(job, work, names):
+                if job not in journal.open_ids():
+                    remove_tree(row.pin)
+                raise _not_yet(operation)
+    finally:
+        journal.close()
+
+
+def _pin_again(row: JobRow, operation: str) -> None:
+    checkpoint = Path(row.checkpoint.path)
+    try:
+        make_pin(checkpoint, row.pin, fingerprint(checkpoint))
+        same = identify(row.pin) == row.checkpoint.digest
+    except (OSError, Moved):
+        same = False
+    if not same:
+        remove_tree(row.pin)
+        raise UsageError(
+            "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
+            "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
+        )  # fmt: skip
+
+
+def _not_yet(operation: str) -> UsageError:
+    return UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")

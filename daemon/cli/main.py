@@ -1,0 +1,215 @@
+"""The console command: verbs and exit codes, thin. Whatever is slow to import is imported by the verb that needs it.
+
+Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 75 temporary (no memory, no disk).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from daemon.cli import maintenance, queue, toolchain
+from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.contract.errors import CkptdError, Retryable, UsageError
+from daemon.contract.version import __version__
+
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
+EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
+
+app = typer.Typer(
+    name="ckptd",
+    help="Turns finished training checkpoints into verified, deployable models, by itself.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ckptd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Turns finished training checkpoints into verified, deployable models, by itself."""
+
+
+@app.command()
+def run(config: ConfigOption = None) -> None:
+    """Watch the configured roots and export what appears there: the service."""
+    settings = load_settings(config, need_roots=True)
+    from daemon.config.paths import prepare
+    from daemon.operating import logs
+    from daemon.operating.service import serve
+
+    paths = prepare(settings.state_directory, settings.output.directory)
+    logs.set_up(settings.log, paths.log)
+    serve(settings, reload=lambda: load_settings(config, need_roots=True))
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Checkpoint directory. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH")
+    ] = None,
+    config: ConfigOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the export goes, instead of output.directory.")] = None,
+    base: Annotated[Path | None, typer.Option("--base", help="Folder of the base model, instead of looking for it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Export again even if this checkpoint has been exported.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Export one checkpoint now, in the foreground."""
+    if checkpoint is None:
+        raise UsageError("no-checkpoint", "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
+    settings = load_settings(config)
+    from daemon.cli.export import export_now
+
+    answer = export_now(settings, checkpoint, output=output, base=base, force=force, quiet=json_)
+    if json_:
+        print_json(answer)
+    raise typer.Exit(EXIT_OF_STATE.get(answer["state"], EXIT_FAILED))
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="Checkpoint directory, or a run's.")], config: ConfigOption = None, json_: JsonOption = False
+) -> None:
+    """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
+    from daemon.operating.explain import explain as look
+
+    value = look(load_settings(config), path)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.explanation import print_explanation
+
+        print_explanation(value)
+    if not value["complete"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Tell what is going on: the daemon, its roots, open and recent exports."""
+    from daemon.operating.status import snapshot
+
+    value = snapshot(load_settings(config).state_directory)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.tables import print_status
+
+        print_status(value)
+
+
+@app.command("list")
+def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """List checkpoints that were taken, with what training knew of them."""
+    from daemon.operating.status import snapshot
+
+    jobs = snapshot(load_settings(config).state_directory, limit=10_000)["jobs"]
+    if json_:
+        print_json(jobs)
+    else:
+        from daemon.cli.tables import print_jobs
+
+        print_jobs(jobs)
+
+
+@app.command()
+def show(
+    job: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")], config: ConfigOption = None, json_: JsonOption = False
+) -> None:
+    """Show one export: its stages, attempts, errors and where it lies."""
+    value = queue.find_job(load_settings(config), job, attempts=True)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.tables import print_job
+
+        print_job(value)
+
+
+@app.command()
+def logs(
+    config: ConfigOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as new lines come.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with.")] = 50,
+    job: Annotated[str, typer.Option("--job", help="Only the lines of this job.")] = "",
+    json_: JsonOption = False,
+) -> None:
+    """Show the daemon's log readably."""
+    from daemon.cli.tables import print_log
+
+    print_log(load_settings(config).state_directory / "ckptd.log", follow=follow, lines=lines, job=job, as_json=json_)
+
+
+@app.command()
+def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Check configuration and environment; say everything that is wrong at once."""
+    settings = load_settings(config)
+    from daemon.operating.doctor import examine
+
+    value = examine(settings)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.tables import print_check
+
+        print_check(value)
+    if value["problems"]:
+        raise typer.Exit(EXIT_USAGE)
+
+
+@app.command()
+def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Tell what can be made here, and what is missing for the rest."""
+    from daemon.operating.doctor import formats_here
+
+    value = formats_here(load_settings(config).state_directory)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.tables import print_formats
+
+        print_formats(value)
+
+
+@app.command()
+def demo(
+    keep: Annotated[Path | None, typer.Option("--keep", help="New folder in which everything is left to look at.")] = None,
+) -> None:
+    """Train a small model and export its checkpoints live: the whole way in a few minutes."""
+    from daemon.cli.demo import main as show_demo
+
+    raise typer.Exit(show_demo(keep))
+
+
+queue.register(app)
+maintenance.register(app)
+toolchain.register(app)
+
+
+def main() -> int:
+    """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
+    try:
+        app()
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
+    except CkptdError as error:
+        print(f"ckptd: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (`| head`): nothing more to say
+        return 0
+    return 0

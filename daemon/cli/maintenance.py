@@ -1,0 +1,184 @@
+"""The verbs that look after what has been made: `verify`, `fsck`, `prune`. Thin; `daemon.cli` registers them.
+
+Exit codes: 0 all is well, 1 something is not, 2 usage or configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+
+if TYPE_CHECKING:
+    from daemon.config.settings import Settings
+    from daemon.operating.integrity.fsck import Findings
+    from daemon.publishing.retention import Export, Removal
+    from daemon.publishing.verification import Verification
+
+BIG = 64 << 20
+"""Bytes from which on a terminal is shown progress."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command("verify")(verify_command)
+    app.command("fsck")(fsck_command)
+    app.command("prune")(prune_command)
+
+
+def verify_command(
+    path: Annotated[Path, typer.Argument(help="An export, one folder of it, a run's folder, or the whole output.")],
+    json_: JsonOption = False,
+) -> None:
+    """Compare published exports with their manifests. Exit code 1: something differs; 2: no export there."""
+    from daemon.publishing.verification import to_verify, verify
+
+    wanted = to_verify(path)
+    with _progress([export for export, _ in wanted], quiet=json_) as on_bytes:
+        found = [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
+    if json_:
+        print_json({"sound": all(one.sound for one in found), "exports": [_plain(one) for one in found]})
+    else:
+        for one in found:
+            _print_verification(one)
+    if not all(one.sound for one in found):
+        raise typer.Exit(1)
+
+
+def _plain(one: Verification) -> dict[str, Any]:
+    return {"sound": one.sound, **dataclasses.asdict(one)}
+
+
+def _print_verification(one: Verification) -> None:
+    from daemon.system.box import human
+
+    state = "sound" if one.sound else f"{len(one.problems)} differences"
+    print(f"{one.folder}: {state} ({one.files} files, {human(one.bytes)}, {one.seconds:.1f} s)")
+    for problem in one.problems:
+        print(f"  {problem.sentence()}")
+
+
+@contextmanager
+def _progress(exports: list[Path], *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """What is told of every block read; a bar on a terminal where there is much to read."""
+    total = _size(exports) if sys.stderr.isatty() and not quiet else 0
+    if total < BIG:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("verify", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _size(exports: list[Path]) -> int:
+    from daemon.contract.files import files_below
+
+    return sum(path.stat().st_size for export in exports for path in files_below(export))
+
+
+def fsck_command(
+    config: ConfigOption = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every published file, pin and finished output, too.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Check that nothing is lost, nothing twice and nothing half. Exit code 1: something is."""
+    found = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
+    if json_:
+        print_json({"sound": not any(one.findings for one in found), "states": [dataclasses.asdict(one) for one in found]})
+    else:
+        for one in found:
+            _print_findings(one)
+    if any(one.findings for one in found):
+        raise typer.Exit(1)
+
+
+def _states(state: Path) -> list[Path]:
+    """The daemon's state directory, and those of exports in the foreground that are left."""
+    return [state, *sorted(path.parent for path in state.glob("foreground/*/journal.sqlite3"))]
+
+
+def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
+    from daemon.checkpoints.pins import pins_of
+    from daemon.operating.integrity.fsck import examine
+    from daemon.operating.integrity.scene import paths_of
+    from daemon.system.lock import is_locked
+
+    paths = paths_of(state, settings.output.directory)
+    pins = pins_of(settings.pin, paths)
+    return examine(state, settings.output.directory, pins, quiescent=not is_locked(paths.lock), deep=deep)
+
+
+def _print_findings(one: Findings) -> None:
+    summary = f"{len(one.findings)} findings" if one.findings else "nothing lost, nothing twice, nothing half"
+    print(f"{one.state}: {summary} ({one.jobs} jobs, {one.exports} exports, {one.seconds:.1f} s)")
+    for finding in one.findings:
+        print(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")
+    for note in one.notes:
+        print(f"  note: {note.job + ': ' if note.job else ''}{note.text} ({note.path})")
+
+
+def prune_command(
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only tell what would go, and why the rest stays.")] = False,
+    run: Annotated[str, typer.Option("--run", help="Only exports of this run.")] = "",
+    json_: JsonOption = False,
+) -> None:
+    """Remove exports that no rule of `retention` keeps."""
+    import time
+
+    from daemon.config.paths import prepare
+    from daemon.operating.integrity.scene import paths_of
+    from daemon.publishing.retention import plan_removal, prune, read_exports
+    from daemon.publishing.verification import exports_below
+
+    settings = load_settings(config)
+    rules, output, moment = settings.retention, settings.output.directory, time.time()
+    busy = _busy(settings.state_directory)
+    folders = sorted({export.parent for export in exports_below(output)}) if output.is_dir() else []
+    paths = (paths_of if dry_run else prepare)(settings.state_directory, output)
+    removed = prune(folders, run or None, rules, staging=paths.staging, dry_run=dry_run, busy=busy, now=moment)
+    exports = [export for folder in folders for export in read_exports(folder, run or None, busy)]
+    gone = {removal.path for removal in removed}
+    kept = [(export, reason) for export, reason in plan_removal(exports, rules, moment).kept if export.path not in gone]
+    if json_:
+        print_json({
+            "dry_run": dry_run, "freed": sum(one.freed for one in removed), "removed": [dataclasses.asdict(one) for one in removed],
+            "kept": [{"path": export.path, "run": export.run, "step": export.step, "reason": reason} for export, reason in kept],
+        })  # fmt: skip
+    else:
+        _print_removals(removed, kept, dry_run=dry_run)
+
+
+def _busy(state: Path) -> set[str]:
+    """Ids of all jobs that are open now. Raises UsageError for a journal of another version."""
+    from daemon.journal.database import reading
+    from daemon.operating.integrity.scene import usable_version
+
+    found: set[str] = set()
+    for folder in _states(state):
+        journal = folder / "journal.sqlite3"
+        if journal.exists():
+            with reading(journal) as connection:
+                if usable_version(connection, journal):
+                    found |= {row[0] for row in connection.execute("SELECT id FROM job WHERE state IN ('pending', 'running')")}
+    return found
+
+
+def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, dry_run: bool) -> None:
+    from daemon.system.box import human
+
+    for one in removed:
+        print(f"{'would remove' if dry_run else 'removed'} {one.path} ({human(one.freed)})")
+    for export, reason in kept:
+        print(f"kept {export.path}: {reason}")
+    print(f"{len(removed)} exports, {human(sum(one.freed for one in removed))} {'would be freed' if dry_run else 'freed'}")

@@ -1,0 +1,121 @@
+"""The verbs that change the queue: `retry`, `cancel`, `pause`, `resume`, `first`, `reload`. Thin; `daemon.cli` registers them.
+
+They write into the journal, where a running daemon finds it within seconds, or the next one at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.cli.common import ConfigOption, load_settings
+from daemon.contract.errors import UsageError
+
+if TYPE_CHECKING:
+    from daemon.config.settings import Settings
+    from daemon.journal.journal import Journal
+
+OPEN = ("pending", "running")
+JobArgument = Annotated[str, typer.Argument(help="Id of the job, or its beginning.")]
+MaybeJob = Annotated[str, typer.Argument(help="Id of one job, or its beginning; without it everything.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    verbs: tuple[Callable[..., None], ...] = (retry, cancel, pause, resume, first, reload)
+    for verb in verbs:
+        app.command()(verb)
+
+
+def find_job(settings: Settings, wanted: str, *, attempts: bool = False) -> dict[str, Any]:
+    """The one job whose id is, or begins with, `wanted`, as `status` shows it. Raises UsageError unless it is exactly one."""
+    from daemon.operating.status import find
+
+    found = find(settings.state_directory, wanted, attempts=attempts)
+    if len(found) != 1:
+        cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"
+        raise UsageError("no-such-job", "find the job", cause, "take an id from `ckptd list`")
+    return found[0]
+
+
+@contextmanager
+def _journal(settings: Settings) -> Iterator[Journal]:
+    from daemon.config.paths import existing
+    from daemon.journal.journal import Journal
+
+    journal = Journal(existing(settings.state_directory))
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def _refuse(job: dict[str, Any], operation: str, remedy: str) -> UsageError:
+    return UsageError("wrong-state", f"{operation} {job['id']}", f"it is {job['state']}", remedy)
+
+
+def retry(job: JobArgument, config: ConfigOption = None) -> None:
+    """Put an export that failed, is partial or was cancelled back in the queue; with a changed configuration any that ended."""
+    from daemon.cli.export import retry_job
+
+    settings = load_settings(config)
+    found = find_job(settings, job)
+    retry_job(settings, found["id"])
+    print(f"{found['id']} is back in the queue.")
+
+
+def cancel(job: JobArgument, config: ConfigOption = None) -> None:
+    """Give up an export that waits or runs; what it made so far is removed, its checkpoint is not taken again by itself."""
+    settings = load_settings(config)
+    found = find_job(settings, job)
+    with _journal(settings) as journal:
+        if not journal.cancel_job(found["id"], "cancelled by hand"):
+            raise _refuse(found, "cancel", "cancel only what waits or runs; remove a finished export by deleting its folder")
+    print(f"{found['id']} is cancelled; `ckptd retry {found['id']}` takes it up again.")
+
+
+def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
+    """Start no further stage, of one job or of all; what runs comes to its end, checkpoints are still taken in and pinned."""
+    settings = load_settings(config)
+    with _journal(settings) as journal:
+        if not job:
+            said = "is paused now" if journal.pause_all(True) else "was paused already"
+            print(f"The queue {said}; `ckptd resume` lets it go on.")
+            return
+        found = find_job(settings, job)
+        if found["state"] not in OPEN:
+            raise _refuse(found, "pause", "pause only what waits or runs")
+        said = "is paused now" if journal.pause_job(found["id"], True) else "was paused already"
+        print(f"{found['id']} {said}; `ckptd resume {found['id']}` lets it go on.")
+
+
+def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
+    """Let a paused job, or the paused queue, go on."""
+    settings = load_settings(config)
+    with _journal(settings) as journal:
+        if not job:
+            print("The queue goes on." if journal.pause_all(False) else "The queue was not paused.")
+            return
+        found = find_job(settings, job)
+        print(f"{found['id']} goes on." if journal.pause_job(found["id"], False) else f"{found['id']} was not paused.")
+
+
+def first(job: JobArgument, config: ConfigOption = None) -> None:
+    """Put a waiting export before all others."""
+    settings = load_settings(config)
+    found = find_job(settings, job)
+    with _journal(settings) as journal:
+        if not journal.prefer_job(found["id"]):
+            raise _refuse(found, "prefer", "prefer only what waits")
+    print(f"{found['id']} is next{' once it is resumed' if found['paused'] else ''}.")
+
+
+def reload(config: ConfigOption = None) -> None:
+    """Let the running daemon take over the configuration file as it is now, if all of it is valid."""
+    from daemon.operating.reload import ask_for_reload
+
+    ask_for_reload(load_settings(config, need_roots=True))
+    print("The daemon goes on by the new configuration.")

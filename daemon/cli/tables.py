@@ -1,0 +1,308 @@
+"""What people see in the terminal: tables, progress, readable logs. Plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from daemon.checkpoints.inspection import Inspection
+from daemon.system.box import human
+
+if TYPE_CHECKING:
+    from daemon.journal.rows import StageRow
+    from daemon.running.children import Running
+
+STATE_STYLE = {
+    "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
+    "pending": "dim", "waiting": "dim", "skipped": "dim", "superseded": "dim",
+}  # fmt: skip
+LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red"}
+
+
+def styled(state: str) -> str:
+    """A state in its colour, as rich markup."""
+    style = STATE_STYLE.get(state)
+    return f"[{style}]{state}[/{style}]" if style else escape(state)
+
+
+class ExportView:
+    """The progress of one export on stderr: a bar a stage on a terminal, a line a change elsewhere."""
+
+    def __init__(self, found: Inspection, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._live = self._console.is_terminal and not quiet
+        self._said: dict[str, str] = {}
+        self._bars: dict[str, TaskID] = {}
+        self._progress = Progress(
+            SpinnerColumn(finished_text=" "), TextColumn("{task.description:<10}"), BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=self._console,
+        )  # fmt: skip
+        if not quiet:
+            self._console.print(f"[bold]{escape(found.path.parent.name)}[/bold] step {found.step}: {escape(str(found.path))}")
+        if self._live:
+            self._progress.start()
+
+    def say(self, message: str) -> None:
+        """A line of its own."""
+        if not self._quiet:
+            self._console.print(message)
+
+    def show(self, stages: Mapping[str, StageRow], running: Sequence[Running]) -> None:
+        """Bring the display up to date."""
+        active = {one.stage: one for one in running}
+        for name, stage in stages.items():
+            if self._live:
+                self._bar(name, stage, active.get(name))
+            elif not self._quiet:
+                self._line(name, "running" if name in active else stage.state, stage)
+
+    def _bar(self, name: str, stage: StageRow, running: Running | None) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(name, total=1.0, note="", start=False)
+        bar = self._bars[name]
+        if running is not None:
+            self._progress.start_task(bar)
+            said = running.worker.progress
+            self._progress.update(bar, completed=said.fraction, note=escape(said.message)[:50])
+        elif stage.state != "waiting":
+            self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=styled(stage.state))
+            self._progress.stop_task(bar)
+
+    def _line(self, name: str, state: str, stage: StageRow) -> None:
+        if state == "waiting" or self._said.get(name) == state:
+            return
+        self._said[name] = state
+        seconds = f" in {stage.result.seconds:.1f} s" if stage.result else ""
+        self._console.print(f"{name}: {state}{seconds}")
+
+    def close(self) -> None:
+        """End the live display."""
+        if self._live:
+            self._progress.stop()
+
+    def finish(self, job: Mapping[str, Any]) -> None:
+        """The verdicts, and where the export lies."""
+        if self._quiet:
+            return
+        if job["report"]:
+            Console(highlight=False).print(artifact_table(job["report"]))
+        for stage in job["stages"]:
+            if stage["error"] and stage["state"] == "failed":
+                self._console.print(f"[red]{escape(stage['error'])}[/red]")
+        for failure in _rejections(job["report"]):
+            self._console.print(f"[yellow]{escape(failure)}[/yellow]")
+        Console(highlight=False, soft_wrap=True).print(f"{styled(job['state'])}: {escape(job['target'])}")
+
+
+def _rejections(report: Mapping[str, Any] | None) -> list[str]:
+    artifacts = (report or {}).get("artifacts", [])
+    return [f"{one['variant']}: {'; '.join(one['reasons'])}" for one in artifacts if one["verdict"] != "passed" and one.get("reasons")]
+
+
+def _figure(value: Any, pattern: str) -> str:
+    return pattern.format(value) if isinstance(value, int | float) else "–"
+
+
+def _percent(share: Any) -> str:
+    return _figure(share * 100 if isinstance(share, int | float) else None, "{:.4g}%")
+
+
+def artifact_table(report: Mapping[str, Any]) -> Table:
+    """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
+    table = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
+    for title in ("artifact", "verdict"):
+        table.add_column(title, no_wrap=True)
+    for title in ("size", "× base", "error", "agree", "tok/s", "PyTorch"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in report.get("artifacts", []):
+        figures = one.get("figures") or {}
+        table.add_row(
+            one["variant"], styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
+            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.get("error_max"), "{:.1g} σ"),
+            _percent(figures.get("agreement")), _figure(figures.get("tokens_per_second"), "{:.0f}"),
+            _figure(figures.get("pytorch_tokens_per_second"), "{:.0f}"),
+        )  # fmt: skip
+    return table
+
+
+def print_status(value: Mapping[str, Any]) -> None:
+    """`ckptd status`."""
+    console = Console(highlight=False)
+    daemon = value["daemon"]
+    if daemon["running"]:
+        health = "healthy" if daemon["healthy"] else "[red]unwell[/red]"
+        console.print(f"[green]running[/green] (pid {daemon['pid']}, since {daemon['started']}, {health})")
+    else:
+        console.print("[yellow]not running[/yellow]: start it with `ckptd run --config FILE`")
+    for notice in _notices(value):
+        console.print(notice)
+    for root in value["roots"]:
+        console.print(
+            f"root   {escape(root['path'])} ({root['backend']}{'' if root['exists'] else ', [yellow]does not exist yet[/yellow]'})"
+        )
+    for one in value["incomplete"]:
+        console.print(f"[yellow]incomplete[/yellow] {escape(one['path'])} for {one['seconds']} s: {escape('; '.join(one['missing']))}")
+    for one in value["lost"][:5]:
+        console.print(
+            f"[red]lost[/red]   {escape(one['path'])} at {one['last_seen']}: deleted {one['lived']:.1f} s after it was first seen"
+        )
+    waiting = value["outbox"].get("pending", 0)
+    if waiting:
+        console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
+    print_jobs(value["jobs"])
+
+
+def _notices(value: Mapping[str, Any]) -> list[str]:
+    """What a person should know before anything else."""
+    notices = []
+    if value["paused"]:
+        notices.append(f"[yellow]paused[/yellow] since {value['paused']}: no stage is started; `ckptd resume` lets it go on")
+    if (value["daemon"]["configuration"] or {}).get("problem"):
+        notices.append(f"[red]the last reload was refused[/red]: {escape(str(value['daemon']['configuration']['problem']))}")
+    if (value["daemon"]["journal"] or {}).get("problem"):
+        notices.append(f"[red]journal[/red] {escape(str(value['daemon']['journal']['problem']))}")
+    if value["journal"]:
+        rebuilt = value["journal"]
+        notices.append(
+            f"[yellow]the journal was damaged and rebuilt[/yellow] from {rebuilt.get('from')} at {rebuilt.get('at')};"
+            f" the damaged file is {escape(str(rebuilt.get('set_aside')))}"
+        )
+    return notices
+
+
+def print_jobs(jobs: list[dict[str, Any]]) -> None:
+    """A row per job."""
+    console = Console(highlight=False)
+    if not jobs:
+        console.print("no checkpoint has been taken yet")
+        return
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for title in ("job", "run", "step", "loss", "state", "now", "artifacts"):
+        table.add_column(title, overflow="fold", no_wrap=title in ("job", "step", "state"))
+    for job in jobs:
+        active = next((stage for stage in job["stages"] if stage["state"] == "running"), None)
+        what = f"{active['name']} {100 * (active['fraction'] or 0):.0f} %" if active else ""
+        what = "[yellow]paused[/yellow]" if job["paused"] and not active and job["state"] in ("pending", "running") else what
+        verdicts = " ".join(f"{name}:{styled(verdict)}" for name, verdict in job["artifacts"].items())
+        loss = "–" if job["loss"] is None else f"{job['loss']:.3f}"
+        table.add_row(escape(job["id"]), escape(job["run"]), str(job["step"]), loss, styled(job["state"]), what, verdicts)
+    console.print(table)
+    for job in jobs:
+        for text, style in ((job["waiting_for"], "yellow"), (job["error"], "red"), *((text, "yellow") for text in job["warnings"])):
+            if text:
+                console.print(f"[{style}]{escape(job['id'])}: {escape(text)}[/{style}]")
+
+
+def print_job(job: Mapping[str, Any]) -> None:
+    """`ckptd show`."""
+    console = Console(highlight=False)
+    for key in (
+        "id", "run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target", "created",
+        "started", "ended",
+    ):  # fmt: skip
+        if (value := job[key]) is not None:
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            console.print(f"[bold]{key:<11}[/bold] {styled(text) if key == 'state' else escape(text)}", soft_wrap=True)
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for title in ("stage", "state", "attempts", "seconds", "error"):
+        table.add_column(title, overflow="fold")
+    for stage in job["stages"]:
+        seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
+        table.add_row(stage["name"], styled(stage["state"]), str(stage["attempts"]), seconds, escape(stage["error"] or ""))
+    console.print(table)
+    for attempt in job.get("attempts", []):
+        if attempt["outcome"] not in ("succeeded", None):
+            console.print(
+                f"{attempt['stage']} attempt {attempt['number']}: {attempt['outcome']}; log {escape(attempt['log'])}", soft_wrap=True
+            )
+    failed = [attempt for attempt in job.get("attempts", []) if attempt["outcome"] in ("retryable", "permanent")]
+    if failed and job["state"] in ("failed", "partial"):
+        console.print(f"To run the last failed one by hand: python -m handlers {escape(failed[-1]['job_file'])}", soft_wrap=True)
+
+
+def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
+    """`ckptd logs`."""
+    from daemon.operating.logs import follow as records
+
+    console = Console(highlight=False, soft_wrap=True)
+    if not file.exists():
+        print(f"There is no log yet at {file}; the daemon writes it when it runs.", file=sys.stderr)
+        if not follow:
+            return
+    try:
+        for record in records(file, tail=lines, forever=follow):
+            if job and not str(record.get("job", "")).startswith(job):
+                continue
+            if as_json:
+                print(json.dumps(record), flush=True)
+            else:
+                console.print(log_line(record))
+    except KeyboardInterrupt:
+        return
+
+
+def log_line(record: dict[str, Any]) -> str:
+    """One record as a readable line of rich markup."""
+    rest = {key: value for key, value in record.items() if key not in ("timestamp", "level", "event", "logger", "exception")}
+    level = str(record.get("level", "info"))
+    when = str(record.get("timestamp", ""))[11:19]
+    where = " ".join(f"{key}={escape(str(rest.pop(key)))}" for key in ("run", "step", "stage", "attempt") if key in rest)
+    rest.pop("job", None)
+    details = " ".join(f"{key}={escape(str(value))}" for key, value in rest.items() if value is not None)
+    style = LEVEL_STYLE.get(level, "")
+    event = escape(str(record.get("event", "")))
+    text = f"[dim]{when}[/dim] {level:<7} {f'[{style}]{event}[/{style}]' if style else event}"
+    text += f" [cyan]{where}[/cyan]" if where else ""
+    text += f" [dim]{details}[/dim]" if details else ""
+    return text + (f"\n{escape(str(record['exception']))}" if record.get("exception") else "")
+
+
+def print_check(value: Mapping[str, Any]) -> None:
+    """`ckptd check`."""
+    console = Console(highlight=False, soft_wrap=True)
+    for key, fact in value["facts"].items():
+        console.print(f"[bold]{key:<18}[/bold] {escape(str(fact))}")
+    for problem in value["problems"]:
+        console.print(f"[red]wrong[/red]  {escape(problem)}")
+    for warning in value["warnings"]:
+        console.print(f"[yellow]note[/yellow]   {escape(warning)}")
+    if not value["problems"]:
+        console.print("[green]The configuration is sound.[/green]")
+
+
+def print_formats(value: Mapping[str, Any]) -> None:
+    """`ckptd formats`."""
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    for title in ("variant", "here", "what it is"):
+        table.add_column(title, overflow="fold")
+    for name, row in value["variants"].items():
+        lacks = ", ".join(row["lacks"])
+        table.add_row(name, "[green]yes[/green]" if row["available"] else f"[yellow]lacks {lacks}[/yellow]", row["about"])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table)
+    for name, row in value["toolchains"].items():
+        state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
+        console.print(f"toolchain {name}: {state} ({escape(row['about'])})")
+    _print_doubts(console, value["processor"])
+
+
+def _print_doubts(console: Console, processor: Mapping[str, Any]) -> None:
+    """What this box's processor can't vouch for, the variants of one doubt together."""
+    names = " ".join(processor["features"]) or "of unknown instruction sets"
+    console.print(f"processor: {escape(processor['model'] or processor['architecture'])} ({escape(names)})", soft_wrap=False)
+    kernels = ", ".join(processor["not_run"])
+    console.print(f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}", soft_wrap=False)
+    variants: dict[str, list[str]] = {}
+    for variant, doubt in processor["doubts"].items():
+        variants.setdefault(doubt, []).append(variant)
+    for doubt, those in variants.items():
+        console.print(f"checked only for processors like this one: {', '.join(those)}: {escape(doubt)}", soft_wrap=False)

@@ -1,0 +1,94 @@
+"""`ckptd toolchain list | install | remove | check`. Thin; `daemon.cli` registers them.
+
+Exit codes: 0 done, 1 it can't be made or does not work, 2 usage, 75 temporary (no network, no disk, in use).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+
+if TYPE_CHECKING:
+    from daemon.config.settings import Settings
+    from daemon.toolchains.registry import Installed, Toolchains
+
+NameArgument = Annotated[str, typer.Argument(help="Name, as `ckptd toolchain list` shows it.")]
+_app = typer.Typer(name="toolchain", help="Environments of their own for exporters that need them.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.add_typer(_app)
+
+
+def _chains(settings: Settings) -> Toolchains:
+    from daemon.toolchains.registry import Toolchains
+
+    return Toolchains(settings.state_directory)
+
+
+@_app.command("list")
+def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """List the toolchains, and which are installed."""
+    from daemon.system.box import human
+    from daemon.toolchains.registry import describe
+
+    value = describe(_chains(load_settings(config)))
+    if json_:
+        print_json(value)
+        return
+    for name, row in value["toolchains"].items():
+        size = human(sum(one["size"] for one in row["folders"]))
+        hint = f"installed, {size}" if row["installed"] else f"{row['state']}; `{row['command']}` brings it, up to {human(row['disk'])}"
+        print(f"{name}: {hint}\n  {row['about']}")
+
+
+@_app.command()
+def install(
+    name: NameArgument,
+    config: ConfigOption = None,
+    again: Annotated[bool, typer.Option("--again", help="Make it anew even if it is installed.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Install a toolchain with the packages that are locked for it, and try it."""
+    from daemon.toolchains.install import install as make
+
+    settings = load_settings(config)
+    chains, started = _chains(settings), time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - started:6.1f} s  {line}", file=sys.stderr, flush=True)
+
+    _show(make(chains, name, say, reserve=int(settings.limits.disk_reserve), again=again), "is installed", as_json=json_)
+
+
+@_app.command()
+def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Remove a toolchain that nothing uses now."""
+    from daemon.system.box import human
+    from daemon.toolchains.install import remove as take_away
+
+    freed = take_away(_chains(load_settings(config)), name)
+    print_json({"name": name, "freed": freed}) if json_ else print(f"{name} is removed, {human(freed)} are freed.")
+
+
+@_app.command()
+def check(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Try an installed toolchain. Exit code 1: it does not work any more; 2: it is not installed."""
+    from daemon.toolchains.install import check as examine
+
+    _show(examine(_chains(load_settings(config)), name), "works", as_json=json_)
+
+
+def _show(one: Installed, said: str, *, as_json: bool) -> None:
+    from daemon.system.box import human
+
+    if as_json:
+        print_json({"folder": str(one.folder), **one.manifest.model_dump()})
+    else:
+        print(f"{one.manifest.name} {said}: {human(one.manifest.size)} in {one.folder}, Python {one.manifest.python}")

@@ -1,0 +1,1 @@
+"""From TOML and environment to typed settings; where everything lies."""

@@ -1,0 +1,103 @@
+"""Loads the configuration and says everything that is wrong with it at once, before anything starts.
+
+Relative paths are relative to the configuration file, or to the working directory where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from daemon.config import suggestions
+from daemon.config.settings import Settings
+from daemon.contract.errors import UsageError
+from daemon.contract.plan import VARIANTS
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The TOML file as a dictionary. Raises UsageError where it can't be read or parsed."""
+    operation = "read the configuration"
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError("config-missing", operation, "there is no such file", "name another with --config", path=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("config-unreadable", operation, str(error), "make it a readable UTF-8 file", path=path) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError("config-syntax", operation, f"it is not TOML: {error}", "mend that line", path=path) from None
+
+
+def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
+    """Settings from the file (if any) and the environment, with absolute paths.
+
+    `need_roots`: the caller is the daemon, which has nothing to do without a root.
+    Raises UsageError that lists every unknown key, wrong type and conflict by dotted path with a suggestion.
+    """
+    values = read_file(path) if path else {}
+    problems = suggestions.unknown_environment(Settings, os.environ)
+    settings = None
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += suggestions.problems_of(error, Settings)
+        problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
+    except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
+        problems.append(re.sub(r"\s+", " ", str(error)))
+    if settings is not None:
+        settings = settings.anchored((path.parent if path else Path()).absolute())
+        problems += conflicts(settings, need_roots=need_roots)
+    if problems or settings is None:
+        listing = "\n".join(f"  {problem}" for problem in problems)
+        count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
+        raise UsageError("config-invalid", "use the configuration", count, "change those keys; config.toml documents each", path=path)
+    return settings
+
+
+def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:
+    """Conflicts among the keys that are right in themselves, so that one run shows everything there is to mend."""
+    merged = Settings.merged(values)
+    for item in error.errors():
+        section, *keys = (str(part) for part in item["loc"])
+        if keys and isinstance(merged.get(section), dict):
+            merged[section].pop(keys[0], None)
+    sections = {}
+    for name, field in Settings.model_fields.items():
+        value = merged.get(name)
+        sections[name] = type(field.default).model_validate(value) if isinstance(value, dict) else field.default
+    return conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
+
+
+def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
+    """Values that are each right but do not go together, each with a value that would."""
+    problems: list[str] = []
+    for name in settings.export.variants:
+        if name not in VARIANTS:
+            problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, VARIANTS)}")
+    if not problems and not settings.variants:
+        problems.append('export.variants: nothing is left to make; name at least one, for example ["pytorch"]')
+    problems += [
+        f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, VARIANTS)}"
+        for name in settings.validate.thresholds
+        if name not in VARIANTS
+    ]
+    if settings.select.policy == "every" and settings.select.every < 1:
+        problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
+    if need_roots and not settings.watch.roots:
+        problems.append('watch.roots: is empty, so there is nothing to watch; for example ["/data/runs"]')
+    written = {"output.directory": settings.output.directory, "state.directory": settings.state_directory}
+    if settings.pin.directory is not None:
+        written["pin.directory"] = settings.pin.directory
+    for root in settings.watch.roots:
+        for key, folder in written.items():
+            real = Path(os.path.realpath(folder))
+            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, Path(os.path.realpath(root))))):
+                beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
+                problems.append(
+                    f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
+                )
+    return problems

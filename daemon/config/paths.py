@@ -1,0 +1,126 @@
+"""Where the daemon keeps what: one place that knows the names below the state and the output directory."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.errors import UsageError
+from daemon.contract.files import write_atomic
+from daemon.contract.values import digest_of
+
+STAGING = ".staging"
+KEPT = ".kept"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Folders and files of one journal. `instance` keeps the staging of several journals with one output apart."""
+
+    state: Path
+    output: Path
+    instance: str
+
+    @property
+    def journal(self) -> Path:
+        """The SQLite file."""
+        return self.state / "journal.sqlite3"
+
+    @property
+    def backups(self) -> Path:
+        """Copies of the journal."""
+        return self.state / "backups"
+
+    @property
+    def suspect(self) -> Path:
+        """There while the journal is known to be damaged or is being rebuilt."""
+        return self.state / "journal.suspect"
+
+    @property
+    def lock(self) -> Path:
+        """Locked by the one daemon that may write the journal."""
+        return self.state / "lock"
+
+    @property
+    def live(self) -> Path:
+        """What only the running daemon knows (progress), for `ckptd status`; rewritten, never needed."""
+        return self.state / "live.json"
+
+    @property
+    def log(self) -> Path:
+        """The JSON-lines log."""
+        return self.state / "ckptd.log"
+
+    @property
+    def pins(self) -> Path:
+        """One folder a job with the pinned checkpoint."""
+        return self.state / "pins"
+
+    @property
+    def pins_lock(self) -> Path:
+        """Held by whoever removes the pins of ended jobs, and by `ckptd retry` from pinning again until the job is open."""
+        return self.state / "pins.lock"
+
+    @property
+    def jobs(self) -> Path:
+        """One folder a job with a folder an attempt: job file, result, log."""
+        return self.state / "jobs"
+
+    @property
+    def cache(self) -> Path:
+        """What children may reuse."""
+        return self.state / "cache"
+
+    @property
+    def staging(self) -> Path:
+        """Unpublished output, on the output's file system."""
+        return self.output / STAGING / self.instance
+
+    @property
+    def kept(self) -> Path:
+        """Finished outputs by their resume key, on the output's file system."""
+        return self.output / KEPT / self.instance
+
+    def attempt(self, job: str, stage: str, number: int) -> Path:
+        """Folder of an attempt's job file, result file, log and temporary files."""
+        return self.jobs / job / f"{stage}.{number}"
+
+
+def existing(state: Path) -> Path:
+    """The journal of a state directory that is in use. Raises UsageError where there is none: a wrong path makes no new one."""
+    journal = state / "journal.sqlite3"
+    if not journal.is_file():
+        raise UsageError(
+            "no-journal", "open the journal", "no daemon has run on this state directory", "name the right one with --config", path=state
+        )  # fmt: skip
+    return journal
+
+
+def foreground_state(state: Path, checkpoint: Path) -> Path:
+    """State directory of the `ckptd export` of one checkpoint: a journal of its own, found again by the same path."""
+    return state / "foreground" / digest_of(str(checkpoint))[:16]
+
+
+def not_writable(key: str, folder: Path, cause: str) -> UsageError:
+    """The error for a folder of the configuration that can't be written to."""
+    remedy = f"give this user access, or set {key} to a folder that can be written"
+    return UsageError("not-writable", f"write to {key}", cause, remedy, path=folder)
+
+
+def prepare(state: Path, output: Path) -> Paths:
+    """Make the folders. Raises UsageError naming the key whose folder can't be written."""
+    for key, folder in (("state.directory", state), ("output.directory", output)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over
+        except OSError as error:
+            raise not_writable(key, folder, error.strerror or str(error)) from None
+    marker = state / "instance"
+    if not marker.exists():
+        write_atomic(marker, secrets.token_hex(4))
+    paths = Paths(state, output, marker.read_text().strip())
+    for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
+        folder.mkdir(parents=True, exist_ok=True)
+    return paths

@@ -1,0 +1,266 @@
+"""The settings as types: every section and key with its default, its bounds and what follows from it.
+
+Sources, strongest first: `CKPTD_SECTION__KEY`, the short `EXPORT_*` names, the TOML file, the defaults below.
+What a key means, in which unit and why it has that default is said in config.toml. `daemon.config.load` is the door.
+"""
+
+from __future__ import annotations
+
+import os
+import string
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from daemon.config import windows
+from daemon.config.sources import ListFriendlyEnv, over, short_names
+from daemon.contract.options import ExportOptions, MergeOptions, OnnxOptions, ValidateOptions, Work
+from daemon.contract.plan import effective_variants
+
+PLACEHOLDERS = ("run", "step", "identity", "date")
+
+
+class Section(BaseModel):
+    """A section of the file: frozen, closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+OptionalPath = Annotated[Path | None, BeforeValidator(lambda value: None if value == "" else value)]
+"""A path, or "" for none: TOML has no null."""
+
+
+class WatchSettings(Section):
+    """`[watch]`: where trainers write, and when to believe that they are done."""
+
+    roots: tuple[Path, ...] = ()
+    settle_seconds: float = Field(default=3.0, ge=0, le=3600)
+    rescan_seconds: float = Field(default=30.0, gt=0, le=86400)
+    stale_seconds: float = Field(default=900.0, gt=0)
+    backend: Literal["auto", "inotify", "poll"] = "auto"
+    depth: int = Field(default=4, ge=1, le=16)
+
+
+class SelectSettings(Section):
+    """`[select]`: which checkpoints are exported."""
+
+    policy: Literal["all", "latest", "best", "every"] = "all"
+    every: int = Field(default=0, ge=0)
+    final: bool = True
+
+
+class BaseModelSettings(Section):
+    """`[base]`: where the base models lie."""
+
+    search: tuple[Path, ...] = ()
+    map: dict[str, Path] = Field(default_factory=dict)
+
+
+class OutputSettings(Section):
+    """`[output]`: where exports go and what they are called."""
+
+    directory: Path = Path("exports")
+    naming: str = "{run}/step-{step}"
+    keep_rejected: bool = False
+    kept_size: ByteSize = Field(default=ByteSize(4 << 30), ge=0, validate_default=True)
+
+    @field_validator("naming")
+    @classmethod
+    def _naming_has_known_fields(cls, value: str) -> str:
+        try:
+            fields = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+        except ValueError as error:
+            raise ValueError(f"is not a naming pattern ({error}); try '{{run}}/step-{{step}}'") from error
+        unknown = fields - set(PLACEHOLDERS)
+        if unknown:
+            raise ValueError(f"knows no {{{sorted(unknown)[0]}}}; the fields are {', '.join('{' + name + '}' for name in PLACEHOLDERS)}")
+        if not {"run", "step"} <= fields:
+            raise ValueError("must hold {run} and {step}, or exports would overwrite each other; try '{run}/step-{step}'")
+        if value.startswith("/") or any(part in ("..", ".", "") or part.startswith(".") for part in value.split("/")):
+            raise ValueError("must be a relative path without hidden or '..' parts; try '{run}/step-{step}'")
+        return value
+
+
+class StateSettings(Section):
+    """`[state]`: journal, pins, attempt logs."""
+
+    directory: OptionalPath = None
+
+
+class PinSettings(Section):
+    """`[pin]`: the snapshot that rotation cannot take away."""
+
+    directory: OptionalPath = None
+    copy_limit: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
+
+
+class LimitSettings(Section):
+    """`[limits]`: what exports may take from the box."""
+
+    jobs: int = Field(default=1, ge=1, le=64)
+    stages: int = Field(default=2, ge=1, le=64)
+    threads: int = Field(default=0, ge=0, le=1024)
+    priority: Literal["idle", "low", "normal"] = "idle"
+    memory_fraction: float = Field(default=0.8, gt=0, le=1)
+    memory_reserve: ByteSize = Field(default=ByteSize(256 << 20), ge=0, validate_default=True)
+    disk_reserve: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
+    stage_timeout: float = Field(default=7200.0, gt=0)
+    silence_seconds: float = Field(default=900.0, gt=0)
+    stop_seconds: float = Field(default=20.0, ge=0, le=600)
+    log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=1 << 12, validate_default=True)
+    processes: int = Field(default=128, ge=4)
+    attempts: int = Field(default=3, ge=1, le=100)
+    crashes: int = Field(default=5, ge=1, le=1_000_000)
+    retry_seconds: float = Field(default=10.0, ge=0)
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @property
+    def effective_threads(self) -> int:
+        """`threads`, where 0 stands for half of this process's cores, at least one."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+class ScheduleSettings(Section):
+    """`[schedule]`: when heavy stages may run, and the journal's care."""
+
+    heavy: tuple[str, ...] = ()
+    timezone: str = ""
+    overrun: Literal["finish", "stop"] = "finish"
+    integrity_hours: float = Field(default=24.0, gt=0)
+    backup_hours: float = Field(default=6.0, gt=0)
+    backups: int = Field(default=3, ge=0, le=100)
+
+    @field_validator("heavy")
+    @classmethod
+    def _heavy_is_cron(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if problems := [problem for problem in map(windows.problem_of, value) if problem]:
+            raise ValueError("; ".join(problems))
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _timezone_exists(cls, value: str) -> str:
+        if problem := windows.zone_problem(value):
+            raise ValueError(problem)
+        return value
+
+
+class NotifySettings(Section):
+    """`[notify]`: who is told."""
+
+    urls: tuple[str, ...] = ()
+    on: tuple[Literal["succeeded", "partial", "failed"], ...] = ("succeeded", "partial", "failed")
+
+
+class RetentionSettings(Section):
+    """`[retention]`: which exports are kept."""
+
+    keep_last: int = Field(default=0, ge=0)
+    keep_best: int = Field(default=0, ge=0)
+    keep_days: float = Field(default=0.0, ge=0)
+
+
+class LogSettings(Section):
+    """`[log]`: what is said, and where."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+    max_size: ByteSize = Field(default=ByteSize(50 << 20), ge=1 << 16, validate_default=True)
+    keep: int = Field(default=5, ge=0, le=100)
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _level_in_any_case(cls, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+
+class MetricsSettings(Section):
+    """`[metrics]`: figures for a monitoring system."""
+
+    textfile: OptionalPath = None
+
+
+with warnings.catch_warnings():
+    # The section is called [validate]; pydantic warns that a long-deprecated class method has the same name.
+    warnings.simplefilter("ignore", UserWarning)
+
+    class Settings(BaseSettings):
+        """All sections."""
+
+        model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="CKPTD_", env_nested_delimiter="__")
+
+        watch: WatchSettings = WatchSettings()
+        select: SelectSettings = SelectSettings()
+        base: BaseModelSettings = BaseModelSettings()
+        output: OutputSettings = OutputSettings()
+        state: StateSettings = StateSettings()
+        pin: PinSettings = PinSettings()
+        merge: MergeOptions = MergeOptions()
+        export: ExportOptions = ExportOptions()
+        onnx: OnnxOptions = OnnxOptions()
+        validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
+        limits: LimitSettings = LimitSettings()
+        schedule: ScheduleSettings = ScheduleSettings()
+        notify: NotifySettings = NotifySettings()
+        retention: RetentionSettings = RetentionSettings()
+        log: LogSettings = LogSettings()
+        metrics: MetricsSettings = MetricsSettings()
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            """Environment over short names over the file (which comes in as keyword arguments)."""
+            short = InitSettingsSource(settings_cls, short_names(dict(os.environ)))
+            return ListFriendlyEnv(settings_cls), short, init_settings
+
+        @classmethod
+        def merged(cls, values: dict[str, Any]) -> dict[str, Any]:
+            """`values` of the file with the environment over them, not validated."""
+            found: dict[str, Any] = {}
+            for source in (values, short_names(dict(os.environ)), ListFriendlyEnv(cls)()):
+                found = over(found, source)
+            return found
+
+        @property
+        def state_directory(self) -> Path:
+            """`state.directory`, else systemd's, else the XDG one."""
+            if self.state.directory is not None:
+                return self.state.directory
+            if os.environ.get("STATE_DIRECTORY"):
+                return Path(os.environ["STATE_DIRECTORY"].split(":")[0])
+            return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ckptd"
+
+        @property
+        def work(self) -> Work:
+            """What determines a job's output."""
+            return Work(export=self.export, validation=self.validate, merge=self.merge, onnx=self.onnx)
+
+        @property
+        def variants(self) -> tuple[str, ...]:
+            """The variants that jobs publish."""
+            return effective_variants(self.export.variants, self.export.quantization)
+
+        def anchored(self, folder: Path) -> Self:
+            """The same settings with every path made absolute below `folder`."""
+
+            def absolute(value: Any) -> Any:
+                if isinstance(value, Path):
+                    return Path(os.path.normpath(folder / value.expanduser()))
+                if isinstance(value, tuple):
+                    return tuple(absolute(item) for item in value)
+                if isinstance(value, dict):
+                    return {key: absolute(item) for key, item in value.items()}
+                if isinstance(value, Section):
+                    return value.model_copy(update={name: absolute(getattr(value, name)) for name in type(value).model_fields})
+                return value
+
+            return self.model_copy(update={name: absolute(getattr(self, name)) for name in type(self).model_fields})

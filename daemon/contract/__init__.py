@@ -1,0 +1,1 @@
+"""What both wings import; pure data and crash-safe files; stdlib + pydantic only; imports nothing else of daemon/ or handlers/."""

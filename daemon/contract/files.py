@@ -1,0 +1,198 @@
+"""Files that survive a crash: atomic writes, fsync, digests, placing files without copying them twice.
+
+Used by both wings. Order matters everywhere here: contents first, then the name, then the folder that holds
+the name; a reader or a power cut at any instant sees the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from daemon.contract.messages import FileEntry
+
+_FICLONE = 0x40049409
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_BLOCK = 1 << 22
+_TEMPORARY = re.compile(r"\..+\.([0-9]+)\.tmp")
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder with all that is missing above it, every new name durable."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        fsync_directory(folder.parent)
+
+
+def fsync_file(path: Path) -> None:
+    """Make a file's contents durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_of(path: Path) -> Path:
+    """The name beside `path` under which this process puts together what will replace it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def dead_temporaries(folder: Path) -> list[Path]:
+    """Names that `temporary_of` gave processes which live no more: what a crash left, in no order."""
+    if not folder.is_dir():
+        return []
+    found = [(match, entry) for entry in os.scandir(folder) if (match := _TEMPORARY.fullmatch(entry.name))]
+    return [Path(entry.path) for match, entry in found if not _lives(int(match[1])) and not entry.is_dir(follow_symlinks=False)]
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def sweep_temporaries(folder: Path) -> list[Path]:
+    """Remove what `dead_temporaries` finds; gives it."""
+    found = dead_temporaries(folder)
+    for path in found:
+        path.unlink(missing_ok=True)
+    return found
+
+
+def write_atomic(path: Path, data: bytes | str, *, durable: bool = True) -> None:
+    """Replace `path` by `data` so that no reader ever sees a part of it."""
+    temporary = temporary_of(path)
+    try:
+        with open(temporary, "wb") as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        fsync_directory(path.parent)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's contents, in hex, read in blocks of 4 MiB."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def walk(folder: Path, *, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` that raises OSError where a folder can't be listed, which os.walk itself passes over in silence."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    return os.walk(folder, topdown=topdown, onerror=fail)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """All regular files below `folder`, sorted, links not followed. Raises OSError where one can't be listed."""
+    for directory, folders, names in walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(directory, name)
+            if path.is_file() and not path.is_symlink():
+                yield path
+
+
+def seal(folder: Path, known: Mapping[str, str] | None = None) -> tuple[FileEntry, ...]:
+    """Make everything below `folder` durable and readable as the umask says; give its files with their digests.
+
+    Libraries leave files with mode 0600 behind; a published model must be as readable as any other file. `known`: digests
+    by relative path that were taken of the finished files already, so that these need not be read again.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    entries = []
+    for path in files_below(folder):
+        if path.stat().st_mode & 0o777 != 0o666 & ~umask:
+            path.chmod(0o666 & ~umask)
+        fsync_file(path)
+        name = path.relative_to(folder).as_posix()
+        entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=(known or {}).get(name) or sha256_file(path)))
+    for directory, _, _ in walk(folder):
+        fsync_directory(Path(directory))
+    return tuple(entries)
+
+
+def place(source: Path, target: Path) -> str:
+    """Put the contents of `source` at the new path `target` as cheaply as is safe between folders of our own.
+
+    Returns how: "hard link" or "copy". A hard link shares the inode: use it only where nobody rewrites
+    either side in place.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+        return "hard link"
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+            raise
+    shutil.copyfile(source, target)
+    fsync_file(target)
+    return "copy"
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Reflink `source` to the new path `target`; False where the file system has no such thing."""
+    with open(source, "rb") as reading, open(target, "xb") as writing:
+        try:
+            fcntl.ioctl(writing.fileno(), _FICLONE, reading.fileno())
+            return True
+        except OSError:
+            pass
+    target.unlink()
+    return False
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Swap two paths atomically (Linux renameat2 with RENAME_EXCHANGE). Raises OSError where that is missing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(first), None, str(second))
+    done = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    if done != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(first), None, str(second))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder of ours whether it is there or not; raises OSError when something can't be removed."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)

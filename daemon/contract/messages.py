@@ -1,0 +1,206 @@
+"""What the two wings say to each other: pure data, no behaviour beyond its own consistency.
+
+The daemon writes a `StageContext` as the job file, the child answers with a `StageResult` as the result file.
+Nothing else passes between them, so that the executor behind the runner can be replaced. Both files are JSON.
+Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from daemon.contract.errors import Fault
+from daemon.contract.options import Work
+from daemon.contract.values import Frozen, digest_of
+
+CONTRACT_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    RETRYABLE = "retryable"
+    PERMANENT = "permanent"
+    INTERRUPTED = "interrupted"
+
+
+class Verdict(StrEnum):
+    """What validation says about an artifact."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNVERIFIED = "unverified"
+
+
+class CheckpointRef(Frozen):
+    """One checkpoint: where it was seen, and what makes it this one."""
+
+    root: str
+    run: str
+    step: int
+    path: str
+    layout: str
+    """Name of the layout's rule that found it complete, for example `trainer-adapter`."""
+    digest: str
+    """SHA-256 over names and contents of the files that an export reads."""
+    method: str
+    """PEFT method as adapter_config.json names it ("LORA", …), or "full" for a full fine-tune."""
+    base_name: str | None = None
+    base_revision: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """What training knew: epoch, loss, best metric, rank, alpha…; for display, never part of the identity."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of root, run, step and content: never the path alone, since a resumed run writes it again."""
+        return digest_of([self.root, self.run, self.step, self.digest])
+
+
+class ChildLimits(Frozen):
+    """How a child must behave on a box that is busy training."""
+
+    threads: int = 1
+    nice: int = 19
+    idle: bool = True
+    """Use the idle scheduling and I/O classes."""
+    oom_score_adj: int = 800
+    device: str = "cpu"
+    parent_pid: int = 0
+    """The daemon's process id: a child that finds another parent ends itself. 0: no check."""
+    resumable: bool = False
+    """Told to stop, the child goes on to its next safe point, since what it has done till then is not lost; otherwise it
+    ends at once."""
+
+
+class Fallback(Frozen):
+    """A way that was taken instead of the one asked for."""
+
+    wanted: str
+    taken: str
+    reason: str
+
+
+class FileEntry(Frozen):
+    """One file of an artifact; `path` is relative to the artifact's folder, with forward slashes."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class ArtifactCheck(Frozen):
+    """What validation found out about one artifact."""
+
+    variant: str
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    """Why it failed or could not be verified; empty when it passed."""
+    remedy: str | None = None
+    figures: dict[str, Any] = Field(default_factory=dict)
+
+
+class StageResult(Frozen):
+    """The result file: how one attempt ended and what it made."""
+
+    contract: int = CONTRACT_VERSION
+    attempt: str = ""
+    """`attempt_id` of the context that it answers."""
+    outcome: Outcome
+    strategy: str = "default"
+    fault: Fault | None = None
+    retry_after: float | None = None
+    files: tuple[FileEntry, ...] = ()
+    figures: dict[str, Any] = Field(default_factory=dict)
+    checks: tuple[ArtifactCheck, ...] = ()
+    """Filled by the validate stage alone."""
+    warnings: tuple[str, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    seconds: float = 0.0
+    peak_rss: int = 0
+    """Largest resident set of the child, in bytes, with interpreter and libraries; where more, what all its processes held."""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files)
+
+
+class AttemptFacts(Frozen):
+    """One attempt as the journal knows it."""
+
+    number: int
+    strategy: str
+    outcome: str | None
+    started: str
+    ended: str | None = None
+    log: str | None = None
+    fault: Fault | None = None
+    estimate: int | None = None
+    """Bytes of memory that were estimated before it started."""
+
+
+class StageFacts(Frozen):
+    """One stage as the journal knows it."""
+
+    name: str
+    state: str
+    attempts: tuple[AttemptFacts, ...] = ()
+    result: StageResult | None = None
+    fault: Fault | None = None
+
+
+class JobFacts(Frozen):
+    """What the journal knows about a job: the material of its report."""
+
+    export_id: str
+    created: str
+    started: str | None = None
+    checkpoint: CheckpointRef
+    base: str | None = None
+    work: Work
+    stages: tuple[StageFacts, ...] = ()
+    target: str = ""
+    """Folder in which the export will be published."""
+    warnings: tuple[str, ...] = ()
+
+
+class StageContext(Frozen):
+    """The job file: all that a child is told."""
+
+    contract: int = CONTRACT_VERSION
+    job: str
+    stage: str
+    attempt: int
+    strategy: str = "default"
+    checkpoint: CheckpointRef
+    pin: str
+    """Folder with the pinned copy of the checkpoint's files."""
+    base: str | None = None
+    """Folder of the base model; None for a full fine-tune."""
+    inputs: dict[str, str] = Field(default_factory=dict)
+    """Stage name → folder of its output, for every stage of this job that has succeeded."""
+    staging: str
+    """Folder to write into, on the file system of the output. Empty, but for a resumable stage (`daemon.contract.plan`), which
+    finds there what interrupted attempts with the same inputs and versions left, and decides itself what of it is whole."""
+    result: str
+    """Where the result file goes."""
+    temporary: str
+    """Folder for temporary files; removed by the daemon."""
+    cache: str
+    """Folder for what may be reused by other jobs."""
+    work: Work
+    key: str | None = None
+    """Resume key: digest of all that determines the stage's output."""
+    limits: ChildLimits = ChildLimits()
+    facts: JobFacts | None = None
+    """Only for the report stage."""
+
+    @property
+    def attempt_id(self) -> str:
+        """What names this attempt among all of the journal."""
+        return f"{self.job}/{self.stage}/{self.attempt}"

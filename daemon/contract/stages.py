@@ -1,0 +1,75 @@
+"""What one row of the plan says, and how its needs are estimated. Light: the daemon reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the safetensors headers of a model say."""
+
+    stored_bytes: int
+    parameters: int
+
+    @property
+    def fp32_bytes(self) -> int:
+        """Bytes of all parameters in fp32."""
+        return 4 * self.parameters
+
+    def written_in(self, dtype: str) -> ModelSize:
+        """The model with all its parameters in `dtype` of `[merge]`; "base" leaves it as it is stored."""
+        width = {"float32": 4, "bfloat16": 2, "float16": 2}.get(dtype)
+        return self if width is None else replace(self, stored_bytes=width * self.parameters)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One row of the plan.
+
+    Memory is `memory_fixed + memory_fp32 × fp32 bytes`; disk is `disk_fixed + disk_stored × stored bytes + disk_fp32 × fp32 bytes`.
+    """
+
+    name: str
+    entry: str
+    """`module:function` of what does the work, called as function(context, reporter)."""
+    version: int
+    """Raised whenever the stage's output changes for the same input."""
+    needs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    artifact: bool = False
+    """Its output may be published as a variant."""
+    about: str = ""
+    memory_fixed: int = 256 * MIB
+    memory_fp32: float = 0.0
+    disk_stored: float = 0.0
+    disk_fp32: float = 0.0
+    disk_fixed: int = 0
+    resumable: bool = False
+    """An interrupted attempt's staging folder is handed to the next one, which goes on in it."""
+    threads: int = 0
+    """Threads that it can use; 0: any number."""
+    heavy: bool = True
+    """Runs only inside the export windows of `[schedule]`."""
+    settings: tuple[str, ...] = ()
+    """Keys of the job's configuration (`export.opset`, …) that its output depends on."""
+    libraries: tuple[str, ...] = ()
+    """Distributions whose version its output depends on."""
+    toolchain: str = ""
+    """The toolchain whose Python it runs in ("optimum"); "" for the one that ckptd is installed in."""
+    arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
+    """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
+    int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""
+    form: tuple[str, str] | None = None
+    """(format, level) where it is a quantized form of another variant: ("onnx", "int8")."""
+
+    def memory(self, size: ModelSize) -> int:
+        """Estimated peak resident memory, in bytes."""
+        return int(self.memory_fixed + self.memory_fp32 * size.fp32_bytes)
+
+    def disk(self, size: ModelSize) -> int:
+        """Estimated bytes written."""
+        return int(self.disk_fixed + self.disk_stored * size.stored_bytes + self.disk_fp32 * size.fp32_bytes)

@@ -1,0 +1,114 @@
+"""What may be said about an export: one verdict for each variant asked for, and the status that follows.
+
+Pure functions over the contract's data, so that the daemon, which publishes, and the report, which tells, can
+never disagree. They judge from the journal's facts alone and never look at files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from daemon.contract.errors import Fault
+from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Verdict
+from daemon.contract.plan import BY_NAME, effective_variants
+
+Status = Literal["succeeded", "partial", "failed"]
+GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
+
+
+def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck]) -> Status:
+    """The status of an export from the variants `asked` for and the `checks` of them.
+
+    - "succeeded": something was asked for, and every variant asked for passed;
+    - "failed": no variant asked for passed or is even published unverified, so there is nothing to use;
+    - "partial": everything between. An unverified artifact is published but vouched for by nobody, so it makes
+      "partial" at best, alone as well as beside artifacts that passed.
+
+    A variant without a check counts as failed; checks of variants that nobody asked for count for nothing.
+    """
+    verdicts = {check.variant: check.verdict for check in checks}
+    found = [verdicts.get(variant, Verdict.FAILED) for variant in asked]
+    if all(verdict is Verdict.FAILED for verdict in found):
+        return "failed"
+    return "succeeded" if all(verdict is Verdict.PASSED for verdict in found) else "partial"
+
+
+def asked_variants(facts: JobFacts) -> tuple[str, ...]:
+    """The variants that the job was to publish, in plan order."""
+    return effective_variants(facts.work.export.variants, facts.work.export.quantization)
+
+
+def was_made(stage: StageFacts | None) -> bool:
+    """Whether the stage ended with a result."""
+    return stage is not None and stage.result is not None and stage.result.outcome is Outcome.SUCCEEDED
+
+
+def fault_of(stage: StageFacts) -> Fault | None:
+    """Why the stage failed in the end; None when it succeeded or has not failed."""
+    if was_made(stage):
+        return None
+    if stage.fault is not None:
+        return stage.fault
+    if stage.result is not None and stage.result.fault is not None:
+        return stage.result.fault
+    return next((attempt.fault for attempt in reversed(stage.attempts) if attempt.fault is not None), None)
+
+
+def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault] | None:
+    """The stage that kept `variant` from being made, with its fault: its own first, then those that it needs."""
+    queue = [variant]
+    while queue:
+        name = queue.pop(0)
+        stage = stages.get(name)
+        if stage is not None and (fault := fault_of(stage)):
+            return name, fault
+        queue.extend(BY_NAME[name].needs if name in BY_NAME else ())
+    return None
+
+
+def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
+    """One final check for each variant asked for: validation's own where there is one, else what its absence means."""
+    stages = {stage.name: stage for stage in facts.stages}
+    given = {check.variant: check for stage in facts.stages if stage.result for check in stage.result.checks}
+    return tuple(_judged(variant, stages, given.get(variant)) for variant in asked_variants(facts))
+
+
+def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | None) -> ArtifactCheck:
+    if not was_made(stages.get(variant)):
+        found = culprit(variant, stages)
+        if found is None:
+            state = stages[variant].state if variant in stages else "not planned"
+            reason, remedy = f"it was not made: its stage is {state}", GENERAL_REMEDY
+        else:
+            reason, remedy = f"it was not made: {found[0]} failed: {found[1].cause}", found[1].remedy
+        if check is not None and check.verdict is Verdict.FAILED and check.reasons:
+            return check.model_copy(update={"remedy": check.remedy or remedy})
+        return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=(reason,), remedy=remedy)
+    if check is not None:
+        needs_remedy = check.verdict is not Verdict.PASSED and not check.remedy
+        return check.model_copy(update={"remedy": _default_remedy(check.verdict)}) if needs_remedy else check
+    fault = fault_of(stages["validate"]) if "validate" in stages else None
+    why = f"validation failed: {fault.cause}" if fault else "validation did not look at it"
+    return ArtifactCheck(
+        variant=variant, verdict=Verdict.UNVERIFIED, reasons=(why,), remedy=fault.remedy if fault else _default_remedy(Verdict.UNVERIFIED)
+    )
+
+
+def checked_on(facts: JobFacts) -> dict[str, Any]:
+    """The processor that validation ran on (architecture, vendor, model, features), as it says; {} where it did not run."""
+    results = [stage.result for stage in facts.stages if stage.name == "validate" and stage.result is not None]
+    found = results[-1].figures.get("checked_on") if results else None
+    return found if isinstance(found, dict) else {}
+
+
+def needs(check: ArtifactCheck) -> str | None:
+    """Which processors give the answers that validation saw, as it says; None where it says nothing."""
+    found = check.figures.get("needs")
+    return found if isinstance(found, str) else None
+
+
+def _default_remedy(verdict: Verdict) -> str:
+    if verdict is Verdict.UNVERIFIED:
+        return "compare it with the live model before you use it, or run `ckptd retry` with the export's id"
+    return "leave this variant out of export.variants, or loosen its limits in [validate.thresholds] if the figures are good enough for you"

@@ -1,1 +1,0 @@
-"""What `daemon.fsck` checks: the journal, the disk, the processes, and the scene that holds them together."""

@@ -1,0 +1,1 @@
+"""The SQLite record: one class per table, one owner thread."""

@@ -1,0 +1,41 @@
+"""What is known when a job is entered, kept as a file beside its attempts, so that it does not depend on the journal.
+
+Written by the intake before the job is committed; read when a damaged journal is rebuilt.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from daemon.config.paths import Paths
+from daemon.contract.files import fsync_directory, write_atomic
+from daemon.contract.messages import CheckpointRef
+from daemon.contract.options import Work
+
+ENTRY = "entry.json"
+
+
+class _Tolerant(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Entry(_Tolerant):
+    """What is known when a job is entered; kept beside its attempts, so that it does not depend on the journal."""
+
+    job: str
+    checkpoint: CheckpointRef
+    work: Work
+    pin: str
+    target: str
+    fingerprint: str
+    created: str
+    warnings: tuple[str, ...] = ()
+    newest_first: bool = False
+
+
+def write_entry(paths: Paths, entry: Entry) -> None:
+    """Keep an entry, durably; to be called before the job is committed."""
+    folder = paths.jobs / entry.job
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / ENTRY, entry.model_dump_json(indent=1))
+    fsync_directory(paths.jobs)

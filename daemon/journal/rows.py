@@ -1,0 +1,154 @@
+"""The journal's rows as values, and how they are read from SQLite."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from daemon.contract.errors import Fault
+from daemon.contract.messages import CheckpointRef, StageResult
+from daemon.contract.options import Work
+
+ENDED_STAGE = ("succeeded", "failed", "skipped")
+ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")
+
+
+def now() -> str:
+    """The wall clock as ISO 8601 in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job as the journal holds it."""
+
+    id: str
+    state: str
+    checkpoint: CheckpointRef
+    work: Work
+    pin: Path
+    target: Path
+    base: Path | None
+    created: str
+    started: str | None
+    ended: str | None
+    warnings: tuple[str, ...] = ()
+    """What the report says beside the stages' own warnings."""
+    reason: str | None = None
+    """Why it was superseded or cancelled."""
+    untidy: bool = False
+    """Superseded or cancelled, and not cleared away yet."""
+    paused: bool = False
+    """Starts no further stage until a person says so."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A run with pending jobs, as the queue sees it. Times are ISO 8601."""
+
+    root: str
+    run: str
+    newest_first: bool
+    oldest: str
+    """When its oldest pending job was entered."""
+    served: str | None
+    """When a job of the run was last started."""
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A stage of a job as the journal holds it."""
+
+    name: str
+    state: str
+    attempts: int
+    failures: int
+    retry_at: float | None
+    retry_delay: float | None
+    folder: Path | None
+    result: StageResult | None
+    fault: Fault | None
+    key: str | None = None
+    """Digest of all that determines its output, as it was when it was last claimed."""
+    crashes: int = 0
+    """How often the daemon died while it ran."""
+
+    def due(self, clock: float) -> bool:
+        """Whether a retry need not wait any longer; a wall clock that was set back does not hold it up."""
+        if self.retry_at is None or self.retry_delay is None:
+            return True
+        return clock >= self.retry_at or self.retry_at - clock > self.retry_delay
+
+
+@dataclass(frozen=True)
+class AttemptRow:
+    """An attempt as the journal holds it."""
+
+    job: str
+    stage: str
+    number: int
+    strategy: str
+    outcome: str | None
+    folder: Path
+    staging: Path
+    estimate: int | None
+    pid: int | None
+    process_started: float | None
+    started: str
+    ended: str | None
+    fault: Fault | None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A notification that waits in the outbox."""
+
+    id: int
+    job: str
+    kind: str
+    title: str
+    body: str
+    attempts: int
+
+
+def _fault(text: str | None) -> Fault | None:
+    return Fault.model_validate_json(text) if text else None
+
+
+def _result(text: str | None) -> StageResult | None:
+    """None too for one that another version wrote and this one can't read: the stage is then made again."""
+    try:
+        return StageResult.model_validate_json(text) if text else None
+    except ValidationError:
+        return None
+
+
+def job_of(row: sqlite3.Row) -> JobRow:
+    """A row of the table `job`."""
+    return JobRow(
+        row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.recovered(row["work"]),
+        Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
+        tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]), bool(row["paused"]),
+    )  # fmt: skip
+
+
+def stage_of(row: sqlite3.Row) -> StageRow:
+    """A row of the table `stage`."""
+    return StageRow(
+        row["name"], row["state"], row["attempts"], row["failures"], row["retry_at"], row["retry_delay"],
+        Path(row["folder"]) if row["folder"] else None,
+        _result(row["result"]), _fault(row["fault"]), row["key"], row["crashes"],
+    )  # fmt: skip
+
+
+def attempt_of(row: sqlite3.Row) -> AttemptRow:
+    """A row of the table `attempt`."""
+    return AttemptRow(
+        row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),
+        row["estimate"], row["pid"], row["process_started"], row["started"], row["ended"], _fault(row["fault"]),
+    )  # fmt: skip

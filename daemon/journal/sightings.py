@@ -1,0 +1,79 @@
+"""The journal's memory of directories: what was decided upon, in which state, and what was lost.
+
+A part of `daemon.journal.Journal`; each method is one transaction. Called by the watcher and the intake.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from daemon.journal.database import Database
+from daemon.journal.rows import now
+
+
+class Sightings:
+    """Transactions on the tables `seen` and `lost`."""
+
+    _database: Database
+
+    def seen(self, path: str) -> str | None:
+        """Digest of the fingerprint with which a directory was last decided upon."""
+        rows = self._database.read("SELECT fingerprint FROM seen WHERE path = ?", path)
+        return str(rows[0][0]) if rows else None
+
+    def seen_below(self, root: str) -> dict[str, str]:
+        """The same for everything below a root, in one query."""
+        prefix = root.rstrip("/") + "/"
+        rows = self._database.read("SELECT path, fingerprint FROM seen WHERE path >= ? AND path < ?", prefix, prefix[:-1] + "0")
+        return {str(row[0]): str(row[1]) for row in rows}
+
+    def remember(self, path: str, fingerprint: str, verdict: str, job: str | None = None) -> None:
+        """Record that a directory in this state has been decided upon without a new job. `job`: the one that has it already."""
+        self._database.write("remember", lambda c: record_sighting(c, path, fingerprint, verdict, job))
+
+    def reconsider(self, path: str) -> bool:
+        """Forget that a directory was skipped, so that the next look decides again; says whether it was."""
+        return bool(self._database.write(
+            "reconsider", lambda c: c.execute("DELETE FROM seen WHERE path = ? AND verdict = 'skipped'", (path,)).rowcount
+        ))  # fmt: skip
+
+    def same_content(self, step: int, digest: str) -> list[str]:
+        """Ids of the jobs of checkpoints with this step and content, wherever they lay, newest first."""
+        rows = self._database.read(
+            "SELECT id FROM job WHERE step = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id", step, digest
+        )
+        return [str(row[0]) for row in rows]
+
+    def roots_of(self, run: str) -> list[str]:
+        """Roots below which a run of that name has had jobs, the earliest first."""
+        rows = self._database.read("SELECT root FROM job WHERE run = ? GROUP BY root ORDER BY min(created), min(rowid)", run)
+        return [str(row[0]) for row in rows]
+
+    def moved(self, job: str, path: str, fingerprint: str) -> None:
+        """The content of a job lies at `path` now, and nowhere else."""
+
+        def move(c: sqlite3.Connection) -> None:
+            c.execute("DELETE FROM seen WHERE job = ?", (job,))
+            record_sighting(c, path, fingerprint, "known", job)
+
+        self._database.write("moved", move)
+
+    def places(self, job: str) -> dict[str, str]:
+        """The directories whose content is this job's, each with the fingerprint that it was seen with."""
+        return {str(row[0]): str(row[1]) for row in self._database.read("SELECT path, fingerprint FROM seen WHERE job = ?", job)}
+
+    def add_lost(self, path: str, first_seen: str, last_seen: str, lived: float) -> None:
+        """Record that a checkpoint was deleted before it could be pinned. `lived`: seconds."""
+        self._database.write("add-lost", lambda c: c.execute(
+            "INSERT INTO lost (path, first_seen, last_seen, lived, at) VALUES (?,?,?,?,?)", (path, first_seen, last_seen, lived, now()),
+        ))  # fmt: skip
+
+
+def record_sighting(c: sqlite3.Connection, path: str, fingerprint: str, verdict: str, job: str | None) -> None:
+    """Inside a transaction: this is what was decided about a directory in this state."""
+    c.execute(
+        "INSERT INTO seen (path, fingerprint, verdict, job, at) VALUES (?,?,?,?,?)"
+        " ON CONFLICT (path) DO UPDATE SET"
+        " fingerprint = excluded.fingerprint, verdict = excluded.verdict, job = excluded.job, at = excluded.at",
+        (path, fingerprint, verdict, job, now()),
+    )

@@ -1,0 +1,68 @@
+"""What SQLite's errors mean to us: wait, mend, or our own mistake. Called by `daemon.journal.database` and
+`daemon.operating.integrity.custodian`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from daemon.contract.errors import CkptdError, Permanent, Retryable
+
+_CAUSES = {
+    sqlite3.SQLITE_BUSY: ("another process holds it for too long", "end the other process that uses it"),
+    sqlite3.SQLITE_LOCKED: ("another process holds it for too long", "end the other process that uses it"),
+    sqlite3.SQLITE_PROTOCOL: ("locks don't work there", "keep the state directory on a local disk"),
+    sqlite3.SQLITE_NOMEM: ("there was not enough memory", "free memory; it is tried again"),
+    sqlite3.SQLITE_INTERRUPT: ("it was interrupted", "try again"),
+    sqlite3.SQLITE_IOERR: ("the disk did not read or write", "look at the system's log and at that disk; it is tried again"),
+    sqlite3.SQLITE_FULL: ("the disk is full", "free space on that file system; it is tried again"),
+    sqlite3.SQLITE_READONLY: ("it can only be read", "give this user write access, or mount that file system for writing"),
+    sqlite3.SQLITE_PERM: ("this user may not use it", "give this user access"),
+    sqlite3.SQLITE_AUTH: ("this user may not use it", "give this user access"),
+    sqlite3.SQLITE_CANTOPEN: ("it can't be opened", "see that its folder is there and that this user may read and write it"),
+}  # fmt: skip
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+MEND = "start ckptd again; it sets the file aside and rebuilds the journal from its backup and from what is on disk"
+
+
+def damaged(operation: str, cause: str, path: Path) -> Permanent:
+    """The error of a journal that is not a sound database."""
+    return Permanent("journal-damaged", operation, f"it is not a sound database: {cause}", MEND, path=path)
+
+
+def gone(operation: str, cause: str, path: Path) -> Permanent:
+    """The error of a journal that is no longer at its place while it is open."""
+    return Permanent("journal-gone", operation, cause, "stop ckptd, put the right file there, and start it again", path=path)
+
+
+def explained(error: sqlite3.Error, operation: str, path: Path) -> CkptdError | None:
+    """The error in our words; None where it is neither the file's nor the system's fault, but the statement's."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        # Python's own, when a text in the file is no UTF-8; its other ones are mistakes of the caller.
+        return damaged(operation, str(error), path) if "decode" in str(error) else None
+    if code == sqlite3.SQLITE_READONLY_DBMOVED:
+        return gone(operation, "its file was moved or deleted while it was open", path)
+    if code & 0xFF in _DAMAGED:
+        return damaged(operation, str(error), path)
+    if code & 0xFF in _CAUSES:
+        cause, remedy = _CAUSES[code & 0xFF]
+        return Retryable("journal-unavailable", operation, f"{cause} ({error.sqlite_errorname}: {error})", remedy, path=path)
+    return None
+
+
+@contextmanager
+def explaining(operation: str, path: Path) -> Iterator[None]:
+    """Raise what SQLite raises in our words, where those say more."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        ours = explained(error, operation, path)
+        if ours is None:
+            raise
+        raise ours from error
+    except UnicodeDecodeError as error:
+        # Python can't read the message when SQLite quotes a damaged schema in it.
+        raise damaged(operation, error.object.decode(errors="replace"), path) from error

@@ -1,0 +1,147 @@
+"""`ckptd explain PATH`: what is there, which layout, what is missing and since when, and what became of it.
+
+Looks with the same eyes as the watcher (`daemon.checkpoints.inspection.inspect`) and reads the journal and the running daemon's
+live file from outside. Writes nothing, neither into the state nor into the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect
+from daemon.checkpoints.layouts import TABLE
+from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.checkpoints.selection import choice_for
+from daemon.config.paths import foreground_state
+from daemon.config.run_overrides import effective
+from daemon.config.settings import Settings
+from daemon.contract.errors import UsageError, from_oserror
+from daemon.journal.database import reading
+from daemon.operating.status import snapshot
+from daemon.watching.intake import digest_of_fingerprint
+from daemon.watching.scan import checkpoint_of, find_checkpoints
+
+
+def explain(settings: Settings, path: Path) -> dict[str, Any]:
+    """What can be said of a directory: a checkpoint's facts, or, for a run or anything above, those of each checkpoint in it.
+
+    Keys are stable for programs; "complete" is that of the checkpoint, or of all of them. Raises UsageError for a
+    path that is not there, and whatever keeps it from being read.
+    """
+    path = Path(os.path.abspath(path))
+    if not path.exists():
+        raise UsageError("no-such-path", "explain", "there is no such file or directory", "check the path", path=path)
+    folder = path if path.is_dir() else path.parent
+    unreadable: list[str] = []
+    try:
+        inside = [] if is_checkpoint_name(folder.name) else _below(folder, settings.watch.depth, unreadable)
+        live = snapshot(settings.state_directory, limit=0)
+        own = _checkpoint(settings, folder, live)
+    except OSError as error:
+        raise from_oserror(error, "explain", str(folder)) from error
+    if not inside:
+        return own
+    rows = [] if own["layout"] is None else [own]
+    for checkpoint in inside:
+        try:
+            rows.append(_checkpoint(settings, checkpoint, live))
+        except OSError as error:
+            unreadable.append(from_oserror(error, "look into the checkpoint", str(checkpoint)).fault.sentence())
+    complete = all(row["complete"] for row in rows) and not unreadable
+    return {"kind": "run", "path": str(folder), "complete": complete, "checkpoints": rows, "unreadable": unreadable}
+
+
+def _below(folder: Path, depth: int, unreadable: list[str]) -> list[Path]:
+    """The checkpoints in a run's directory or further down, as a scan finds them, in the order of their steps."""
+
+    def note(error: OSError) -> None:
+        unreadable.append(from_oserror(error, "list a directory", str(folder)).fault.sentence())
+
+    found = find_checkpoints(folder, depth, note)
+    return sorted(found, key=lambda one: (str(run_of(one)), step_of(one) is None, step_of(one) or 0, one.name))
+
+
+def _checkpoint(settings: Settings, path: Path, live: dict[str, Any]) -> dict[str, Any]:
+    found = inspect(path)
+    layout = next((row for row in TABLE if row.name == found.layout), None)
+    files, quiet = _files(path)
+    rest = settings.watch.settle_seconds + found.patience_seconds
+    waiting = found.complete and found.refusal is None and quiet is not None and quiet < rest
+    return {
+        "kind": "checkpoint",
+        "path": str(path),
+        "layout": found.layout,
+        "writer": layout.writer if layout else None,
+        "run": run_of(path).name,
+        "step": found.step,
+        "method": found.method or None,
+        "base": found.base_name,
+        "complete": found.complete,
+        "missing": list(found.missing),
+        "incomplete_seconds": next((one["seconds"] for one in live["incomplete"] if one["path"] == str(path)), None),
+        "quiet_seconds": quiet,
+        "settles_in_seconds": round(rest - quiet, 1) if waiting and quiet is not None else None,
+        "refusal": found.refusal.sentence() if found.refusal else None,
+        "journal": _remembered(settings, path),
+        "selected": _selection(settings, found),
+        "watched": any(checkpoint_of(root, f"{path}/") == path for root in settings.watch.roots),
+        "daemon_running": live["daemon"]["running"],
+        "files": files,
+    }
+
+
+def _files(path: Path) -> tuple[list[dict[str, Any]], float | None]:
+    """The top of the directory with what an export would read marked, and the seconds since any of that changed."""
+    read = set(export_files(path))
+    rows: list[dict[str, Any]] = []
+    newest: float | None = None
+    for entry in sorted(os.scandir(path), key=lambda one: one.name):
+        status = entry.stat(follow_symlinks=False)
+        folder = entry.is_dir(follow_symlinks=False)
+        rows.append({"name": entry.name + "/" * folder, "bytes": None if folder else status.st_size, "read": entry.name in read})
+        if entry.name in read:
+            newest = max(newest or 0.0, status.st_mtime)
+    return rows, None if newest is None else round(max(0.0, time.time() - newest), 1)
+
+
+def _selection(settings: Settings, found: Inspection) -> dict[str, Any] | None:
+    """Whether `[select]`, with the run's own configuration over it, wants the checkpoint; None while that can't be told."""
+    if not found.complete or found.refusal is not None:
+        return None
+    mine = effective(settings, run_of(found.path))
+    choice, _ = choice_for(found, mine.settings.select)
+    return {"wanted": choice.wanted, "reason": choice.reason, "warning": mine.warning}
+
+
+def _remembered(settings: Settings, path: Path) -> dict[str, Any] | None:
+    """What the daemon's journal, else that of a foreground export, holds of the directory."""
+    state = settings.state_directory
+    for by, folder in (("daemon", state), ("export", foreground_state(state, path))):
+        try:
+            with reading(folder / "journal.sqlite3") as connection:
+                row = connection.execute(
+                    "SELECT seen.*, job.state AS job_state FROM seen LEFT JOIN job ON job.id = seen.job WHERE path = ?", (str(path),)
+                ).fetchone()
+        except (FileNotFoundError, sqlite3.OperationalError):
+            continue  # no journal there, or one that has no tables yet
+        if row is not None:
+            current = row["fingerprint"] == digest_of_fingerprint(fingerprint(path))
+            return {
+                "by": by,
+                "verdict": row["verdict"],
+                "at": row["at"],
+                "job": row["job"],
+                "job_state": row["job_state"],
+                "current": current,
+            }
+    return None
+
+
+def local_time(at: str) -> str:
+    """A time of the journal on the reader's clock."""
+    return datetime.fromisoformat(at).replace(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,1 @@
+"""Fsck, and how a damaged journal comes back."""

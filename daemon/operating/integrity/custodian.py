@@ -1,0 +1,279 @@
+"""The journal's care: opening it whatever state it is in, checking it on a schedule, backing it up.
+
+A damaged journal is set aside, never deleted, and another takes its place: the newest sound backup, completed from what
+is on disk, or what is on disk alone. A crash at any point of that is safe: `journal.suspect` stands until it is done.
+Called by whoever starts the daemon, under its lock and before anything else uses the journal; `Custodian` by its ticks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from daemon.config.paths import Paths
+from daemon.contract import failpoints
+from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.files import fsync_directory, fsync_file, write_atomic
+from daemon.contract.messages import CheckpointRef
+from daemon.journal import backups
+from daemon.journal.database import Database, mark_suspect, reading
+from daemon.journal.journal import Journal
+from daemon.journal.rows import now
+from daemon.journal.sql import SCHEMA_VERSION
+from daemon.operating.integrity.rebuild import Rebuilt, rebuild
+from daemon.system.box import free_disk, human
+
+log = structlog.get_logger("journal")
+
+REBUILT = "journal-rebuilt"
+"""Row of the table `control` that tells how the journal came back: JSON with at, from, set_aside, why, jobs."""
+
+TargetOf = Callable[[CheckpointRef], Path]
+
+
+def open_journal(paths: Paths, *, target_of: TargetOf | None = None, reserve: int = 0) -> Journal:
+    """Open the journal, rebuilt first where it is damaged or lost.
+
+    `target_of`: where an export goes, for jobs of which nothing on disk tells it. `reserve`: bytes of free disk that a
+    backup leaves alone. Raises UsageError for a newer journal, Retryable where it can't be opened now.
+    """
+    suspicion = _suspicion(paths)
+    why = _lost(paths)
+    if why is None:
+        try:
+            _back_up_before_upgrade(paths, reserve)
+            journal = Journal(paths.journal)
+        except Permanent as error:
+            if error.fault.code != "journal-damaged":
+                raise
+            why = error.fault.cause
+        else:
+            why = _still_wrong(journal, suspicion)
+            if why is None:
+                paths.suspect.unlink(missing_ok=True)
+                return journal
+            journal.close()
+    _heal(paths, why, suspicion, target_of or (lambda seen: paths.output / seen.run / f"step-{seen.step}"))
+    return Journal(paths.journal)
+
+
+def _suspicion(paths: Paths) -> dict[str, Any] | None:
+    """What was known of the journal when the last process ended; {} where that can't be read any more."""
+    try:
+        value = json.loads(paths.suspect.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _lost(paths: Paths) -> str | None:
+    """Why there is no journal although there are traces of one; None where there is one, or where nothing began yet."""
+    with suppress(FileNotFoundError):
+        if paths.journal.stat().st_size > 0:
+            return None
+    traces = [paths.backups, paths.jobs, paths.pins]
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in traces):
+        return "it is empty" if paths.journal.exists() else "it is gone"
+    return None
+
+
+def _still_wrong(journal: Journal, suspicion: dict[str, Any] | None) -> str | None:
+    """Whether a journal that could be opened is nevertheless one to give up."""
+    if suspicion is None:
+        return None
+    rebuilt = rebuilt_state(journal.database)
+    if suspicion.get("rebuilding") and (rebuilt or {}).get("token") != suspicion["rebuilding"]:
+        return str(suspicion.get("why", "its rebuilding was cut off"))
+    problems = journal.database.check(full=True)
+    return "; ".join(problems[:3]) or None
+
+
+def rebuilt_state(database: Database) -> dict[str, Any] | None:
+    """How this journal came back from damage, None where it never had to."""
+    rows = database.read("SELECT value FROM control WHERE name = ?", REBUILT)
+    value = json.loads(rows[0][0]) if rows else None
+    return value if isinstance(value, dict) else None
+
+
+# Healing
+
+
+def _heal(paths: Paths, why: str, suspicion: dict[str, Any] | None, target_of: TargetOf) -> None:
+    """Set the damaged journal aside and put another in its place."""
+    token = str((suspicion or {}).get("rebuilding") or backups.timestamp())
+    write_atomic(paths.suspect, json.dumps({"why": why, "at": now(), "rebuilding": token}))
+    failpoints.point("custody.marked")
+    aside = _set_aside(paths)
+    failpoints.point("custody.set-aside")
+    fresh = paths.state / "journal.rebuilding.sqlite3"
+    source, result = _build(paths, fresh, {"token": token, "set_aside": str(aside) if aside else None, "why": why}, target_of)
+    failpoints.point("custody.built")
+    _with_journal(paths.journal).unlink(missing_ok=True)  # it was set aside too; beside another file it would damage that one
+    os.replace(fresh, paths.journal)
+    fsync_directory(paths.state)
+    failpoints.point("custody.renamed")
+    paths.suspect.unlink()
+    log.critical(
+        f"The journal could not be used ({why}). It was set aside and rebuilt from {source}; look at that disk.",
+        code="journal-rebuilt", set_aside=str(aside) if aside else None, source=source, jobs_open=result.open, jobs_ended=result.ended,
+        given_up=result.given_up, passed_over=result.skipped,
+    )  # fmt: skip
+
+
+def _with_journal(path: Path) -> Path:
+    return path.with_name(path.name + "-journal")
+
+
+def _set_aside(paths: Paths) -> Path | None:
+    """A second name for the damaged file and for the rollback journal beside it; where that was done already, the same."""
+    if not paths.journal.exists():
+        return None
+    for old in paths.state.glob("journal.damaged-*.sqlite3"):
+        if old.samefile(paths.journal):
+            return old
+    aside = paths.state / f"journal.damaged-{backups.timestamp()}.sqlite3"
+    if _with_journal(paths.journal).exists():
+        os.link(_with_journal(paths.journal), _with_journal(aside))
+    os.link(paths.journal, aside)
+    fsync_directory(paths.state)
+    return aside
+
+
+def _build(paths: Paths, fresh: Path, facts: dict[str, Any], target_of: TargetOf) -> tuple[str, Rebuilt]:
+    """Make the new journal at `fresh`, durably; gives what it was made from and what is in it."""
+    source = "disk"
+    for backup in [*backups.listed(paths.backups), *sorted(paths.backups.glob("before-schema-*.sqlite3"), reverse=True)]:
+        _clear(fresh)
+        shutil.copyfile(backup, fresh)
+        if _is_sound(fresh):
+            source = "backup"
+            break
+        log.error("a backup of the journal is not sound", path=str(backup))
+    else:
+        _clear(fresh)
+    database = Database(fresh)
+    try:
+        result = rebuild(database, paths, target_of)
+        value = {"at": now(), "from": source, "jobs": {"open": result.open, "ended": result.ended}, **facts}
+        database.write("rebuilt", lambda c: c.execute(
+            "INSERT OR REPLACE INTO control (name, value, at) VALUES (?,?,?)", (REBUILT, json.dumps(value), now()),
+        ))  # fmt: skip
+    finally:
+        database.close()
+    fsync_file(fresh)
+    return source, result
+
+
+def _clear(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _with_journal(path).unlink(missing_ok=True)
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether a copy of a backup can be opened, brought up to date and believed."""
+    try:
+        database = Database(path)
+        try:
+            return not database.check(full=True)
+        finally:
+            database.close()
+    except (CkptdError, sqlite3.Error):
+        return False
+
+
+# Backups
+
+
+def see_room(folder: Path, size: int, reserve: int) -> None:
+    """Raises Retryable where a copy of `size` bytes would take what `limits.disk_reserve` keeps."""
+    free = free_disk(folder)
+    if free - size < reserve:
+        raise Retryable(
+            "disk-now", "back the journal up", f"it takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps"
+            f" {human(reserve)}", "free space there; the next backup is tried as planned", path=folder,
+        )  # fmt: skip
+
+
+def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
+    """A copy of a journal of an earlier schema, so that the earlier version can be gone back to."""
+    with suppress(FileNotFoundError), reading(paths.journal) as connection:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        if not 0 < version < SCHEMA_VERSION:
+            return
+        target = paths.backups / f"before-schema-{SCHEMA_VERSION}.sqlite3"
+        try:
+            see_room(paths.state, paths.journal.stat().st_size, reserve)
+            backups.write_backup(connection, target)
+            log.info("backed the journal up before its upgrade", path=str(target), schema=version)
+        except (Retryable, OSError) as error:
+            log.warning("the journal is upgraded without a backup", error=str(error))
+
+
+@dataclass
+class Custodian:
+    """Checks and backs up an open journal when its ticks say so. Nothing is raised: what is wrong is logged and told by `state`.
+
+    `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone.
+    """
+
+    database: Database
+    paths: Paths
+    keep: int = 3
+    reserve: int = 0
+    problem: str | None = None
+    checked: str | None = None
+    backed_up: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """For `ckptd status`: when it was checked and backed up, what is wrong, and how it once came back."""
+        with self._told("read the journal"):
+            return {"checked": self.checked, "backed_up": self.backed_up, "problem": self.problem, "rebuilt": rebuilt_state(self.database)}
+        return {"checked": self.checked, "backed_up": self.backed_up, "problem": self.problem, "rebuilt": None}
+
+    def check_integrity(self) -> None:
+        """Look at all of it; one that is damaged is rebuilt by the next start."""
+        with self._told("check the journal"):
+            problems = self.database.check(full=True)
+            if problems:
+                self._damaged("; ".join(problems[:3]))
+            else:
+                self.checked, self.problem = now(), None
+
+    def back_up(self) -> None:
+        """Take a backup and let the oldest go; where none can be taken, the old ones stay."""
+        with self._told("back the journal up"):
+            if self.keep > 0:
+                see_room(self.paths.state, self.paths.journal.stat().st_size, self.reserve)
+                self.database.backup(backups.fresh_name(self.paths.backups))
+                self.backed_up = now()
+            backups.rotate(self.paths.backups, self.keep)
+
+    @contextmanager
+    def _told(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except Permanent as error:
+            self._damaged(error.fault.cause)
+        except (CkptdError, OSError, sqlite3.Error) as error:
+            sentence = str(error) if isinstance(error, CkptdError) else f"Could not {operation}: {error}."
+            if sentence != self.problem:
+                log.error(sentence)
+            self.problem = sentence
+
+    def _damaged(self, why: str) -> None:
+        sentence = f"The journal is damaged: {why}. To mend it: restart ckptd, which sets it aside and rebuilds it."
+        if sentence != self.problem:
+            log.critical(sentence, code="journal-damaged", path=str(self.paths.journal))
+        self.problem = sentence
+        mark_suspect(self.paths.suspect, why)

@@ -1,0 +1,146 @@
+"""Invariants of what lies on the disk: exports, links, staging, pins, temporary files.
+
+Called by `daemon.operating.integrity.fsck` with what the journal said an instant before. Never writes.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from daemon.checkpoints.inspection import export_files, identify
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.files import dead_temporaries, sha256_file
+from daemon.contract.messages import CheckpointRef, StageResult
+from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
+from daemon.publishing.closing import FAILED_SUFFIX
+from daemon.publishing.publication import is_export, manifest_of, same_files
+from daemon.publishing.retention import GONE
+from daemon.publishing.swap import NEW, OLD
+from daemon.publishing.verification import verify
+
+LINKS = ("latest", "best")
+_CLEARED = "start the daemon, whose start removes it, or remove it by hand"
+
+
+def check_disk(scene: Scene) -> None:
+    """All of them."""
+    check_exports(scene)
+    targets = {Path(row["target"]) for row in scene.jobs}
+    for folder in sorted({target.parent for target in targets} | {scene.paths.output}):
+        if folder.is_dir():
+            check_folder(scene, folder, {target.name for target in targets if target.parent == folder})
+    check_pins_of_open_jobs(scene)
+    check_stage_outputs(scene)
+    check_temporaries(scene, scene.paths.state)
+    if scene.quiescent:
+        check_leftovers(scene)
+
+
+def check_exports(scene: Scene) -> None:
+    """What an ended job published is whole, or was replaced by another job's, or is gone, which is noted."""
+    for job in scene.jobs:
+        if job["state"] in REPORTED:
+            target = Path(job["target"] + (FAILED_SUFFIX if job["state"] == "failed" else ""))
+            _check_export(scene, job, target)
+
+
+def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
+    manifest = manifest_of(target)
+    if not target.exists():
+        scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd retry`",
+                   path=target, job=job["id"])  # fmt: skip
+    elif not manifest:
+        scene.find("export-half", "what lies at the export's place has no manifest that can be read", "`ckptd retry` makes it again",
+                   path=target, job=job["id"])  # fmt: skip
+    elif manifest.get("export_id") != job["id"]:
+        scene.note("export-replaced", f"another export took its place: {manifest.get('export_id')}", "nothing", path=target, job=job["id"])
+    else:
+        scene.exports += 1
+        if manifest.get("status") != job["state"]:
+            scene.find("export-status", f"its manifest says {manifest.get('status')}, the journal {job['state']}",
+                       "`ckptd retry` makes it again", path=target, job=job["id"])  # fmt: skip
+        problems = verify(target, deep=scene.deep).problems
+        for problem in problems:
+            scene.find(
+                f"export-{problem.code}", problem.sentence(), "`ckptd retry` makes it again", path=target / problem.path, job=job["id"]
+            )
+
+
+def check_folder(scene: Scene, folder: Path, targets: set[str]) -> None:
+    """A folder of exports: nothing half made, nothing temporary, links that lead to whole exports."""
+    check_temporaries(scene, folder)
+    for entry in os.scandir(folder):
+        path = Path(entry.path)
+        if entry.is_symlink():
+            if entry.name in LINKS or entry.name.endswith(tuple(f"-{name}" for name in LINKS)):
+                _check_link(scene, path)
+        elif entry.is_dir() and entry.name.removesuffix(FAILED_SUFFIX) in targets and not is_export(path) and os.listdir(path):
+            scene.find("export-half", f"a folder with the name of an export holds no {MANIFEST}", "move it away", path=path)
+        elif scene.quiescent and entry.name.startswith(".") and entry.name.endswith((NEW, OLD, GONE)):
+            scene.find("export-leftover", "what a publication or a removal needed for a moment was left", _CLEARED, path=path)
+
+
+def _check_link(scene: Scene, link: Path) -> None:
+    if not link.exists():
+        scene.find(
+            "link-broken", f"it points to {os.readlink(link)}, which is not there", "remove it; the next export makes it again", path=link
+        )
+    elif not is_export(link.resolve()):
+        scene.find("link-astray", f"it points to {os.readlink(link)}, which is no export", "remove it; the next export makes it again",
+                   path=link)  # fmt: skip
+
+
+def check_temporaries(scene: Scene, folder: Path) -> None:
+    """No name that a process gave for a moment outlives that process."""
+    for path in dead_temporaries(folder):
+        scene.find("temporary-left", "a process that lives no more left a temporary file", _CLEARED, path=path)
+
+
+def check_pins_of_open_jobs(scene: Scene) -> None:
+    """The files that an open job exports are there, unless its checkpoint was damaged from the beginning."""
+    damaged = {row["job"] for row in scene.stages if row["name"] == "merge" and row["state"] == "failed"}
+    for job in scene.jobs:
+        if job["state"] not in OPEN or job["id"] in damaged:
+            continue
+        pin = Path(job["pin"])
+        if not pin.is_dir() or not export_files(pin):
+            scene.find("pin-missing", "the pinned checkpoint of an open job is not there",
+                       "cancel the job, and export the checkpoint again if it still exists", path=pin, job=job["id"])  # fmt: skip
+        elif scene.deep and identify(pin) != CheckpointRef.model_validate_json(job["checkpoint"]).digest:
+            scene.find("pin-changed", "the pinned checkpoint has other content than when it was taken",
+                       "cancel the job, and export the checkpoint again", path=pin, job=job["id"])  # fmt: skip
+
+
+def check_stage_outputs(scene: Scene) -> None:
+    """What a finished stage of an open job made is still there, as it was sealed."""
+    for row in scene.stages:
+        if row["state"] != "succeeded" or not row["result"] or not row["folder"]:
+            continue
+        folder, files = Path(row["folder"]), StageResult.model_validate_json(row["result"]).files
+        whole = same_files(folder, files)
+        if whole and scene.deep:
+            whole = all(sha256_file(folder / entry.path) == entry.sha256 for entry in files)
+        if not whole:
+            scene.find("stage-output-damaged", f"the output of the finished stage {row['name']} is no longer whole",
+                       "start the daemon, which makes it again", path=folder, job=row["job"])  # fmt: skip
+
+
+def check_leftovers(scene: Scene) -> None:
+    """Staging, pins and temporary folders belong to open jobs: only while nobody works can that be told."""
+    mine = scene.open_ids
+    for name, parent in (("staging", scene.paths.staging), ("pin", scene.pins)):
+        for path in _entries(parent):
+            if path.name not in mine:
+                scene.find(f"{name}-orphan", "it belongs to no open job", _CLEARED, path=path)
+    open_folders = {row["folder"] for row in scene.attempts}
+    for job in _entries(scene.paths.jobs):
+        for attempt in _entries(job):
+            if str(attempt) not in open_folders and (attempt / "tmp").exists():
+                scene.find("temporary-left", "temporary files of an attempt that has ended", _CLEARED, path=attempt / "tmp", job=job.name)
+
+
+def _entries(folder: Path) -> Iterable[Path]:
+    return [Path(entry.path) for entry in os.scandir(folder)] if folder.is_dir() else []

@@ -1,0 +1,99 @@
+"""Nothing lost, nothing twice, nothing half: the one checker of the invariants of a state directory and its output.
+
+Called by `ckptd fsck` and, as a library, by everything that breaks ckptd on purpose and looks at it afterwards. It
+never writes. While a daemon works (`quiescent` false) only what must hold at every instant is checked, and a finding
+is what several looks with pauses between them all see, since the journal and the disk can't be read in one instant.
+
+What a crash left and the next start clears away is a finding too: after a start and an orderly stop there must be none.
+What it can't tell: an export that retention removed from one that a person removed; both are notes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.errors import Permanent
+from daemon.journal.database import reading
+from daemon.journal.integrity import misshapen
+from daemon.journal.sqlite_errors import damaged
+from daemon.operating.integrity.disk_rules import check_disk
+from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts
+from daemon.operating.integrity.process_rules import check_processes
+from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows, usable_version
+
+PAUSES = (0.3, 1.0, 2.0)
+"""Seconds between the looks at a working daemon. A child that ended is settled within them."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a check found. `notes` are allowed. `exports`: how many were compared with their manifests."""
+
+    state: Path
+    findings: tuple[Finding, ...]
+    notes: tuple[Finding, ...]
+    jobs: int
+    exports: int
+    seconds: float
+
+    @property
+    def codes(self) -> list[str]:
+        """Codes of the findings, sorted, each once."""
+        return sorted({finding.code for finding in self.findings})
+
+
+def examine(
+    state: Path, output: Path, pins: Path | None = None, *, quiescent: bool, deep: bool = False, pauses: tuple[float, ...] = PAUSES
+) -> Findings:  # fmt: skip
+    """Check all invariants of one journal.
+
+    `pins`: the configured folder of pins, None for the one in the state directory. `quiescent`: no daemon works, and
+    none is about to. `deep`: hash every published file, pin and finished output. Raises UsageError for a journal of
+    another schema, Retryable where it is held by another process for long, OSError where a folder can't be read.
+    """
+    began = time.monotonic()
+    state, output = state.absolute(), output.absolute()
+    scene = _look(state, output, pins, quiescent, deep)
+    for pause in () if quiescent else pauses:
+        if not scene.findings:
+            break
+        time.sleep(pause)
+        before = {finding.key for finding in scene.findings}
+        scene = _look(state, output, pins, quiescent, deep)
+        scene.findings = [finding for finding in scene.findings if finding.key in before]
+    return Findings(
+        state, tuple(scene.findings), tuple(scene.notes), len(scene.jobs), scene.exports, round(time.monotonic() - began, 3)
+    )  # fmt: skip
+
+
+def _look(state: Path, output: Path, pins: Path | None, quiescent: bool, deep: bool) -> Scene:
+    paths = paths_of(state, output)
+    scene = Scene(paths, (pins or paths.pins).absolute(), quiescent, deep)
+    try:
+        believed = not paths.journal.exists() or _look_at_journal(scene)
+    except Permanent as error:
+        scene.find(error.fault.code, error.fault.cause, error.fault.remedy, path=paths.journal)
+        believed = False
+    if believed:
+        check_disk(scene)
+        check_processes(scene)
+    return scene
+
+
+def _look_at_journal(scene: Scene) -> bool:
+    """Everything about the journal in one read transaction; False where it can't be believed."""
+    with reading(scene.paths.journal) as connection:
+        if problems := misshapen(connection):
+            raise damaged("check the journal", "; ".join(problems[:3]), scene.paths.journal)
+        connection.execute("BEGIN")
+        if not usable_version(connection, scene.paths.journal):
+            return True
+        if not check_file(connection, scene, thorough=scene.quiescent or scene.deep):
+            return False
+        read_rows(connection, scene)
+        check_rules(connection, scene)
+        check_plans(scene)
+        check_verdicts(connection, scene)
+    return True

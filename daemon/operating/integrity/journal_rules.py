@@ -1,0 +1,183 @@
+"""Invariants of the journal alone: each a query that finds what must not be, or a small function.
+
+Called by `daemon.operating.integrity.fsck` inside one read transaction. A query gives the columns `job` and `what`; its row is a finding.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from daemon.contract.messages import JobFacts, StageFacts
+from daemon.contract.options import Work
+from daemon.contract.plan import BY_NAME, stage_names
+from daemon.contract.verdicts import asked_variants, judge, status_of
+from daemon.journal.integrity import unbelievable, unsound
+from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
+from daemon.journal.sqlite_errors import MEND
+from daemon.operating.integrity.scene import REPORTED, Scene
+
+LATEST = 200
+"""Ended jobs whose verdict is derived again unless everything is to be checked."""
+_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd retry` makes the export again"
+_WAIT = "start the daemon, whose start settles this; if it stays, report it with a copy of the journal"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A query whose every row is a finding. `text` may use {what}."""
+
+    code: str
+    query: str
+    text: str
+    remedy: str = _REPORT
+
+
+def _listed(values: tuple[str, ...]) -> str:
+    return "(" + ", ".join(f"'{value}'" for value in values) + ")"
+
+
+_REPORTED, _GIVEN_UP = _listed(REPORTED), "('superseded', 'cancelled')"
+
+RULES = (
+    Rule(
+        "job-without-stages", "SELECT id job, '' what FROM job WHERE NOT EXISTS (SELECT 1 FROM stage WHERE stage.job = job.id)",
+        "it has no stages, so that it can neither run nor end",
+    ),
+    Rule(
+        "ended-job-open-stage",
+        f"SELECT job, name || ' is ' || stage.state what FROM stage JOIN job ON job.id = stage.job"
+        f" WHERE job.state IN {_REPORTED} AND stage.state NOT IN {_listed(ENDED_STAGE)}",
+        "it has ended, but its stage {what}",
+    ),
+    Rule(
+        "given-up-job-running",
+        f"SELECT job, name what FROM stage JOIN job ON job.id = stage.job"
+        f" WHERE job.state IN {_GIVEN_UP} AND job.untidy = 0 AND stage.state = 'running'",
+        "it was given up and cleared away, but its stage {what} is running", _WAIT,
+    ),
+    Rule(
+        "pending-job-running",
+        "SELECT job, name what FROM stage JOIN job ON job.id = stage.job WHERE job.state = 'pending' AND stage.state = 'running'",
+        "it has not been started, but its stage {what} is running",
+    ),
+    Rule(
+        "untidy-open-job", f"SELECT id job, state what FROM job WHERE untidy = 1 AND state NOT IN {_GIVEN_UP}",
+        "it is to be cleared away although it is {what}",
+    ),
+    Rule(
+        "job-end-time",
+        "SELECT id job, state || ' with the end ' || COALESCE(ended, 'missing') what FROM job"
+        " WHERE (ended IS NULL) <> (state IN ('pending', 'running'))",
+        "it is {what}",
+    ),
+    Rule(
+        "attempts-open",
+        "SELECT job, count(*) || ' of ' || stage what FROM attempt WHERE outcome IS NULL GROUP BY job, stage HAVING count(*) > 1",
+        "several attempts are open at once: {what}",
+    ),
+    Rule(
+        "attempt-without-stage",
+        "SELECT attempt.job job, stage || '.' || number || ', whose stage is ' || state what FROM attempt"
+        " JOIN stage ON stage.job = attempt.job AND stage.name = attempt.stage WHERE outcome IS NULL AND state <> 'running'",
+        "an attempt is open that no stage runs: {what}",
+    ),
+    Rule(
+        "stage-without-attempt",
+        "SELECT job, name what FROM stage WHERE state = 'running' AND NOT EXISTS"
+        " (SELECT 1 FROM attempt WHERE attempt.job = stage.job AND attempt.stage = stage.name AND outcome IS NULL)",
+        "the stage {what} is running without an open attempt, so that nothing would ever end it",
+    ),
+    Rule(
+        "attempts-miscounted",
+        "SELECT stage.job job, name || ' counts ' || attempts || ', there are ' || count(number) || ' up to number '"
+        " || COALESCE(max(number), 0) what FROM stage LEFT JOIN attempt ON attempt.job = stage.job AND attempt.stage = stage.name"
+        " GROUP BY stage.job, name HAVING attempts <> count(number) OR attempts <> COALESCE(max(number), 0)",
+        "attempts are not counted without a gap: {what}",
+    ),
+    Rule(
+        "attempt-half-ended",
+        "SELECT job, stage || '.' || number what FROM attempt WHERE (outcome IS NULL) <> (ended IS NULL)",
+        "the attempt {what} has an outcome without an end, or the other way round",
+    ),
+    Rule(
+        "stage-without-result",
+        "SELECT job, name what FROM stage WHERE state = 'succeeded' AND (result IS NULL OR folder IS NULL)",
+        "the stage {what} has succeeded without a result",
+    ),
+    Rule(
+        "failure-without-reason", "SELECT job, name what FROM stage WHERE state = 'failed' AND fault IS NULL",
+        "the stage {what} has failed, and nothing says why",
+    ),
+    Rule(
+        "taken-without-job",
+        "SELECT seen.job job, path what FROM seen WHERE verdict = 'taken' AND NOT EXISTS (SELECT 1 FROM job WHERE job.id = seen.job)",
+        "a checkpoint was taken, but its job is gone: {what}", "run `ckptd export` on that checkpoint",
+    ),
+    Rule(
+        "message-twice",
+        f"SELECT job.id job, count(*) what FROM job JOIN outbox ON outbox.job = job.id AND outbox.created >= job.ended"
+        f" WHERE job.state IN {_REPORTED} GROUP BY job.id HAVING count(*) > 1",
+        "its end is told {what} times",
+    ),
+    Rule(
+        "message-state",
+        "SELECT job, id || ' is ' || state what FROM outbox WHERE (state = 'delivered') <> (delivered IS NOT NULL)"
+        " OR (state <> 'pending' AND attempts < 1)",
+        "the message {what}, but its time or its attempts say otherwise",
+    ),
+)  # fmt: skip
+
+
+def check_file(connection: sqlite3.Connection, scene: Scene, *, thorough: bool) -> bool:
+    """Whether the file is a sound database of ours; where not, nothing else in it can be believed."""
+    problems = unsound(connection, full=thorough) or unbelievable(connection)
+    for problem in problems:
+        scene.find("journal-damaged", f"the journal is no sound database: {problem}", MEND, path=scene.paths.journal)
+    return not problems
+
+
+def check_rules(connection: sqlite3.Connection, scene: Scene) -> None:
+    """Every rule of the table."""
+    for rule in RULES:
+        for row in connection.execute(rule.query):
+            scene.find(rule.code, rule.text.format(what=row["what"]), rule.remedy, job=row["job"])
+
+
+def check_plans(scene: Scene) -> None:
+    """An open job has the stages that its configuration asks for, each after what it needs."""
+    stages: dict[str, list[str]] = {}
+    for row in scene.stages:
+        stages.setdefault(row["job"], []).append(row["name"])
+    planned: dict[str, tuple[str, ...]] = {}
+    for job in scene.jobs:
+        if not job["work"] or job["id"] not in stages:
+            continue
+        if job["work"] not in planned:
+            export = Work.model_validate_json(job["work"]).export
+            planned[job["work"]] = tuple(stage_names(export.variants, export.quantization))
+        names = stages[job["id"]]
+        if unknown := [name for name in names if name not in BY_NAME]:
+            scene.find("stage-unknown", f"the plan knows no stage {', '.join(unknown)}", "install the ckptd that planned it, or cancel it",
+                       job=job["id"])  # fmt: skip
+        elif missing := [name for name in planned[job["work"]] if name not in names]:
+            scene.find(
+                "plan-incomplete", f"it lacks the stage {', '.join(missing)}, which its configuration asks for", _REPORT, job=job["id"]
+            )
+        elif early := [name for i, name in enumerate(names) if any(need in names[i:] for need in BY_NAME[name].needs)]:
+            scene.find("plan-order", f"the stage {', '.join(early)} comes before one that it needs", _REPORT, job=job["id"])
+
+
+def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
+    """The state of a job that ended is the one that follows from its stages and their checks."""
+    limit = -1 if scene.deep else LATEST
+    for row in connection.execute(f"SELECT * FROM job WHERE state IN {_REPORTED} ORDER BY ended DESC LIMIT ?", (limit,)).fetchall():
+        job = job_of(row)
+        rows = [stage_of(one) for one in connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (job.id,))]
+        facts = JobFacts(
+            export_id=job.id, created=job.created, checkpoint=job.checkpoint, work=job.work,
+            stages=tuple(StageFacts(name=one.name, state=one.state, result=one.result, fault=one.fault) for one in rows),
+        )  # fmt: skip
+        follows = status_of(asked_variants(facts), judge(facts))
+        if follows != job.state:
+            scene.find("job-state-wrong", f"it is {job.state}, but from its stages and checks follows {follows}", _REPORT, job=job.id)

@@ -1,0 +1,220 @@
+"""Rebuilds or completes a journal from what is on disk: job files, results, pins and published exports.
+
+Called by `daemon.operating.integrity.custodian` on a fresh journal or on a backup, before it takes the place of the damaged one. A job
+whose export is published, or whose report says how it ended, is ended; one whose pin is still there is open, and
+its finished stages stay finished; of any other the checkpoint, if it still exists, is found again by the watcher.
+Can be repeated: what the journal knows already is not made worse.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pydantic import BaseModel
+
+from daemon.config.paths import Paths
+from daemon.contract.errors import Fault
+from daemon.contract.messages import CheckpointRef, Outcome
+from daemon.contract.plan import stage_names
+from daemon.journal.database import Database
+from daemon.journal.rows import now
+from daemon.operating.integrity.salvage import Remains, Tried, find
+from daemon.publishing.publication import same_files
+
+log = structlog.get_logger("journal")
+
+OPEN = ("pending", "running")
+FAILED_SUFFIX = ".failed"
+_STAGE = "state = ?, attempts = ?, failures = ?, folder = ?, result = ?, fault = ?, key = COALESCE(?, key), retry_at = NULL"
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What the disk gave: jobs that are open and ended now, jobs given up, and what was passed over."""
+
+    open: int
+    ended: int
+    given_up: int
+    skipped: int
+
+
+def rebuild(database: Database, paths: Paths, target_of: Callable[[CheckpointRef], Path]) -> Rebuilt:
+    """Bring the journal in line with the disk, in one transaction. `target_of`: where the export of a checkpoint goes."""
+    remains, skipped = find(paths)
+
+    def write(c: sqlite3.Connection) -> tuple[int, int]:
+        return sum(not _taken_in(c, one, target_of) for one in remains), _give_up(c)
+
+    spoilt, given_up = database.write("rebuild", write)
+    counts = {str(row[0]): int(row[1]) for row in database.read("SELECT state, count(*) FROM job GROUP BY state")}
+    opened = sum(counts.get(state, 0) for state in OPEN)
+    return Rebuilt(opened, sum(counts.values()) - opened, given_up, skipped + spoilt)
+
+
+def _taken_in(c: sqlite3.Connection, one: Remains, target_of: Callable[[CheckpointRef], Path]) -> bool:
+    """One job by itself: what can't be entered beside the rest is passed over."""
+    c.execute("SAVEPOINT one")
+    try:
+        row = c.execute("SELECT state FROM job WHERE id = ?", (one.job,)).fetchone()
+        if row is None:
+            _insert(c, one, target_of)
+        else:
+            _complete(c, one, str(row[0]))
+    except (sqlite3.IntegrityError, KeyError) as error:
+        c.execute("ROLLBACK TO one")
+        log.warning("a job was passed over while the journal was rebuilt", job=one.job, error=str(error))
+        return False
+    finally:
+        c.execute("RELEASE one")
+    return True
+
+
+def _insert(c: sqlite3.Connection, one: Remains, target_of: Callable[[CheckpointRef], Path]) -> None:
+    """A job that the journal lacks; none where it neither ended nor can go on."""
+    ended = one.ended_as
+    if ended is None and not one.pinned:
+        return
+    state = ended or ("running" if one.tries else "pending")
+    seen = one.checkpoint
+    c.execute(
+        "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, state, base, created, started, ended,"
+        " warnings, newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (one.job, seen.identity, one.work.digest, seen.root, seen.run, seen.step, seen.model_dump_json(), one.work.model_dump_json(),
+         str(one.pin or ""), str(_target(one, target_of)), state, one.base, one.created, one.tries[0].started if one.tries else None,
+         _ended_at(one) if ended else None, json.dumps(list(one.warnings)), int(one.newest_first)),
+    )  # fmt: skip
+    names = stage_names(one.work.export.variants, one.work.export.quantization)
+    c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(one.job, name, i) for i, name in enumerate(names)])
+    for name in names:
+        _add_attempts(c, one, name)
+        _set_stage(c, one, name, over=ended is not None)
+    if one.fingerprint:
+        c.execute(
+            "INSERT OR IGNORE INTO seen (path, fingerprint, verdict, job, at) VALUES (?,?,'taken',?,?)",
+            (seen.path, one.fingerprint, one.job, now()),
+        )
+
+
+def _complete(c: sqlite3.Connection, one: Remains, state: str) -> None:
+    """A job that the journal has: the disk counts where it is newer."""
+    ended = one.ended_as
+    if state in OPEN and ended:
+        _bring_up(c, one, over=True)
+        c.execute("UPDATE job SET state = 'running', base = COALESCE(base, ?) WHERE id = ? AND state = 'pending'", (one.base, one.job))
+        c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ?", (ended, _ended_at(one), one.job))
+    elif state in OPEN:
+        _bring_up(c, one, over=False)
+        if one.tries:
+            c.execute(
+                "UPDATE job SET state = 'running', base = ?, started = COALESCE(started, ?) WHERE id = ? AND state = 'pending'",
+                (one.base, one.tries[0].started, one.job),
+            )
+    elif ended is None and one.pinned and state not in ("superseded", "cancelled"):
+        # A person put it back into the queue after the backup was taken.
+        c.execute("UPDATE job SET state = 'pending', ended = NULL WHERE id = ?", (one.job,))
+        c.execute("UPDATE stage SET state = 'waiting', failures = 0 WHERE job = ? AND state <> 'waiting'", (one.job,))
+        _complete(c, one, "pending")
+
+
+def _bring_up(c: sqlite3.Connection, one: Remains, *, over: bool) -> None:
+    """The job's stages of which the disk knows later attempts than the journal, or, at the job's end, all."""
+    for name, state, attempts in c.execute("SELECT name, state, attempts FROM stage WHERE job = ?", (one.job,)).fetchall():
+        last = one.last(name)
+        if last and (last.file.attempt > attempts or (state == "running" and over)):
+            _add_attempts(c, one, name)
+            _set_stage(c, one, name, over=over)
+        elif over and state in ("waiting", "running"):
+            _set_stage(c, one, name, over=True)
+
+
+def _add_attempts(c: sqlite3.Connection, one: Remains, stage: str) -> None:
+    for tried in one.tries:
+        if tried.file.stage == stage:
+            fault = tried.result.fault if tried.result else None
+            c.execute(
+                "INSERT INTO attempt (job, stage, number, strategy, outcome, folder, staging, started, ended, fault)"
+                " VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (job, stage, number) DO UPDATE SET"
+                " outcome = COALESCE(outcome, excluded.outcome), ended = COALESCE(ended, excluded.ended)",
+                (one.job, stage, tried.file.attempt, tried.file.strategy, tried.outcome, str(tried.folder), tried.file.staging,
+                 tried.started, tried.ended or tried.started, _json(fault)),
+            )  # fmt: skip
+
+
+def _set_stage(c: sqlite3.Connection, one: Remains, stage: str, *, over: bool) -> None:
+    """Put a stage into the state that its last attempt left. `over`: the job has ended, so that no stage waits any more."""
+    last = one.last(stage)
+    state, fault = _state_of(one, stage, last, over)
+    result = last.result if last and state in ("succeeded", "failed") else None
+    failures = sum(tried.file.stage == stage and tried.outcome in (Outcome.RETRYABLE, Outcome.PERMANENT) for tried in one.tries)
+    c.execute("UPDATE stage SET state = 'waiting' WHERE job = ? AND name = ? AND state <> 'waiting'", (one.job, stage))
+    c.execute(
+        f"UPDATE stage SET {_STAGE} WHERE job = ? AND name = ?",
+        (state, last.file.attempt if last else 0, failures, last.file.staging if last and state == "succeeded" else None,
+         _json(result), _json(fault), last.file.key if last else None, one.job, stage),
+    )  # fmt: skip
+
+
+def _state_of(one: Remains, stage: str, last: Tried | None, over: bool) -> tuple[str, Fault | None]:
+    result = last.result if last else None
+    whole = last is not None and result is not None and result.outcome == Outcome.SUCCEEDED
+    if last and result and whole and (over or same_files(Path(last.file.staging), result.files)):
+        return "succeeded", None
+    if result and result.outcome == Outcome.PERMANENT:
+        return "failed", result.fault
+    return (_reported(one, stage), result.fault if result else None) if over else ("waiting", None)
+
+
+def _reported(one: Remains, stage: str) -> str:
+    """How a stage of an ended job ended by the job's own report; its report stage by there being one."""
+    if stage == "report":
+        return "succeeded"
+    for row in one.published.report.get("stages", ()) if one.published else ():
+        if isinstance(row, dict) and row.get("name") == stage and row.get("state") in ("succeeded", "failed", "skipped"):
+            return str(row["state"])
+    return "failed" if one.last(stage) else "skipped"
+
+
+def _give_up(c: sqlite3.Connection) -> int:
+    """Open jobs of which nothing is pinned any more: they can't go on, and their checkpoints are looked at again."""
+    count = 0
+    rows = c.execute(
+        "SELECT id, pin FROM job WHERE state IN ('pending', 'running')"
+        " AND NOT EXISTS (SELECT 1 FROM stage WHERE job = id AND name = 'merge' AND state = 'failed')"
+    ).fetchall()
+    for job, pin in rows:
+        if not _holds_files(Path(pin)):
+            c.execute(
+                "UPDATE job SET state = 'superseded', ended = ?, untidy = 1, reason = ? WHERE id = ?",
+                (now(), "its pinned files were gone when the journal was rebuilt", job),
+            )
+            c.execute("DELETE FROM seen WHERE job = ?", (job,))
+            count += 1
+    return count
+
+
+def _holds_files(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
+def _target(one: Remains, target_of: Callable[[CheckpointRef], Path]) -> Path:
+    if one.published:
+        folder = one.published.folder
+        return folder.with_name(folder.name.removesuffix(FAILED_SUFFIX)) if one.published.status == "failed" else folder
+    return one.target or target_of(one.checkpoint)
+
+
+def _ended_at(one: Remains) -> str:
+    report = one.last("report")
+    return one.published.ended if one.published else (report.ended if report and report.ended else now())
+
+
+def _json(value: BaseModel | None) -> str | None:
+    return value.model_dump_json() if value is not None else None

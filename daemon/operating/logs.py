@@ -1,0 +1,158 @@
+"""Structured logs: JSON lines to a file and to stderr, readable colours where stderr is a terminal.
+
+structlog renders, the standard library's handlers carry, so that watchdog's and APScheduler's own messages come
+out in the same form. `ckptd logs` reads the file back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import structlog
+
+from daemon.config.settings import LogSettings
+
+_SHARED: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+_NOISY = ("apscheduler", "watchdog", "apprise", "urllib3", "asyncio")
+TRACEBACK_LIMIT = 6000
+"""journald splits long lines, so a traceback in a line is bounded."""
+
+
+def _bound_traceback(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    text = event.get("exception")
+    if isinstance(text, str) and len(text) > TRACEBACK_LIMIT:
+        event["exception"] = "…" + text[-TRACEBACK_LIMIT:]
+    return event
+
+
+def _formatter(renderer: Any) -> logging.Formatter:
+    tail: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if not isinstance(renderer, structlog.dev.ConsoleRenderer):
+        tail += [structlog.processors.format_exc_info, _bound_traceback]
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])
+
+
+class _Rotating(logging.handlers.RotatingFileHandler):
+    """Begins the file afresh where no old one is kept; the library would let it grow for ever.
+
+    When the file can't be written, that is said once on stderr; the library would print a traceback for each record.
+    """
+
+    said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Called while an error of `emit` is handled."""
+        if not self.said:
+            error = sys.exc_info()[1]
+            print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. To mend it: free space there or give access; "
+                  "stderr has every line.", file=sys.stderr)  # fmt: skip
+        self.said = True
+
+    def flush(self) -> None:
+        """Called after each record. Raises OSError while the file can't be written, which `emit` hands to `handleError`."""
+        super().flush()
+        if self.stream is not None:
+            self.said = False
+
+    def doRollover(self) -> None:  # noqa: N802
+        """Called when the file would grow over its size."""
+        if self.backupCount == 0 and self.stream is not None:
+            self.stream.truncate(0)
+        else:
+            super().doRollover()
+
+
+def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> None:
+    """Send logs to `file` (JSON, rotated by size) and, unless told otherwise, to stderr."""
+    handlers: list[logging.Handler] = []
+    as_json = _formatter(structlog.processors.JSONRenderer(ensure_ascii=True))
+    if stderr:
+        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+        console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
+        handler.setFormatter(_formatter(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())) if console else as_json)
+        handlers.append(handler)
+    if file is not None:
+        rotating = _Rotating(file, maxBytes=int(settings.max_size), backupCount=settings.keep, encoding="utf-8")
+        rotating.setFormatter(as_json)
+        handlers.append(rotating)
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        with contextlib.suppress(OSError):  # the disk may be full
+            old.close()
+    for handler in handlers:
+        root.addHandler(handler)
+    root.setLevel(settings.level.upper())
+    logging.captureWarnings(True)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level, *_SHARED, structlog.processors.StackInfoRenderer(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )  # fmt: skip
+
+
+def follow(file: Path, *, tail: int, forever: bool) -> Iterator[dict[str, Any]]:
+    """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation.
+
+    The open file is read to its end before a new one by its name is opened, so that rotation loses nothing.
+    """
+    stream: IO[bytes] | None = None
+    first, half = True, b""
+    try:
+        while True:
+            if stream is None:
+                with contextlib.suppress(FileNotFoundError):
+                    stream = open(file, "rb")  # noqa: SIM115
+            if stream is not None:
+                rotated = not _is_still(file, stream)
+                *lines, half = (half + stream.read()).split(b"\n")
+                for line in lines[max(0, len(lines) - tail) :] if first else lines:
+                    yield _record(line.decode(errors="replace"))
+                first = False
+                if rotated:
+                    stream.close()
+                    stream, half = None, b""
+                    continue
+            if not forever:
+                return
+            time.sleep(0.3)
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def _is_still(file: Path, stream: IO[bytes]) -> bool:
+    """Whether `stream` is the file of that name and was not cut; while nothing has the name, it is."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return True
+    return os.path.samestat(status, os.fstat(stream.fileno())) and status.st_size >= stream.tell()
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {"event": line.rstrip("\r\n")}
+    return value if isinstance(value, dict) else {"event": line.rstrip("\r\n")}

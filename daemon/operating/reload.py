@@ -1,0 +1,66 @@
+"""A new configuration for a running daemon: reading it, what it can't change, and asking for it from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from daemon.config.settings import Settings
+from daemon.contract.errors import CkptdError, Retryable, UsageError
+from daemon.system.lock import is_locked
+
+PATIENCE_SECONDS = 30.0
+
+
+def reread(load: Callable[[], Settings]) -> tuple[Settings | None, str | None]:
+    """The configuration as it is now, or what is wrong with it."""
+    try:
+        return load(), None
+    except CkptdError as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"it can't be read: {error}"
+
+
+def changed_for_good(old: Settings, new: Settings) -> str | None:
+    """What of a new configuration only a restart can bring, None where nothing is."""
+    fixed = {
+        "state.directory": (old.state_directory, new.state_directory),
+        "output.directory": (old.output.directory, new.output.directory),
+        "pin.directory": (old.pin.directory, new.pin.directory),
+    }
+    changed = [key for key, (before, after) in fixed.items() if before != after]
+    return f"{', '.join(changed)} can't be changed while the daemon runs; restart it" if changed else None
+
+
+def ask_for_reload(settings: Settings) -> None:
+    """Let the running daemon read its configuration again, and wait until it has.
+
+    Raises UsageError where none runs or it refuses, Retryable where it does not answer.
+    """
+    state, operation = settings.state_directory, "reload the configuration"
+    if not is_locked(state / "lock"):
+        raise UsageError("not-running", operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
+    before = _configuration(state)
+    os.kill(int((state / "lock").read_text()), signal.SIGHUP)
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        now = _configuration(state)
+        if now.get("at") != before.get("at"):
+            if now.get("problem"):
+                raise UsageError("reload-refused", operation, str(now["problem"]).rstrip("."), "correct it and reload again", path=state)
+            return
+        time.sleep(0.1)
+    raise Retryable("no-answer", operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
+
+
+def _configuration(state: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((state / "live.json").read_bytes())["configuration"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

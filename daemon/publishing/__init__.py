@@ -1,0 +1,1 @@
+"""The end of a job: verdict, atomic publication, retention, verification, notification."""

@@ -1,0 +1,157 @@
+"""The end of a job: its verdict, its publication, its links, its notification, and the tidying up afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.checkpoints.names import step_of
+from daemon.checkpoints.pins import held
+from daemon.checkpoints.selection import best_step
+from daemon.config.paths import Paths
+from daemon.config.settings import RetentionSettings, Settings
+from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.files import remove_tree
+from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.verdicts import asked_variants, checked_on, judge, needs, status_of
+from daemon.journal.journal import Journal, facts_of
+from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.publication import Part, assemble, is_export, link_to, manifest_of, swap_in
+from daemon.publishing.retention import prune
+from daemon.system.box import human
+
+log = structlog.get_logger("runner")
+
+FAILED_SUFFIX = ".failed"
+REJECTED = "rejected"
+
+
+def target_of(job: JobRow, state: str) -> Path:
+    """Where the export goes. A failed one never takes the place of a good one."""
+    return job.target.with_name(job.target.name + FAILED_SUFFIX) if state == "failed" else job.target
+
+
+def parts_of(checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, keep_rejected: bool) -> list[Part]:
+    """What is published: the report on top, a folder a variant that passed (or could not be verified, and says so)."""
+    parts = []
+    for check in checks:
+        stage = stages.get(check.variant)
+        if stage is None or stage.result is None or stage.folder is None:
+            continue
+        if check.verdict != Verdict.FAILED:
+            parts.append(Part(check.variant, stage.folder, stage.result.files))
+        elif keep_rejected:
+            parts.append(Part(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
+    report = stages.get("report")
+    if report and report.result and report.folder:
+        parts.append(Part("", report.folder, report.result.files))
+    return parts
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a job ended and where its export lies."""
+
+    state: str
+    target: Path
+    checks: tuple[ArtifactCheck, ...]
+
+
+def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool) -> Published:
+    """Put the export in its place and move the run's links. Can be repeated after a crash."""
+    checks = judge(facts)
+    state = status_of(asked_variants(facts), checks)
+    target = target_of(job, state)
+    folder = paths.staging / job.id / "publish"
+    head = {
+        "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
+        "identity": job.checkpoint.identity, "checked_on": checked_on(facts),
+        "needs": {check.variant: found for check in checks if check.verdict != Verdict.FAILED and (found := needs(check))},
+    }  # fmt: skip
+    assemble(parts_of(checks, stages, keep_rejected=keep_rejected), folder, head)
+    swap_in(folder, target)
+    earlier = job.target.with_name(job.target.name + FAILED_SUFFIX)
+    if state != "failed" and is_export(earlier):
+        remove_tree(earlier)
+    if any(check.verdict == Verdict.PASSED for check in checks):
+        _move_links(job, target)
+    return Published(state, target, checks)
+
+
+def _link(job: JobRow, target: Path, name: str) -> Path:
+    """The run's link beside its exports; where several runs share the folder, the run's name is part of it."""
+    run = job.checkpoint.run
+    return target.with_name(name if target.parent.name == Path(run).name else f"{run.replace('/', '-')}-{name}")
+
+
+def _move_links(job: JobRow, target: Path) -> None:
+    """`latest` never goes back to an earlier step; `best` goes where the trainer's own best checkpoint is."""
+    latest = _link(job, target, "latest")
+    current = manifest_of(latest).get("step")
+    if not isinstance(current, int) or current <= job.checkpoint.step:
+        link_to(latest, target)
+    if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
+        link_to(_link(job, target, "best"), target)
+
+
+def message_of(job: JobRow, stages: Mapping[str, StageRow], published: Published) -> tuple[str, str]:
+    """Title and body of the notification."""
+    title = f"{job.checkpoint.run} step {job.checkpoint.step}: {published.state}"
+    lines = [f"{check.variant}: {check.verdict}" + (f" ({check.reasons[0]})" if check.reasons else "") for check in published.checks]
+    lines += [stage.fault.sentence() for stage in stages.values() if stage.fault and stage.state == "failed"]
+    return title, "\n".join([*lines, f"Export: {published.target}"])
+
+
+def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, paths: Paths, settings: Settings) -> Fault | None:
+    """Publish, record the end with its notification, prune. Gives what keeps the export from being published, if anything does.
+
+    Can be repeated after a crash anywhere in it. A job that was superseded or cancelled meanwhile stays as it is.
+    """
+    current = journal.job(job.id)
+    if current is None or current.state != "running":
+        return None
+    try:
+        published = publish_job(job, facts_of(journal, job), stages, paths, keep_rejected=settings.output.keep_rejected)
+    except CkptdError as error:
+        return error.fault
+    except OSError as error:
+        return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}").fault
+    wanted = published.state in settings.notify.on and settings.notify.urls
+    if not journal.finish_job(job.id, published.state, message_of(job, stages, published) if wanted else None):
+        return None  # superseded or cancelled while it was published: the newer export replaces this one
+    log.info("export finished", state=published.state, target=str(published.target),
+             artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip
+    _prune(job, published.target.parent, journal, paths, settings.retention)
+    return None
+
+
+def _prune(job: JobRow, folder: Path, journal: Journal, paths: Paths, rules: RetentionSettings) -> None:
+    """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
+    if not (rules.keep_last or rules.keep_best or rules.keep_days):
+        return
+    try:
+        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, busy=journal.open_ids()):
+            log.info("removed an old export", path=str(gone.path), freed=human(gone.freed))
+    except OSError as error:
+        log.warning(from_oserror(error, "remove old exports").fault.sentence())
+
+
+def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
+    """Remove what a finished job needs no more: staging, pin, temporary files. Logs and job files stay.
+
+    The pin of a job that was put back in the queue since is a new one, and stays. Gives False where `ckptd retry` pins one just now:
+    the job's may be it, so its turn comes later.
+    """
+    with held(paths.pins_lock, patience=0) as mine:
+        if not mine:
+            return False
+        if job.id in journal.open_ids():
+            return True
+        remove_tree(job.pin)
+    remove_tree(paths.staging / job.id)
+    for folder in (paths.jobs / job.id).glob("*/tmp"):
+        remove_tree(folder)
+    return True

@@ -1,0 +1,115 @@
+"""Delivers the outbox through Apprise, at least once, with retries that survive restarts.
+
+One thread; the journal holds the queue. Apprise itself neither retries nor bounds its time, so each message is
+tried with a growing pause for about a day, and a slow service delays nobody but later messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import structlog
+
+from daemon.config.settings import NotifySettings
+from daemon.journal.journal import Journal
+from daemon.journal.rows import Message
+from daemon.system.rounds import Complaints
+
+log = structlog.get_logger("notify")
+
+FIRST_PAUSE = 5.0
+LONGEST_PAUSE = 3600.0
+MAX_ATTEMPTS = 30
+
+
+def pause_after(attempts: int) -> float | None:
+    """Seconds until the next attempt after `attempts` failed ones; None: give up."""
+    return None if attempts >= MAX_ATTEMPTS else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (attempts - 1))
+
+
+class Notifier:
+    """Empties the outbox."""
+
+    def __init__(self, settings: NotifySettings, journal: Journal) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._wake = threading.Event()
+        self._stopping = False
+        self.thread = threading.Thread(target=self._run, name="notify", daemon=True)
+
+    def start(self) -> None:
+        """Begin delivering, first what an earlier daemon left."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End after the message that is being sent."""
+        self._stopping = True
+        self._wake.set()
+        self.thread.join(15)
+
+    def wake(self) -> None:
+        """There may be something to deliver; may be called from any thread."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        complaints = Complaints(log, "the notifier")
+        while not self._stopping:
+            complaints.during(self.deliver_due)
+            self._wake.wait(60)
+            self._wake.clear()
+
+    def adopt(self, settings: NotifySettings) -> None:
+        """Tell others from now on; may be called from any thread."""
+        self._settings = settings
+        self._wake.set()
+
+    def clock_jumped(self) -> None:
+        """The wall clock was set: whatever waits for a time is tried now."""
+        self._journal.hasten_messages()
+        self._wake.set()
+
+    def deliver_due(self) -> None:
+        """Try every message whose time has come."""
+        if not self._settings.urls:
+            return
+        for message in self._journal.due_messages(time.time()):
+            if self._stopping:
+                return
+            error = self._send(message)
+            if error is None:
+                self._journal.delivered(message.id)
+                log.info("notified", job=message.job, title=message.title)
+                continue
+            pause = pause_after(message.attempts + 1)
+            self._journal.undelivered(message.id, error, None if pause is None else time.time() + pause)
+            log.warning("a notification did not arrive", job=message.job, error=error, attempt=message.attempts + 1,
+                        retry_in=pause, remedy="check notify.urls and the service")  # fmt: skip
+
+    def _send(self, message: Message) -> str | None:
+        """None when every service took it, else what went wrong."""
+        import apprise  # heavy for a daemon that has nobody to tell
+
+        said: list[str] = []
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        apprise.logger.addHandler(handler)
+        apprise.logger.propagate = False  # it names whole URLs, which hold secrets
+        try:
+            services = apprise.Apprise()
+            bad = [url for url in self._settings.urls if not services.add(url)]
+            if bad:
+                scheme, found, _ = bad[0].partition("://")
+                return f"{len(bad)} of notify.urls is no service that Apprise knows: {scheme if found else ''}{'://' if found else ''}…"
+            kind = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE}.get(
+                message.kind, apprise.NotifyType.WARNING
+            )
+            if services.notify(title=message.title, body=message.body, notify_type=kind):
+                return None
+            return "; ".join(said)[:500] or "the service did not take it"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            apprise.logger.propagate = True
+            apprise.logger.removeHandler(handler)

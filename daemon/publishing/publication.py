@@ -1,0 +1,160 @@
+"""Atomic publication of an export: everything is put together beside the target, sealed, and renamed into place.
+
+Called by `daemon.publishing.closing` after the last stage. Every step can be repeated: a crash anywhere leaves either the old
+export or the new one at the target, and the next start ends the rest. The order is: files, folders, manifest, its
+folder, the rename, the folder around the target, and only then does what was replaced go.
+
+What a reader must do to see one export whole: open the export's folder once (`os.open` with O_DIRECTORY, or go into
+it) and read everything relative to that handle, MANIFEST.json first. A reader that builds each path anew may get
+files of the old export and of the new one. When an export is replaced while it is read through such a handle, its
+files may end in "no such file", never in other content; open the folder again then.
+
+Limits: where the file system can't exchange two names (`daemon.publishing.swap`), readers find nothing for the instant between
+two renames. Only an export of ours is ever replaced; whatever else lies at the target is set aside under
+`NAME.before-ckptd-TIME`, since refusing would hold up every later export of an unattended box for one stray folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.contract import failpoints
+from daemon.contract.errors import Retryable
+from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, place, temporary_of, walk, write_atomic
+from daemon.contract.messages import FileEntry
+from daemon.contract.version import __version__
+from daemon.publishing.swap import mend_swap, remove_any, swap
+
+log = structlog.get_logger("publish")
+
+SET_ASIDE = ".before-ckptd-"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The output of a stage: `folder` of the export it goes to ("" for the top), where it lies, its sealed files."""
+
+    name: str
+    source: Path
+    files: tuple[FileEntry, ...]
+
+
+def assemble(parts: list[Part], folder: Path, facts: Mapping[str, object]) -> None:
+    """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last.
+
+    Raises Retryable where a stage's output is gone, OSError where the file system refuses.
+    """
+    mend_swap(folder)
+    remove_any(folder)  # after a crash it may be what the exchange brought back
+    make_folders(folder)
+    entries = []
+    for part in parts:
+        for entry in part.files:
+            relative = f"{part.name}/{entry.path}" if part.name else entry.path
+            _place(part, entry, folder / relative)
+            entries.append({"path": relative, "size": entry.size, "sha256": entry.sha256})
+        failpoints.point("publish.part")
+    for directory, _, _ in walk(folder, topdown=False):
+        fsync_directory(Path(directory))
+    failpoints.point("publish.assembled")
+    manifest = {
+        "manifest_version": MANIFEST_VERSION, "ckptd": __version__, **facts, "files": sorted(entries, key=lambda item: str(item["path"])),
+    }  # fmt: skip
+    write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    failpoints.point("publish.manifest")
+
+
+def _place(part: Part, entry: FileEntry, target: Path) -> None:
+    try:
+        place(part.source / entry.path, target)
+    except FileNotFoundError as error:
+        raise Retryable(
+            "stage-output-gone", "put the export together", "the output of a finished stage is no longer there",
+            "leave output.directory alone while exports run; the stage is made again", path=part.source / entry.path,
+        ) from error  # fmt: skip
+
+
+def swap_in(folder: Path, target: Path) -> None:
+    """Make `folder` the new `target`; a reader sees the old export or the new one, whole. The old one is removed.
+
+    What lies at the target and is no export of ours is set aside, never destroyed.
+    """
+    make_folders(target.parent)
+    mend_swap(folder)
+    if os.path.lexists(target) and not is_export(target) and not _is_empty_folder(target):
+        _set_aside(target)
+    failpoints.point("publish.before-rename")
+    swap(folder, target)
+
+
+def is_export(path: Path) -> bool:
+    """Whether a real folder with a manifest of ours lies there. A link to one is no export, but somebody's link.
+
+    Raises OSError where that can't be found out: what can't be read now is not for that reason somebody else's.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return not path.is_symlink() and isinstance(manifest, dict) and "manifest_version" in manifest
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not os.listdir(path)
+
+
+def _set_aside(target: Path) -> None:
+    """Rename what is not ours, so that its name is free and its content stays."""
+    stem = f"{target.name}{SET_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    names = (target.with_name(stem if number == 0 else f"{stem}-{number}") for number in range(1000))
+    aside = next(name for name in names if not os.path.lexists(name))
+    os.rename(target, aside)
+    fsync_directory(target.parent)
+    log.warning("what lay at the export's place is no export; it was set aside", path=str(target), now=str(aside))
+    failpoints.point("publish.set-aside")
+
+
+def link_to(link: Path, target: Path) -> None:
+    """Point the symlink `link` at `target` (in the same folder or below), atomically. A real file there is left alone."""
+    if link.exists() and not link.is_symlink():
+        raise FileExistsError(errno.EEXIST, "is in the way of the symlink and was not made by ckptd", str(link))
+    for left in dead_temporaries(link.parent):
+        if left.name.startswith(f".{link.name}."):
+            left.unlink(missing_ok=True)
+    temporary = temporary_of(link)
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    failpoints.point("publish.before-link")
+    temporary.symlink_to(os.path.relpath(target, link.parent))
+    failpoints.point("publish.link-made")
+    os.replace(temporary, link)
+    failpoints.point("publish.linked")
+    fsync_directory(link.parent)
+    failpoints.point("publish.link-durable")
+
+
+def manifest_of(target: Path) -> dict[str, object]:
+    """The manifest of a published export, {} where there is none."""
+    try:
+        value = json.loads((target / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def same_files(folder: Path, files: tuple[FileEntry, ...]) -> bool:
+    """Whether a stage's output is still there with the sizes that were sealed."""
+    try:
+        return all((folder / entry.path).stat().st_size == entry.size for entry in files)
+    except OSError:
+        return False

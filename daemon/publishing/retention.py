@@ -1,0 +1,254 @@
+"""Which exports of a run stay, by `[retention]`, and the removal of the others.
+
+Called by the end of every job and by `ckptd prune`. `plan_removal` decides, purely; `prune` reads the folders and
+removes. Only real folders with a manifest of ours are ever considered. Never removed: what a symlink beside it
+points to, what an open job belongs to, and the newest export of a run.
+
+"Best" follows the trainer's own metric (see `scores_of`). Exports that failed hold no model, only the report: they
+count for neither `keep_last` nor `keep_best`; the newest one of a run stays, the others as long as `keep_days` says.
+The age of an export is that of its manifest file. A run is known by its name, as the manifests hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from daemon.checkpoints.selection import best_step
+from daemon.config.settings import RetentionSettings
+from daemon.contract import failpoints
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.files import fsync_directory, make_folders, remove_tree
+from daemon.publishing.publication import is_export, manifest_of
+from daemon.publishing.swap import hidden
+
+GONE = ".ckptd-gone"
+"""Ending of the hidden name of what is being removed where staging is on another file system."""
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Export:
+    """One published export, as far as its staying depends on it."""
+
+    path: Path
+    run: str
+    step: int
+    export: str
+    failed: bool = False
+    published: float = 0.0
+    """Epoch seconds."""
+    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What training knew, as the report holds it."""
+    linked: bool = False
+    busy: bool = False
+    """Its job is open."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Exports that go, and those that stay with the reason."""
+
+    removed: tuple[Export, ...]
+    kept: tuple[tuple[Export, str], ...]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """One export that went, or (under a dry run) would. `freed`: bytes on the disk that nothing else holds."""
+
+    path: Path
+    run: str
+    step: int
+    freed: int
+
+
+def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float) -> Decision:
+    """Which exports go. Each run is judged by itself; an export stays when any active rule wants it. `now`: epoch seconds."""
+    runs: dict[str, list[Export]] = {}
+    for export in exports:
+        runs.setdefault(export.run, []).append(export)
+    removed, kept = [], []
+    for name in sorted(runs):
+        ordered = sorted(runs[name], key=lambda export: (export.step, export.published, str(export.path)), reverse=True)
+        reasons = _reasons(ordered, rules, now)
+        for export in ordered:
+            if export.path in reasons:
+                kept.append((export, reasons[export.path]))
+            else:
+                removed.append(export)
+    return Decision(tuple(removed), tuple(kept))
+
+
+def _reasons(ordered: list[Export], rules: RetentionSettings, now: float) -> dict[Path, str]:
+    """Path → why it stays, of the exports of one run, newest first."""
+    good = [export for export in ordered if not export.failed]
+    failed = [export for export in ordered if export.failed]
+    reasons = {export.path: "its job is open" for export in ordered if export.busy}
+    reasons |= {export.path: "a symlink points to it" for export in ordered if export.linked}
+    for export in ordered:
+        if not (rules.keep_last or rules.keep_best or rules.keep_days):
+            reasons.setdefault(export.path, "no rule of [retention] is active")
+        if rules.keep_days and now - export.published < rules.keep_days * DAY:
+            reasons.setdefault(export.path, f"younger than keep_days = {rules.keep_days:g}")
+    for export in good[: rules.keep_last]:
+        reasons.setdefault(export.path, f"among the newest, keep_last = {rules.keep_last}")
+    for newest in (good[:1], failed[:1]):
+        if newest:
+            reasons.setdefault(newest[0].path, "the newest of its run")
+    if rules.keep_best:
+        _keep_best(good, rules, reasons)
+    return reasons
+
+
+def _keep_best(good: list[Export], rules: RetentionSettings, reasons: dict[Path, str]) -> None:
+    """The best so many; where training gave nothing to compare by and no other rule is active, all stay."""
+    scores = scores_of(good)
+    if not scores and not (rules.keep_last or rules.keep_days):
+        for export in good:
+            reasons.setdefault(export.path, "training gave no metric by which keep_best could compare")
+    ranked = sorted((export for export in good if export.path in scores), key=lambda export: (-scores[export.path], -export.step))
+    for export in ranked[: rules.keep_best]:
+        reasons.setdefault(export.path, f"among the best, keep_best = {rules.keep_best}")
+
+
+def scores_of(exports: Sequence[Export]) -> dict[Path, float]:
+    """How good each export of a run is, higher is better; exports without the metric are left out.
+
+    The metric is the one that the trainer compares by: that figure of an evaluation which, at the step that the
+    trainer names as its best, equals its `best_metric`. Without such a comparison it is `eval_loss`. Less is better
+    where the name ends with "loss", as in transformers' own default for `greater_is_better`.
+    """
+    compared = [export for export in exports if export.training.get("best_metric") is not None]
+    name = _compared_by(compared) if compared else "eval_loss"
+    scores = {export.path: value for export in exports if name and (value := _figure(export, name)) is not None}
+    return {path: -value if name and name.endswith("loss") else value for path, value in scores.items()}
+
+
+def _figure(export: Export, name: str) -> float | None:
+    evaluation = export.training.get("evaluation")
+    value = evaluation.get(name) if isinstance(evaluation, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else None
+
+
+def _compared_by(exports: Sequence[Export]) -> str | None:
+    """Name of the metric that the trainer compares by, None where no export shows it without doubt."""
+    names: set[str] | None = None
+    for export in exports:
+        if best_step(export.training) != export.step:
+            continue
+        evaluation = export.training.get("evaluation")
+        here = (
+            {name for name in evaluation if _figure(export, name) == export.training["best_metric"]}
+            if isinstance(evaluation, dict)
+            else set()
+        )
+        if here:
+            names = here if names is None else names & here
+    return next(iter(names)) if names and len(names) == 1 else None
+
+
+def read_exports(folder: Path, run: str | None = None, busy: Collection[str] = ()) -> list[Export]:
+    """The exports that lie in `folder` itself, of one run or all. `busy`: ids of open jobs."""
+    found, linked = [], set()
+    for entry in folder.iterdir():
+        if entry.is_symlink():
+            linked.add(entry.resolve())
+        elif not entry.name.startswith(".") and is_export(entry):
+            with contextlib.suppress(OSError):
+                found += _read(entry, run, busy)
+    return [replace(export, linked=export.path.resolve() in linked) for export in found]
+
+
+def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
+    manifest = manifest_of(path)
+    name, step, export = manifest.get("run"), manifest.get("step"), str(manifest.get("export_id", ""))
+    if not isinstance(name, str) or not isinstance(step, int) or (run is not None and name != run):
+        return []
+    return [Export(
+        path, name, step, export, failed=manifest.get("status") == "failed", published=(path / MANIFEST).stat().st_mtime,
+        training=_training(path), busy=export in busy,
+    )]  # fmt: skip
+
+
+def _training(path: Path) -> dict[str, Any]:
+    """What the report says that training knew; {} where it says nothing."""
+    try:
+        report = json.loads((path / "report.json").read_bytes())
+        training = report["checkpoint"]["metadata"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return training if isinstance(training, dict) else {}
+
+
+def prune(
+    folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
+    busy: Collection[str] = (), now: float | None = None,
+) -> list[Removal]:  # fmt: skip
+    """Remove from `folders` what no rule wants of `run` (None: of each run there).
+
+    `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
+    first, so that readers see an export whole or not at all. `busy`: ids of open jobs, whose exports stay.
+    Raises OSError.
+    """
+    removals = []
+    counted: dict[tuple[int, int], int] = {}
+    for folder in folders:
+        if not dry_run:
+            sweep_removed(folder)
+        for export in plan_removal(read_exports(folder, run, busy), rules, time.time() if now is None else now).removed:
+            freed = _freed(export.path, counted)
+            if dry_run or _remove(export, staging):
+                removals.append(Removal(export.path, export.run, export.step, freed))
+    return removals
+
+
+def sweep_removed(folder: Path) -> None:
+    """End removals beside the exports that a crash cut off."""
+    for left in folder.glob(f".*{GONE}"):
+        remove_tree(left)
+
+
+def _remove(export: Export, staging: Path) -> bool:
+    """Take the export out of sight, then delete it; False where it is another one by now, or a link came to point to it."""
+    again = [one for one in read_exports(export.path.parent, export.run) if one.path == export.path]
+    if not again or again[0].export != export.export or again[0].published != export.published or again[0].linked:
+        return False
+    gone = staging / f"removed-{secrets.token_hex(6)}"
+    make_folders(staging)
+    failpoints.point("retention.before-rename")
+    try:
+        os.rename(export.path, gone)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        gone = hidden(export.path, GONE)
+        remove_tree(gone)
+        os.rename(export.path, gone)
+    failpoints.point("retention.renamed")
+    fsync_directory(export.path.parent)
+    failpoints.point("retention.durable")
+    remove_tree(gone)
+    failpoints.point("retention.removed")
+    return True
+
+
+def _freed(folder: Path, counted: dict[tuple[int, int], int]) -> int:
+    """Bytes that the disk gains: those of files whose last name goes. `counted`: names that go so far, by inode."""
+    total = 0
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(directory, name))
+                inode = (status.st_dev, status.st_ino)
+                counted[inode] = counted.get(inode, 0) + 1
+                total += status.st_size if counted[inode] >= status.st_nlink else 0
+    return total

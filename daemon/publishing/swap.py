@@ -1,0 +1,138 @@
+"""A folder takes another one's name: by one exchange where the file system can, else by two renames with a record.
+
+Called by `daemon.publishing.publication`; `mend_swaps` by whoever starts on a staging folder after a crash, before orphaned staging
+is removed. What is replaced is not looked into. Where a crash could leave something beside the target, a record lies
+beside the staged folder (`FOLDER.swap`), so that a start finds it without searching the output; until it is mended,
+readers may find nothing at the target.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import structlog
+
+from daemon.contract import failpoints
+from daemon.contract.files import exchange, files_below, fsync_directory, place, remove_tree, walk, write_atomic
+
+log = structlog.get_logger("publish")
+
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+NEW, OLD = ".ckptd-new", ".ckptd-old"
+"""Endings of the hidden names beside a target: what comes, and what goes."""
+RECORD = ".swap"
+
+
+def hidden(target: Path, ending: str) -> Path:
+    """The hidden name beside `target` with an ending of ours."""
+    return target.with_name(f".{target.name}{ending}")
+
+
+def remove_any(path: Path) -> None:
+    """Remove a folder, a file or a link, whichever is there."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def swap(staged: Path, target: Path) -> None:
+    """Give the staged folder the name `target` and remove what had it. Raises OSError.
+
+    Where staging and target are on different file systems, a copy beside the target takes its place.
+    """
+    try:
+        _replace(staged, target, staged)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _replace(_bring_beside(staged, target), target, staged)
+    _record(staged).unlink(missing_ok=True)
+    remove_any(staged)
+
+
+def _replace(folder: Path, target: Path, staged: Path) -> None:
+    try:
+        os.rename(folder, target)
+        old = None
+    except OSError as error:
+        if error.errno not in _OCCUPIED:
+            raise
+        old = _exchange(folder, target, staged)
+    failpoints.point("publish.renamed")
+    for parent in {target.parent, folder.parent}:
+        fsync_directory(parent)
+    failpoints.point("publish.parent-durable")
+    if old is not None:  # not before the exchange is durable, or a power cut could take both
+        remove_any(old)
+        failpoints.point("publish.old-removed")
+
+
+def _exchange(folder: Path, target: Path, staged: Path) -> Path:
+    """Swap the two; gives where the old one lies now."""
+    try:
+        exchange(folder, target)
+        failpoints.point("publish.exchanged")
+        return folder
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+        log.warning("this file system can't exchange two names; readers find nothing between two renames", path=str(target),
+                    error=error.strerror)  # fmt: skip
+    old = hidden(target, OLD)
+    remove_any(old)
+    write_atomic(_record(staged), json.dumps({"target": str(target)}))
+    failpoints.point("publish.swap-recorded")
+    os.rename(target, old)
+    failpoints.point("publish.moved-away")
+    os.rename(folder, target)
+    return old
+
+
+def _record(staged: Path) -> Path:
+    return staged.with_name(staged.name + RECORD)
+
+
+def mend_swap(staged: Path) -> None:
+    """End or undo what a crash cut off between the first and the last name; nothing happens where there is no record of it."""
+    record = _record(staged)
+    try:
+        target = Path(json.loads(record.read_bytes())["target"])
+    except FileNotFoundError:
+        return
+    old = hidden(target, OLD)
+    remove_any(hidden(target, NEW))
+    if os.path.lexists(old):
+        if os.path.lexists(target):
+            remove_any(old)
+        else:
+            os.rename(old, target)
+            log.warning("a publication that was cut off between two renames was undone", path=str(target))
+        fsync_directory(target.parent)
+    failpoints.point("publish.swap-mended")
+    record.unlink()
+
+
+def mend_swaps(staging: Path) -> None:
+    """Mend every cut-off swap of a staging folder (one folder a job). Must come before orphaned staging is removed."""
+    for record in staging.glob(f"*/*{RECORD}") if staging.is_dir() else ():
+        mend_swap(record.with_name(record.name.removesuffix(RECORD)))
+
+
+def _bring_beside(folder: Path, target: Path) -> Path:
+    """Copy a staged folder to a hidden name beside a target on another file system, durable; gives the copy."""
+    copy = hidden(target, NEW)
+    remove_any(copy)
+    write_atomic(_record(folder), json.dumps({"target": str(target)}))
+    log.warning("staging and target are on different file systems; the export is copied", path=str(target))
+    copy.mkdir()
+    for path in files_below(folder):
+        place(path, copy / path.relative_to(folder))
+    for directory, _, _ in walk(copy, topdown=False):
+        fsync_directory(Path(directory))
+    failpoints.point("publish.copied")
+    return copy

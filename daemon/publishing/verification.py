@@ -1,0 +1,283 @@
+"""Is a published export what its MANIFEST.json says? Every difference is told, not only the first.
+
+Called by `ckptd verify`, by `daemon.operating.integrity.fsck` and by tests. The folder is opened once and read through that handle, so
+that an export which is replaced meanwhile is never mixed with its successor; links are never followed, and a
+manifest that names a path outside the folder is refused without touching it. Memory is bounded: files are hashed in
+blocks. A manifest proves what was published, not who published it: it is not signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from daemon.contract.errors import UsageError
+from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.messages import FileEntry
+
+_BLOCK = 1 << 22
+_MANIFEST_LIMIT = 64 << 20
+_LOOKS = 5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One difference. `path` is relative to the export."""
+
+    code: str
+    path: str
+    text: str
+
+    def sentence(self) -> str:
+        """The difference in words."""
+        return f"{self.path}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a look at one export found. `files` and `bytes`: what the manifest names and was compared."""
+
+    folder: Path
+    export: str | None
+    status: str | None
+    problems: tuple[Problem, ...]
+    files: int
+    bytes: int
+    seconds: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing differs."""
+        return not self.problems
+
+
+@dataclass
+class _Look:
+    """The work on one open folder. `inside`: only what lies below this part of the export."""
+
+    root: int
+    inside: str
+    deep: bool
+    on_bytes: Callable[[int], None]
+    problems: list[Problem] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+
+    def add(self, code: str, path: str, text: str) -> None:
+        self.problems.append(Problem(code, path, text))
+
+
+def verify(folder: Path, *, inside: str = "", deep: bool = True, on_bytes: Callable[[int], None] = lambda count: None) -> Verification:
+    """Compare the export in `folder` with its manifest.
+
+    `inside`: only this folder of it. `deep`: contents too, not only names and sizes. `on_bytes` is told of every block
+    read. Raises OSError where the folder itself can't be opened.
+    """
+    began = time.monotonic()
+    for left in reversed(range(_LOOKS)):
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            look = _Look(root, inside.strip("/"), deep, on_bytes)
+            manifest = _compare(look)
+            if not look.problems or not left or _is_still(root, folder):
+                break
+        finally:
+            os.close(root)
+    name, status = manifest.get("export_id"), manifest.get("status")
+    return Verification(
+        folder, name if isinstance(name, str) else None, status if isinstance(status, str) else None,
+        tuple(sorted(look.problems, key=lambda problem: problem.path)), look.files, look.bytes, round(time.monotonic() - began, 3),
+    )  # fmt: skip
+
+
+def _is_still(root: int, folder: Path) -> bool:
+    """Whether the name still stands for what was opened; else it was replaced meanwhile, and the new one is looked at."""
+    try:
+        return os.path.samestat(os.fstat(root), os.stat(folder))
+    except OSError:
+        return False
+
+
+def _compare(look: _Look) -> dict[str, Any]:
+    found = _walk(look)
+    manifest = _manifest(look, found)
+    entries = _entries(look, manifest)
+    if entries is None:
+        return manifest
+    for path in sorted(found - entries.keys() - {MANIFEST}):
+        if _is_inside(look, path):
+            look.add("extra", path, "is there, but the manifest does not name it")
+    for path, entry in entries.items():
+        if _is_inside(look, path):
+            look.files += 1
+            look.bytes += entry.size
+            if path in found:
+                _compare_file(look, entry)
+            elif not any(problem.path == path for problem in look.problems):
+                look.add("missing", path, "the manifest names it, but it is not there")
+    return manifest
+
+
+def _is_inside(look: _Look, path: str) -> bool:
+    return not look.inside or path.startswith(look.inside + "/")
+
+
+def _walk(look: _Look) -> set[str]:
+    """The regular files below the folder; links and special files are problems."""
+    found = set()
+
+    def unreadable(error: OSError) -> None:
+        look.add("unreadable", str(error.filename or "."), error.strerror or str(error))
+
+    for directory, folders, names, handle in os.fwalk(".", dir_fd=look.root, onerror=unreadable):
+        for name in [*names, *folders]:
+            path = PurePosixPath(directory, name).as_posix()
+            try:
+                mode = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode
+            except OSError as error:
+                look.add("unreadable", path, error.strerror or str(error))
+                continue
+            if stat.S_ISREG(mode):
+                found.add(path)
+            elif _is_inside(look, path) and stat.S_ISLNK(mode):
+                look.add("symlink", path, "is a symbolic link; an export holds none")
+            elif _is_inside(look, path) and not stat.S_ISDIR(mode):
+                look.add("special", path, "is neither a file nor a folder")
+    return found
+
+
+@contextlib.contextmanager
+def _opened(look: _Look, path: str) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=look.root)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _manifest(look: _Look, found: set[str]) -> dict[str, Any]:
+    """The manifest as an object; {} with the problem where it is none."""
+    if MANIFEST not in found:
+        if not any(problem.path == MANIFEST for problem in look.problems):
+            look.add("no-manifest", MANIFEST, "is not there: this is no export, or half of one")
+        return {}
+    try:
+        with _opened(look, MANIFEST) as handle:
+            if os.fstat(handle).st_size > _MANIFEST_LIMIT:
+                raise ValueError(f"it is larger than {_MANIFEST_LIMIT >> 20} MiB")
+            with open(handle, "rb", closefd=False) as stream:
+                value = json.loads(stream.read(_MANIFEST_LIMIT))
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
+        return value
+    except OSError as error:
+        look.add("unreadable", MANIFEST, error.strerror or str(error))
+    except (ValueError, RecursionError) as error:
+        look.add("manifest-malformed", MANIFEST, f"is no manifest: {error}")
+    return {}
+
+
+def _entries(look: _Look, manifest: dict[str, Any]) -> dict[str, FileEntry] | None:
+    """Path → what the manifest says of it; None where it can't be gone by at all."""
+    if not manifest:
+        return None
+    version = manifest.get("manifest_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        look.add("manifest-malformed", MANIFEST, f"its manifest_version is {version!r}")
+        return None
+    if version > MANIFEST_VERSION:
+        look.add("manifest-newer", MANIFEST, f"is of version {version}; this ckptd knows {MANIFEST_VERSION}: verify it with a newer one")
+        return None
+    if not isinstance(rows := manifest.get("files"), list):
+        look.add("manifest-malformed", MANIFEST, "holds no list of files")
+        return None
+    entries: dict[str, FileEntry] = {}
+    for row in rows:
+        try:
+            entry = FileEntry.model_validate(row, strict=True)
+        except ValidationError:
+            look.add("manifest-malformed", MANIFEST, f"names a file in a way that is not understood: {json.dumps(row)[:200]}")
+            continue
+        if not _is_proper(entry.path):
+            look.add("path-refused", entry.path, "is no plain path inside the export; it was not looked at")
+        elif entry.path in entries:
+            look.add("manifest-malformed", entry.path, "is named twice")
+        else:
+            entries[entry.path] = entry
+    return entries
+
+
+def _is_proper(path: str) -> bool:
+    parts = path.split("/")
+    return bool(path) and "\0" not in path and all(part not in ("", ".", "..") for part in parts) and path != MANIFEST
+
+
+def _compare_file(look: _Look, entry: FileEntry) -> None:
+    try:
+        with _opened(look, entry.path) as handle:
+            size = os.fstat(handle).st_size
+            if size != entry.size:
+                look.add("size", entry.path, f"has {size} bytes instead of {entry.size}")
+            elif look.deep and (digest := _digest(handle, look.on_bytes)) != entry.sha256:
+                look.add("content", entry.path, f"has other content (sha256 {digest[:16]}… instead of {entry.sha256[:16]}…)")
+    except OSError as error:
+        look.add("unreadable", entry.path, error.strerror or str(error))
+
+
+def _digest(handle: int, on_bytes: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    while block := os.read(handle, _BLOCK):
+        digest.update(block)
+        on_bytes(len(block))
+    return digest.hexdigest()
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    parts = enumerate(re.split(r"([0-9]+)", name))
+    return [(int(part), "") if place % 2 else (-1, part) for place, part in parts]
+
+
+def exports_below(path: Path) -> Iterator[Path]:
+    """Every export below a folder (or the folder itself), step-2 before step-10; hidden folders and links below it are left out."""
+    if os.path.lexists(path / MANIFEST):
+        yield path
+        return
+    with os.scandir(path) as listed:
+        entries = sorted(listed, key=lambda entry: _by_number(entry.name))
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+            with contextlib.suppress(PermissionError, FileNotFoundError):
+                yield from exports_below(Path(entry.path))
+
+
+def to_verify(path: Path) -> list[tuple[Path, str]]:
+    """What `ckptd verify PATH` means: (export, the folder in it or "") of an export, one folder of it, or all below.
+
+    Raises UsageError where there is no such path, or no export at it.
+    """
+    operation = "verify"
+    if not path.exists():
+        raise UsageError("no-such-path", operation, "there is no such path", "check the path", path=path)
+    if not path.is_dir():
+        raise UsageError("not-a-directory", operation, "it is a file", "give the folder of an export", path=path)
+    if found := list(exports_below(path)):
+        return [(export, "") for export in found]
+    whole = path.resolve()
+    for parent in whole.parents:
+        if os.path.lexists(parent / MANIFEST):
+            return [(parent, whole.relative_to(parent).as_posix())]
+    raise UsageError(
+        "no-export", operation, f"no {MANIFEST} lies there, below or above it", "give the folder of an export, of a run, or the output",
+        path=path,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pure decisions: what is ready, retry, estimate, admission, resume key."""

@@ -1,0 +1,80 @@
+"""Whether a stage may start: what it is estimated to need, against what the box has now. Go, wait, or never.
+
+Called by the starter before each attempt. Nothing is loaded to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.errors import Fault
+from daemon.contract.plan import StageSpec
+from daemon.running.rules.estimates import Estimate
+from daemon.system import box
+from daemon.system.box import human
+
+WAIT_SECONDS = 30.0
+
+
+_SOURCE = {"formula": "a formula on its size", "same size": "what it took before", "similar sizes": "what it took for similar models"}
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The answer: `fault` None lets the stage start; else it says what is lacking, for now or (`never`) for good."""
+
+    fault: Fault | None = None
+    never: bool = False
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What running children were admitted with and have not taken yet, in bytes."""
+
+    memory: int = 0
+    disk: int = 0
+
+
+def admit(
+    spec: StageSpec, need: Estimate, *, output: Path, state: Path, memory_fraction: float, disk_reserve: int,
+    reserved: Reserved = Reserved(), would_fit: Callable[[int], Sequence[str]] = lambda allowed: (),
+) -> Admission:  # fmt: skip
+    """Compare what a stage needs with the box as it is now, less what is reserved. `would_fit` gives the variants
+    that fit into so many bytes, to be named instead of one that never does."""
+    total, available = box.memory()
+    allowed = int(total * memory_fraction)
+    operation = f"start the stage {spec.name}"
+    if need.memory > allowed:
+        cause = (
+            f"it needs about {human(need.memory)} of memory (by {_SOURCE[need.source]}),"
+            f" and limits.memory_fraction allows {human(allowed)} of {human(total)}"
+        )
+        fitting = ", ".join(would_fit(allowed))
+        instead = f"leave this variant out ({fitting} would fit)" if fitting else "leave this variant out"
+        return Admission(Fault(
+            code="memory-never", operation=operation, cause=cause,
+            remedy=f"export on a larger box, raise limits.memory_fraction, or {instead}",
+        ), never=True)  # fmt: skip
+    free_memory = max(0, available - reserved.memory)
+    if need.memory > free_memory:
+        held = f" ({human(reserved.memory)} more are promised to other stages)" if reserved.memory else ""
+        cause = f"it needs about {human(need.memory)} of memory and {human(free_memory)} are free now{held}"
+        return Admission(Fault(
+            code="memory-now", operation=operation, cause=cause, remedy="nothing, it waits for memory; free some to have it sooner",
+        ))  # fmt: skip
+    for folder, wanted, key in ((output, need.disk + reserved.disk, "output.directory"), (state, 0, "state.directory")):
+        if box.is_read_only(folder):
+            return Admission(Fault(
+                code="read-only", operation=operation, cause="its file system can only be read now", path=str(folder),
+                remedy="look into the kernel's log for the disk's errors and mount it for writing again",
+            ))  # fmt: skip
+        free = box.free_disk(folder)
+        if free - wanted < disk_reserve:
+            cause = f"it writes about {human(need.disk)}, {human(free)} are free and limits.disk_reserve keeps {human(disk_reserve)}"
+            return Admission(Fault(
+                code="disk-now", operation=operation, cause=cause, path=str(folder),
+                remedy=f"free space there, point {key} at a larger disk, or lower limits.disk_reserve",
+            ))  # fmt: skip
+    return Admission()

@@ -1,0 +1,51 @@
+"""Which run is served next, which stages of a job come next, and what is said of one that can't: pure functions over the journal's rows.
+
+Called by the runner when it has room. Runs take turns, so that one that saves every minute can't keep the others waiting; within a
+run the journal's own order counts (newest first under the policy `latest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from daemon.contract.errors import Fault
+from daemon.contract.plan import BY_NAME, StageSpec
+from daemon.journal.rows import ENDED_STAGE, Lane, StageRow
+
+
+def ready_stages(stages: dict[str, StageRow]) -> list[StageSpec]:
+    """The stages, in plan order, that wait and whose predecessors have all ended. None of them needs another."""
+    ready = []
+    for name, stage in stages.items():
+        spec = BY_NAME[name]
+        before = [other for other in (*spec.needs, *spec.after) if other in stages]
+        if stage.state == "waiting" and all(stages[other].state in ENDED_STAGE for other in before):
+            ready.append(spec)
+    return ready
+
+
+def because_of(need: str, stage: StageRow, spec: StageSpec) -> Fault:
+    """Why a stage is skipped: one that it needs gave no output."""
+    cause = stage.fault.cause if stage.fault else "it was skipped"
+    remedy = stage.fault.remedy if stage.fault else f"mend the stage {need}"
+    return Fault(code="skipped", operation=f"run the stage {spec.name}", cause=f"the stage {need} gave no output: {cause}", remedy=remedy)
+
+
+def retrying(spec: StageSpec) -> Fault:
+    """What is said of a stage that waits for its next attempt."""
+    return Fault(
+        code="retry", operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
+    )
+
+
+def verifying() -> Fault:
+    """What is said of a job whose finished outputs are being read again."""
+    return Fault(
+        code="verifying", operation="go on with the export", cause="what earlier attempts finished is read and compared with its digests",
+        remedy="nothing, it goes on by itself",
+    )  # fmt: skip
+
+
+def next_lane(lanes: Sequence[Lane]) -> Lane | None:
+    """The lane whose run was served longest ago; among those never served the one that has waited longest."""
+    return min(lanes, key=lambda lane: (lane.served or "", lane.oldest, lane.root, lane.run), default=None)

@@ -1,0 +1,75 @@
+"""Resume keys: the digest of everything that determines a stage's output.
+
+Called by the runner before a stage starts. Two stages with the same key give the same output, so that a finished one
+need not be repeated after a restart, an upgrade, a retry or a change of the configuration that does not touch it. The processor is part of
+it: libraries choose their kernels by it, so that sums differ in the last bit, measured choices fall otherwise, and a check speaks of
+the processor that it ran on. State that moves to a box of another kind is made anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from daemon.contract import cpu
+from daemon.contract.options import Work
+from daemon.contract.plan import BY_NAME, StageSpec
+from daemon.contract.values import digest_of
+from daemon.journal.rows import JobRow, StageRow
+from daemon.toolchains.registry import digest_for
+
+
+@functools.cache
+def library_version(name: str) -> str:
+    """Version of an installed distribution, "" where it is not installed; nothing is imported."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def stamp(folder: Path | None) -> list[tuple[str, int, int]]:
+    """Name, size and mtime in ns of every file of a model's folder: a base of 16 GB is not read to see that it is the same."""
+    if folder is None:
+        return []
+    with os.scandir(folder) as entries:
+        return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries if entry.is_file())
+
+
+def _setting(work: Work, path: str) -> Any:
+    value: Any = work
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str) -> str:
+    """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp."""
+    return digest_of({
+        "stage": spec.name,
+        "version": spec.version,
+        "checkpoint": job.checkpoint.digest,
+        "base": base,
+        "settings": {path: _setting(job.work, path) for path in spec.settings},
+        "libraries": {name: library_version(name) for name in spec.libraries},
+        "cpu": cpu.here().key,
+        **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
+        "device": device,
+        "inputs": dict(inputs),
+    })  # fmt: skip
+
+
+def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str) -> dict[str, str]:
+    """Stage → key, for the stages of a job as they stand. Raises OSError where the base can't be looked at."""
+    base = stamp(job.base)
+    keys: dict[str, str] = {}
+    for name in stages:
+        spec = BY_NAME[name]
+        before = [other for other in (*spec.needs, *spec.after) if other in stages]
+        inputs = {other: keys.get(other) if stages[other].state not in ("failed", "skipped") else None for other in before}
+        keys[name] = stage_key(spec, job, inputs, base, device)
+    return keys

@@ -1,0 +1,52 @@
+"""The retry policy, in its one place: what becomes of a stage after an attempt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from daemon.contract.errors import Fault
+from daemon.contract.messages import Outcome, StageResult
+
+MAX_DELAY = 3600.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The stage's next state, how long it waits before the next attempt, in seconds, and what is said in the end."""
+
+    state: str
+    delay: float | None = None
+    fault: Fault | None = None
+
+
+def decide(result: StageResult, failures: int, attempts_allowed: int, base_delay: float, jitter: random.Random) -> Decision:
+    """`failures`: retryable outcomes before this one. Backoff doubles from `base_delay`, with up to a quarter of jitter."""
+    if result.outcome == Outcome.SUCCEEDED:
+        return Decision("succeeded")
+    if result.outcome == Outcome.INTERRUPTED:
+        return Decision("waiting")
+    if result.outcome == Outcome.PERMANENT:
+        return Decision("failed", fault=result.fault)
+    if failures + 1 >= attempts_allowed:
+        return Decision("failed", fault=_given_up(result.fault, failures + 1))
+    delay = result.retry_after if result.retry_after is not None else base_delay * 2.0**failures
+    return Decision("waiting", min(delay, MAX_DELAY) * (1 + 0.25 * jitter.random()), result.fault)
+
+
+def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Decision:
+    """The daemon died while the stage ran, for the `crashes`-th time: again, until it looks as if the stage kills it."""
+    if crashes < crashes_allowed:
+        return Decision("waiting")
+    return Decision("failed", fault=Fault(
+        code="poison", operation=f"run the stage {stage}",
+        cause=f"the daemon died {crashes} times while it ran (limits.crashes), so it is set aside lest it be the reason",
+        remedy="look into the kernel's log for 'Out of memory' and into the attempts' logs, then run `ckptd retry` with the export's id",
+        path=log,
+    ))  # fmt: skip
+
+
+def _given_up(fault: Fault | None, attempts: int) -> Fault | None:
+    if fault is None or attempts < 2:
+        return fault
+    return fault.model_copy(update={"cause": f"{fault.cause} (attempt {attempts} of {attempts}; each one's log: `ckptd show`)"})

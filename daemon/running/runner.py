@@ -1,0 +1,306 @@
+"""Picks ready stages, starts their children, and records how they ended: the one loop through which all work goes.
+
+A restart has no path of its own: attempts of a dead daemon are settled as interrupted (or taken as they are, if
+their result was complete) and the work is picked up by the same `tick`. Runs in one permanent thread, since
+children are bound to the thread that spawned them.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+
+from daemon.checkpoints.base_models import Bases
+from daemon.checkpoints.pins import pins_of, rewritten
+from daemon.config.paths import Paths
+from daemon.config.settings import Settings
+from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.options import Work
+from daemon.journal.journal import Journal
+from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
+from daemon.publishing.closing import close_job, tidy_job
+from daemon.running.children import Children, Running, Spawn
+from daemon.running.outcomes import inputs_are_there, measure, settle
+from daemon.running.output_cache import Kept
+from daemon.running.recovery import left_open, tidy_up
+from daemon.running.resumption import Resumption
+from daemon.running.rules.admission import WAIT_SECONDS
+from daemon.running.rules.ready import next_lane, verifying
+from daemon.running.starter import Starter
+from daemon.running.waits import Waits
+from daemon.running.workers.worker import Worker
+from daemon.system.rounds import Complaints
+
+log = structlog.get_logger("runner")
+
+IDLE_SECONDS = 3.0
+"""Pause between looks into the journal while nothing runs: `ckptd retry` and others put work there from outside."""
+JOURNAL_TRIES = 5
+"""Failed rounds, at the end, after which outcomes are left for the next start to find."""
+STUCK_SECONDS = 15.0
+"""Beyond `limits.stop_seconds`, for a child that is stuck in the kernel: it must not hold up the end."""
+SPARE_JOBS = 3
+"""Jobs beyond `limits.jobs` that may be started while others wait for memory, a retry or a window."""
+
+
+@dataclass
+class Runner:
+    """Works through the journal: up to `limits.jobs` jobs, each with up to `limits.stages` children."""
+
+    settings: Settings
+    journal: Journal
+    paths: Paths
+    changed: Callable[[], None] = lambda: None
+    """Called after whatever people may want to see."""
+    work_of: Callable[[Settings, JobRow], Work | None] = lambda settings, job: None
+    """The configuration of a job as it is now; None: the one that it was entered with."""
+    spawn: Spawn = Worker
+
+    def __post_init__(self) -> None:
+        self._wake = threading.Event()
+        self._stopping = self._hurry = False
+        self._adopted: Settings | None = None
+        self._left: dict[str, JobRow] = {}
+        """Finished jobs whose pin and staging are not cleared away yet."""
+        self.complaints = Complaints(log, "the runner")
+        self.children = Children(self.journal, self.paths, self.spawn)
+        self.waits = Waits(self.children)
+        self._configure()
+
+    def _configure(self) -> None:
+        settings, paths = self.settings, self.paths
+        self._bases = Bases(settings.base.search, settings.base.map)
+        self._resumption = Resumption(
+            self.journal, Kept(paths.kept), lambda job: self.work_of(settings, job), settings.limits.device, self.wake
+        )  # fmt: skip
+        self._starter = Starter(settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases)
+
+    # Life
+
+    def recover(self) -> None:
+        """Settle what a dead daemon left open; must be called once, before the first tick."""
+        for job, stage, number, result in left_open(self.journal):
+            interrupted = result or StageResult(outcome=Outcome.INTERRUPTED)
+            settle(self.journal, self.settings.limits, job, stage, number, interrupted, crashed=result is None)
+        for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths)):
+            log.info("removed what no job needs", path=path)
+
+    def run(self) -> None:
+        """Work until `stop`; then end the children and record them as interrupted."""
+        while not self._stopping:
+            if not self.complaints.during(self.tick):
+                self._wake.wait(1)
+            self._sleep()
+        self._end_children()
+        self._resumption.close()
+
+    def stop(self) -> None:
+        """Let `run` return; may be called from any thread."""
+        self._stopping = True
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """End the children at once instead of at their next safe point; may be called from any thread."""
+        self._hurry = True
+
+    def wake(self) -> None:
+        """There may be new work; may be called from any thread."""
+        self._wake.set()
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on by another configuration from the next round on; may be called from any thread."""
+        self._adopted = settings
+        self._wake.set()
+
+    def _take_over(self) -> None:
+        """Take over the configuration that `adopt` was given."""
+        if self._adopted is not None:
+            self.settings, self._adopted = self._adopted, None
+            self._resumption.close()
+            self._configure()
+            self.waits.of.clear()
+
+    def _sleep(self) -> None:
+        if self.children.running:
+            poll = select.poll()
+            for running in self.children.running.values():
+                if not running.worker.ended:
+                    poll.register(running.worker.pipe, select.POLLIN)
+            poll.poll(250)
+            time.sleep(0.02)  # a child that talks a lot must not make this loop spin
+        else:
+            self._wake.wait(1.0 if len(self.waits) else IDLE_SECONDS)
+            self._wake.clear()
+
+    def _end_children(self) -> None:
+        """Stop the children and record them; what the journal can't take now, the next start finds and records."""
+        complaints, failures = Complaints(log, "the runner"), 0
+        patience = time.monotonic() + self.settings.limits.stop_seconds + STUCK_SECONDS
+        self.children.stop()
+        while self.children.running and failures < JOURNAL_TRIES and time.monotonic() < patience:
+            if self._hurry:
+                self.children.stop(hurry=True)
+            failures += not complaints.during(self._reap)
+            time.sleep(0.02)
+
+    # Work
+
+    def tick(self) -> None:
+        """One round: take in what ended, then start what can be started."""
+        self._take_over()
+        self._reap()
+        self._clear_ended()
+        self.children.relieve(int(self.settings.limits.memory_reserve))
+        if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):
+            self.children.stop_heavy()
+        may_start = self.journal.paused_since() is None
+        jobs = self.journal.running_jobs()
+        for job in jobs:
+            self._try(job, may_start)
+        while may_start and not self._stopping and (following := self._next_job(jobs)):
+            jobs.append(following)
+            self._try(following, may_start)
+
+    def _next_job(self, jobs: list[JobRow]) -> JobRow | None:
+        """The pending job to start now, if there is room for one."""
+        awake = [job for job in jobs if not job.paused]
+        limit = self.settings.limits.jobs
+        if len([job for job in awake if job.id not in self.waits]) >= limit or len(awake) >= limit + SPARE_JOBS:
+            return None
+        preferred = self.journal.preferred_job()
+        lane = None if preferred else next_lane(self.journal.lanes())
+        job = preferred or (self.journal.first_of(lane) if lane else None)
+        return None if job is None or any(job.id == other.id for other in jobs) else job
+
+    def _try(self, job: JobRow, may_start: bool) -> None:
+        """Advance a job; one that can't be worked on never keeps the others from it."""
+        if self._stopping or not self.waits.may_move(job.id):
+            return
+        with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
+            try:
+                self._advance(job, may_start)
+            except CkptdError:
+                raise
+            except OSError as error:
+                self.waits.add(job.id, from_oserror(error, "go on with the export").fault, WAIT_SECONDS)
+            except Exception as error:
+                log.exception("the export met an error that nobody foresaw; it is tried again, the others go on")
+                cause = f"{type(error).__name__}: {error}"
+                fault = Fault(
+                    code="unexpected", operation="go on with the export", cause=cause, remedy="report it with the log's traceback"
+                )
+                self.waits.add(job.id, fault, WAIT_SECONDS)
+
+    def _clear_ended(self) -> None:
+        """End the children of superseded and cancelled jobs in order, then remove what is left of those jobs."""
+        self._tidy_left()
+        for job in self.journal.untidy_jobs():
+            children = self.children.of(job.id)
+            for running in children:
+                running.worker.stop()
+            if children:
+                continue
+            if not tidy_job(job, self.journal, self.paths):
+                continue
+            self._forget(job.id)
+            self.journal.tidied(job.id)
+            log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
+            self.changed()
+
+    def _is_rewritten(self, job: JobRow) -> bool:
+        """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
+        name = rewritten(job.pin)
+        if name is None:
+            return False
+        self.journal.supersede_job(
+            job.id, f"the trainer rewrote {name} in place while it was exported; what is there now is a checkpoint of its own"
+        )
+        return True
+
+    def _advance(self, job: JobRow, may_start: bool) -> None:
+        """Move a job by as much as needs no child, then start the stages that are ready."""
+        started = self._start_job(job) if job.state == "pending" else job
+        if started is None or self._is_rewritten(started):
+            return
+        prepared = self._resumption.prepare(started)
+        if prepared is None:
+            self.waits.add(job.id, verifying(), 0.0)
+            return
+        moved = True
+        while moved:
+            stages = self.journal.stages(job.id)
+            if all(stage.state in ENDED_STAGE for stage in stages.values()):
+                self._finish(prepared, stages)
+                return
+            moved = self._starter.move(prepared, stages, may_start=may_start and not prepared.paused)
+            self.changed()
+
+    def _start_job(self, job: JobRow) -> JobRow | None:
+        """pending → running; None where it was superseded meanwhile.
+
+        A base that can't be found fails the merge at once, and the report says so.
+        """
+        folder, fault = self._bases.find(job.checkpoint)
+        if not self.journal.start_job(job.id, folder):
+            return None
+        log.info("export started", base=str(folder) if folder else None)
+        if fault and self.journal.stages(job.id)["merge"].state == "waiting":
+            log.error(fault.sentence(), code=fault.code)
+            self.journal.end_stage(job.id, "merge", "failed", fault)
+        self.changed()
+        return self.journal.job(job.id)
+
+    # Outcomes
+
+    def _reap(self) -> None:
+        """Take in progress and the results of children that ended."""
+        for running, result in self.children.finished():
+            job = running.job
+            context = {"job": job.id, "run": job.checkpoint.run, "step": job.checkpoint.step}
+            with structlog.contextvars.bound_contextvars(**context):
+                if self._is_rewritten(job) or self._inputs_vanished(running):
+                    result = self.children.interrupted(result)
+                settle(
+                    self.journal, self.settings.limits, job.id, running.stage, running.number, result, measured=measure(running, result)
+                )  # fmt: skip
+            self.children.forget(running)  # last: if the journal could not take it, the next round tries again
+            self.waits.end(job.id)
+        if self.children.running:
+            self.changed()
+
+    def _inputs_vanished(self, running: Running) -> bool:
+        """Whether somebody removed what the attempt read; finished stages are then verified, and made again, first."""
+        if inputs_are_there(self.journal, running):
+            return False
+        log.warning("what the stage read was removed while it ran; it is made again", stage=running.stage)
+        self._resumption.forget(running.job.id)
+        return True
+
+    def _finish(self, job: JobRow, stages: dict[str, StageRow]) -> None:
+        fault = close_job(job, stages, self.journal, self.paths, self.settings)
+        if fault:
+            self._resumption.forget(job.id)  # what was finished may be what is gone
+            self.waits.add(job.id, fault, WAIT_SECONDS)
+            return
+        self._resumption.keep(job, stages, int(self.settings.output.kept_size))
+        self._left[job.id] = job
+        self._tidy_left()
+        self._forget(job.id)
+        self.changed()
+
+    def _tidy_left(self) -> None:
+        """Clear away what finished jobs leave; one whose pin is being made again has its turn in a later round."""
+        for job in list(self._left.values()):
+            if tidy_job(job, self.journal, self.paths):
+                del self._left[job.id]
+
+    def _forget(self, job: str) -> None:
+        self.waits.end(job)
+        self._resumption.forget(job)

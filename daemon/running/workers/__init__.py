@@ -1,0 +1,1 @@
+"""One attempt as a local process (behind executor.py)."""

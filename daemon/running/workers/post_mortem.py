@@ -1,0 +1,190 @@
+"""How an attempt ended: the result file where it can be trusted, else a fault that tells one cause of death from another.
+
+Called by `worker` once the child's processes are gone. What ends a process by force may not be the stage's fault, so all
+these faults are retryable; the limit on attempts bounds them.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pydantic import ValidationError
+
+from daemon.contract.errors import Fault
+from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
+from daemon.running.workers.attempt_log import AttemptLog
+
+RESULT_LIMIT = 64 << 20
+"""Bytes of the largest result file that is read: ten thousand files take one or two MiB."""
+EXIT_BAD_JOB = 65
+EXIT_NO_GROUP = 71
+EXIT_UNWRITABLE = 73
+EXIT_DISK_FULL = 74
+EXIT_OTHER_PARENT = 75
+DISK_WAIT = 60.0
+"""Seconds before an attempt that a full disk ended is tried again."""
+READ_LOG = "read the attempt's log"
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
+
+
+@dataclass(frozen=True)
+class Death:
+    """What is known about a child that has ended."""
+
+    code: int
+    """Its exit code, or the negative number of the signal that ended it."""
+    memory: int = 0
+    """Bytes that the attempt held when it was last looked at."""
+    limit: int = 0
+    """Bytes that it was allowed, 0 for no limit."""
+    at_limit: bool = False
+    """The kernel says that the attempt reached its own limit of memory."""
+    out_of_memory: bool = False
+    """The kernel says that it killed for want of memory just then."""
+    refused_forks: bool = False
+    """The kernel refused the attempt more processes."""
+    interrupted: bool = False
+    fault: Fault | None = None
+    """Why it was ended by us."""
+
+
+def mib(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / (1 << 20):,.0f} MiB"
+
+
+def conclude(context: StageContext, log: AttemptLog, death: Death, seconds: float) -> StageResult:
+    """The result of an attempt whose processes are gone.
+
+    A complete result counts even when the child was being ended or crashed on its way out; a failure that it reported
+    while it was being ended is our doing and doesn't.
+    """
+    result, bad = examine(context)
+    if result is not None and (not _forced(death) or result.outcome is Outcome.SUCCEEDED):
+        return result
+    if death.interrupted:
+        return StageResult(outcome=Outcome.INTERRUPTED, seconds=seconds)
+    fault = death.fault or _died(context, death, bad, log.last_line())
+    fault = fault.model_copy(update={"path": fault.path or str(log.path), "details": fault.details or log.end()})
+    wait = DISK_WAIT if fault.code == "disk-full" else None
+    return StageResult(outcome=Outcome.RETRYABLE, fault=fault, retry_after=wait, seconds=seconds)
+
+
+def _forced(death: Death) -> bool:
+    return death.interrupted or death.fault is not None
+
+
+def read_result(path: Path) -> StageResult | None:
+    """The result file, None where there is none or it is not one."""
+    try:
+        with open(path, "rb") as stream:
+            return StageResult.model_validate_json(stream.read(RESULT_LIMIT))
+    except (OSError, ValidationError):
+        return None
+
+
+def examine(context: StageContext) -> tuple[StageResult | None, str]:
+    """The attempt's result, if it is whole, of this contract, and true about the staging folder; else None and what is wrong.
+
+    No file at all is None and "".
+    """
+    path = Path(context.result)
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(RESULT_LIMIT + 1)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"its result file can't be read: {error.strerror}"
+    if len(data) > RESULT_LIMIT:
+        return None, f"its result file is larger than {mib(RESULT_LIMIT)}"
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        return None, f"its result file is cut off or no JSON ({len(data)} bytes)"
+    version = raw.get("contract", CONTRACT_VERSION) if isinstance(raw, dict) else None
+    if version != CONTRACT_VERSION:
+        return None, f"its result file speaks version {version} of the contract and this daemon version {CONTRACT_VERSION}"
+    try:
+        result = StageResult.model_validate_json(data)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        return None, f"its result file is not one: {where or 'the whole'}: {error.errors()[0]['msg']}"
+    wrong = _untrue(context, result)
+    return (None, wrong) if wrong else (result, "")
+
+
+def _untrue(context: StageContext, result: StageResult) -> str:
+    """Whether a result speaks of another attempt's files: "" or what is wrong."""
+    if result.attempt not in ("", context.attempt_id):
+        return f"its result file is that of {result.attempt}"
+    staging = Path(context.staging)
+    for entry in result.files:
+        pure = PurePosixPath(entry.path)
+        if pure.is_absolute() or ".." in pure.parts:
+            return f"its result names the file {entry.path}, which lies outside of its folder"
+        try:
+            size = (staging / entry.path).stat().st_size
+        except OSError:
+            return f"its result names the file {entry.path}, which is not in its folder"
+        if size != entry.size:
+            return f"its result gives {entry.path} a size of {entry.size} bytes, and the file has {size}"
+    return ""
+
+
+def _died(context: StageContext, death: Death, bad: str, last: str) -> Fault:
+    code, cause, remedy = _signalled(death) if death.code < 0 else _exited(death, bad, last)
+    return Fault(code=code, operation=f"run the stage {context.stage}", cause=cause, remedy=remedy)
+
+
+def _signalled(death: Death) -> tuple[str, str, str]:
+    name = signal_name(-death.code)
+    if death.at_limit:
+        cause = f"it reached its limit of memory, {mib(death.limit)}, and the kernel ended it; it held {mib(death.memory)} at the last look"
+        return "memory-limit", cause, "raise limits.memory_fraction, or leave this variant out on this box"
+    if death.code == -signal.SIGKILL and death.out_of_memory:
+        held = f"; it held {mib(death.memory)} at the last look" if death.memory else ""
+        cause = f"the kernel killed it because memory ran out{held}"
+        return "out-of-memory", cause, "free memory on the box, export when training is over, or leave this variant out"
+    if death.code == -signal.SIGKILL:
+        cause = "its process was killed by SIGKILL, and neither ckptd nor, as far as it tells, the kernel's memory killer did that"
+        return "killed", cause, "find out who sends signals on this box (an administrator, a job limit, a container's memory limit)"
+    if -death.code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        return "killed", f"its process was ended by {name}, which ckptd did not send", "find out who sends signals on this box"
+    cause = f"its process crashed with {name} inside a library"
+    return "crashed", cause, "read the stack in the attempt's log; another version of the library that it names may not crash"
+
+
+def _exited(death: Death, bad: str, last: str) -> tuple[str, str, str]:
+    code = death.code
+    if death.refused_forks:
+        return "too-many-processes", "the kernel refused it more processes", "raise limits.processes if the stage needs that many"
+    if bad:
+        return "bad-result", bad, "look whether another program or version of ckptd writes there; the attempt is repeated"
+    if code == EXIT_DISK_FULL or (code and any(text in last for text in _NO_SPACE)):
+        cause = f"the disk is full: not even its result could be written ({last or f'exit code {code}'})"
+        return "disk-full", cause, "free space on the file systems of state and output"
+    if code == EXIT_UNWRITABLE:
+        return "result-unwritable", f"its result could not be written ({last})", "look at the state directory and the kernel's log"
+    if code == EXIT_BAD_JOB:
+        cause = f"the child could not use the job file ({last})"
+        return "bad-job", cause, "restart the daemon: ckptd was probably replaced by another version while it ran"
+    if code == EXIT_OTHER_PARENT:
+        return "other-parent", "the child found itself without its daemon and ended", "start only one daemon on this state directory"
+    if code == EXIT_NO_GROUP:
+        return "no-control-group", f"the child could not enter its control group ({last})", "look at the delegation of the service's group"
+    if code > 128 and signal_name(code - 128).startswith("SIG"):
+        cause = f"it ended with exit code {code}, which stands for {signal_name(code - 128)}: something that it started was ended by that"
+        return f"exit-{code}", cause, "free memory if it was the memory killer; else read the attempt's log"
+    return "no-result", f"its process ended with exit code {code} and no result", READ_LOG
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,250 @@
+"""Spawns and supervises one child process: one attempt of one stage.
+
+Must be called from one permanent thread: the kernel kills a child when the *thread* that spawned it ends
+(PR_SET_PDEATHSIG, prctl(2)). The child takes its own scheduling class before it loads anything heavy. No call blocks
+longer than about a twentieth of a second, so that one thread can watch many children.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.contract.errors import Fault
+from daemon.contract.files import write_atomic
+from daemon.contract.messages import StageContext, StageResult
+from daemon.running.workers import procfs
+from daemon.running.workers.attempt_log import AttemptLog, tail
+from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
+from daemon.running.workers.post_mortem import Death, conclude, mib, read_result
+from daemon.running.workers.progress_channel import Channel, Progress
+from daemon.toolchains.registry import HANDLERS, command_of
+
+__all__ = ["HANDLERS", "Bounds", "Progress", "Worker", "kill_stray", "read_result", "tail"]
+
+log = structlog.get_logger("worker")
+
+LOOK_SECONDS = 1.0
+QUICK_LOOK_SECONDS = 0.1
+"""Pause between looks at a child that has a quarter of the processes that it may have."""
+GAP_SECONDS = 5.0
+"""A pause between two polls after which it was the daemon that stood still."""
+STUCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an attempt may take, in seconds and bytes."""
+
+    timeout: float
+    silence: float
+    """Seconds without a heartbeat."""
+    grace: float
+    """Seconds between SIGTERM and SIGKILL."""
+    memory: int
+    """For all its processes together; 0 for no limit."""
+    memory_reserve: int
+    """What must stay available on the box; the caller decides which child is stopped when it doesn't."""
+    log_size: int
+    processes: int
+
+
+class Worker:
+    """A running child. `poll` until it gives a result."""
+
+    def __init__(self, context: StageContext, folder: Path, bounds: Bounds, command: Sequence[str] = ()) -> None:
+        """Write the job file into `folder` and start `command` (by default the stage's own) with its path. Raises OSError when
+        it can't be started."""
+        self.context = context
+        self.folder = folder
+        self.bounds = bounds
+        self.memory = 0
+        """Bytes that the attempt's processes held at the last look."""
+        self.peak = 0
+        """The largest such figure."""
+        self._fault: Fault | None = None
+        self._interrupted = False
+        self._kill_at: float | None = None
+        self._exited_at: float | None = None
+        self._ended: StageResult | None = None
+        self._log = AttemptLog(folder / "log.txt", bounds.log_size)
+        job_file = folder / "job.json"
+        write_atomic(job_file, context.model_dump_json(indent=1))
+        self._enclosure = Enclosure(mark_of(folder), bounds.memory, bounds.processes)
+        self._oom_kills = self._oom_kills_before = procfs.oom_kills()
+        try:
+            self.process = self._spawn([*(command or command_of(context)), str(job_file)])
+        except BaseException:
+            self._enclosure.close()
+            raise
+        self._enclosure.hold(self.process.pid)
+        assert self.process.stdout is not None
+        self.pipe = self.process.stdout.fileno()
+        os.set_blocking(self.pipe, False)
+        self._channel = Channel(self.pipe)
+        # CLOCK_MONOTONIC stands still while the box is suspended and isn't moved when the wall clock is set: neither makes
+        # a child late.
+        self.started = self._heard = self._polled = time.monotonic()
+        self._look_at = self.started
+        self._deadline = self.started + bounds.timeout
+
+    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with open(self._log.path, "ab") as stderr:
+            return subprocess.Popen(
+                self._enclosure.wrap(command),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, cwd=self.folder,
+                env={**os.environ, **self._enclosure.environment, "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+
+    @property
+    def progress(self) -> Progress:
+        """The last thing that the child said."""
+        return self._channel.progress
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the child wants people to see, up to a few hundred lines."""
+        return self._channel.warnings
+
+    @property
+    def ended(self) -> bool:
+        """Whether `poll` has given the result."""
+        return self._ended is not None
+
+    @property
+    def process_started(self) -> float:
+        """When the child started, in seconds after boot: with the pid it names the process for good."""
+        known = procfs.entry(self.process.pid)
+        return known.started if known else 0.0
+
+    # Watching
+
+    def poll(self) -> StageResult | None:
+        """Read progress, enforce the bounds; the result once nothing of the child lives, the same at every further call."""
+        if self._ended is not None:
+            return self._ended
+        now = time.monotonic()
+        self._forgive(now)
+        if self._channel.read():
+            self._heard = now
+        self._log.trim()
+        if self._exited_at is None and self._has_exited():
+            self._exited_at = now
+        if self._exited_at is not None:
+            return self._close(now, self._exited_at)
+        if now >= self._look_at:
+            self._look(now)
+        self._judge(now)
+        return None
+
+    def _forgive(self, now: float) -> None:
+        """After a pause in which the daemon itself stood still its children get that time back."""
+        gap, self._polled = now - self._polled, now
+        if gap > GAP_SECONDS:
+            self._deadline += gap
+            self._heard = now
+
+    def _has_exited(self) -> bool:
+        """Whether the child has ended. It stays a zombie, so that its id and its session's stay its own until all is swept."""
+        if self.process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _look(self, now: float) -> None:
+        pids = self._enclosure.inside()
+        self._oom_kills_before, self._oom_kills = self._oom_kills, procfs.oom_kills()
+        self.memory = self._enclosure.memory(pids, self.bounds.memory)
+        self.peak = max(self.peak, self.memory)
+        self._look_at = now + (QUICK_LOOK_SECONDS if len(pids) > self.bounds.processes // 4 else LOOK_SECONDS)
+        if len(pids) > self.bounds.processes:
+            cause = f"it had {len(pids)} processes at the same time, and may have {self.bounds.processes}"
+            self._end("too-many-processes", cause, "raise limits.processes if the stage needs that many")
+            self.hurry()
+        elif self.bounds.memory and self.memory > self.bounds.memory:
+            cause = f"its processes took {mib(self.memory)} of memory, and may take {mib(self.bounds.memory)}; it was ended"
+            self._end("memory-limit", cause, "raise limits.memory_fraction, or leave this variant out on this box")
+
+    def _judge(self, now: float) -> None:
+        if self._kill_at is not None:
+            if now > self._kill_at:
+                self._enclosure.kill()
+        elif now > self._deadline:
+            cause = f"it ran longer than limits.stage_timeout, {self.bounds.timeout:.0f} s"
+            self._end("timeout", cause, "raise limits.stage_timeout if the stage was still moving")
+        elif now - self._heard > self.bounds.silence:
+            cause = f"it hung: it gave no sign of life for limits.silence_seconds, {self.bounds.silence:.0f} s"
+            self._end("hung", cause, "read the attempt's log; raise limits.silence_seconds if the box was swapping")
+
+    # Ending
+
+    def stop(self, fault: Fault | None = None) -> None:
+        """Ask the child to come to a safe point and end; after the grace time it is killed.
+
+        Its outcome is interrupted or, with a `fault`, retryable by that. The first call decides.
+        """
+        if self._kill_at is None:
+            self._interrupted, self._fault = fault is None, fault
+            self._kill_at = time.monotonic() + self.bounds.grace
+            self._enclosure.ask()
+
+    def hurry(self) -> None:
+        """Kill all of it now. An attempt that nobody has stopped before counts as interrupted."""
+        if self._ended is None:
+            self.stop()
+            self._kill_at = time.monotonic()
+            self._enclosure.kill()
+
+    def _end(self, code: str, cause: str, remedy: str) -> None:
+        operation = f"run the stage {self.context.stage}"
+        self.stop(Fault(code=code, operation=operation, cause=cause, remedy=remedy))
+
+    def _close(self, now: float, exited_at: float) -> StageResult | None:
+        if not self._enclosure.sweep():
+            if now - exited_at < STUCK_SECONDS:
+                return None
+            log.error("processes of an attempt can't be killed, the kernel holds them", stage=self.context.stage,
+                      pids=sorted(self._enclosure.members()))  # fmt: skip
+        code = self.process.wait()
+        self._channel.read()
+        self._log.finish()
+        if self.process.stdout:
+            self.process.stdout.close()
+        death = self._death(code)
+        self._enclosure.close()
+        self._ended = conclude(self.context, self._log, death, round(time.monotonic() - self.started, 3))
+        return self._ended
+
+    def _death(self, code: int) -> Death:
+        events = self._enclosure.events()
+        killed = events["oom_kill"] > 0 or procfs.oom_kills() > self._oom_kills_before
+        return Death(
+            code=code, memory=self.memory, limit=self.bounds.memory, at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
+            out_of_memory=killed, refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
+        )  # fmt: skip
+
+
+def mark_of(folder: Path) -> str:
+    """What the processes of the attempt with this folder carry in their environment."""
+    return str(folder.absolute())
+
+
+def kill_stray(pid: int | None, process_started: float | None, folder: Path | None = None) -> bool:
+    """Kill what outlived its daemon of the attempt with this `folder`; whether there was anything.
+
+    Without a folder: the process itself, if it is that very one, and what descends from it.
+    """
+    marked = kill_marked(mark_of(folder)) if folder is not None else 0
+    known = procfs.entry(pid) if pid else None
+    if pid is None or known is None or not process_started or known.dead or abs(known.started - process_started) > 0.05:
+        return marked > 0
+    kill_session(pid)
+    return True

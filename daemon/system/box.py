@@ -1,0 +1,55 @@
+"""What the box has, against what a stage is estimated to need: go, wait, or never. Nothing is loaded to find out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+
+def human(count: float) -> str:
+    """Bytes as people read them: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """(limit, used) in bytes of this process's cgroup v2, None without a limit."""
+    try:
+        line = next(row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::"))
+        folder = root / line[3:].lstrip("/")
+        limit = (folder / "memory.max").read_text().strip()
+        return None if limit == "max" else (int(limit), int((folder / "memory.current").read_text()))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def memory() -> tuple[int, int]:
+    """(total, available) bytes of memory, the narrower of the box and this cgroup."""
+    virtual = psutil.virtual_memory()
+    total, available = int(virtual.total), int(virtual.available)
+    limited = cgroup_memory()
+    if limited:
+        total = min(total, limited[0])
+        available = min(available, max(0, limited[0] - limited[1]))
+    return total, available
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder is mounted for reading alone, as Linux does after errors of the disk."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes, for this user, on the file system that holds `folder` or its nearest existing parent."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,59 @@
+"""The lock on a state directory: one daemon works with a journal at a time.
+
+Held by `ckptd run` and `ckptd export`; `is_locked` is how other verbs see that a daemon runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from daemon.contract.errors import UsageError
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Hold the journal's lock. Raises UsageError when another process holds it."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "a+") as stream:
+        try:
+            _lock(stream.fileno())
+        except BlockingIOError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            raise UsageError(
+                "already-running", "start on this journal", f"another ckptd (pid {owner}) works with it",
+                "stop that one, or name another state.directory for this one", path=lock.parent,
+            ) from None  # fmt: skip
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield
+
+
+def _lock(descriptor: int, patience: float = 1.0) -> None:
+    """Lock, or raise BlockingIOError; `is_locked` of another process may hold the lock for an instant, a daemon holds it long."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.02)
+
+
+def is_locked(lock: Path) -> bool:
+    """Whether a daemon holds the lock now."""
+    try:
+        with open(lock) as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,58 @@
+"""Rounds of a thread that must not end: an error is said once, in a sentence, for as long as it lasts.
+
+Used by the runner, the watcher and the notifier. A disk that is full for an hour gives one line, not one a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from daemon.contract.errors import CkptdError, Fault, from_oserror
+
+
+class Complaints:
+    """The errors of one thread; `who` begins the sentences, for example "the watcher"."""
+
+    def __init__(self, log: Any, who: str) -> None:
+        self._log, self._who = log, who
+        self._said: str | None = None
+        self.trouble: Fault | None = None
+        """What the last round met; None after a good one."""
+        self.since = 0.0
+        """When the trouble began, in monotonic seconds."""
+
+    def during(self, work: Callable[[], object]) -> bool:
+        """Do one round; whether it went well."""
+        try:
+            work()
+        except CkptdError as error:
+            self._say(error)
+        except OSError as error:
+            self._say(from_oserror(error, f"do a round of {self._who}"))
+        except Exception as error:
+            if self._said != repr(error):
+                self._log.exception(f"{self._who} met an error that nobody foresaw, and goes on")
+            self._said = repr(error)
+            cause = f"{type(error).__name__}: {error}"
+            remedy = "report it with the log's traceback"
+            self._note(Fault(code="unexpected", operation=f"do a round of {self._who}", cause=cause, remedy=remedy))
+        else:
+            self.trouble = None
+            if self._said is not None:
+                self._log.info(f"{self._who} is well again")
+            self._said = None
+            return True
+        return False
+
+    def _say(self, error: CkptdError) -> None:
+        if self._said != error.fault.code:
+            self._log.error(error.fault.sentence(), code=error.fault.code)
+        self._said = error.fault.code
+        self._note(error.fault)
+
+    def _note(self, fault: Fault) -> None:
+        if self.trouble is None:
+            self.since = time.monotonic()
+        self.trouble = fault

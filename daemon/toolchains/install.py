@@ -1,0 +1,171 @@
+"""Installs, checks and removes toolchains: put together under another name, and renamed when they are whole.
+
+Called by `ckptd toolchain`. Whatever ends it, kill -9 included, nothing half is ever taken for installed: what was left is swept by the
+next install or removal, and the lock goes with the last process that installs. One install of a toolchain at a time; a toolchain in
+which a process runs is neither removed nor replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from daemon.contract import failpoints
+from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.files import fsync_directory, make_folders, remove_tree
+from daemon.system.box import free_disk, human
+from daemon.toolchains.build import Build, Say, make, packages, probe
+from daemon.toolchains.registry import IN_USE, Definition, Installed, Toolchains
+
+SWEEPS = 10
+
+
+def install(chains: Toolchains, name: str, say: Say, *, reserve: int = 0, again: bool = False) -> Installed:
+    """Install a toolchain, or (`again`) make it anew; one that is there and sound is given as it is.
+
+    `say` is told of every step; `reserve` bytes of the disk are left alone. Raises CkptdError with what to do.
+    """
+    definition = chains.definition(name)
+    operation = f"install the toolchain {name}"
+    try:
+        make_folders(chains.home)
+        with _only_one(chains.home, name, operation) as lock:
+            known = chains.get(name)
+            if known is not None and not again:
+                return known
+            _sweep(chains.home, name)
+            _check_disk(definition, chains.home, reserve, say)
+            folder = chains.home / f".{name}.building.{os.getpid()}"
+            build = Build(definition, folder, chains.home / f"{name}.log", lock, say)
+            try:
+                make(build)
+                _put_in_place(build, chains)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise from_oserror(error, operation, str(chains.home)) from error
+    made = chains.get(name)
+    assert made is not None
+    return made
+
+
+def remove(chains: Toolchains, name: str) -> int:
+    """Remove all that is there of a toolchain; gives the bytes that were freed. Raises UsageError where there is nothing."""
+    operation = f"remove the toolchain {name}"
+    definition = chains.definition(name)
+    if not chains.home.is_dir():
+        raise UsageError("not-installed", operation, "it is not installed", "nothing")
+    try:
+        with _only_one(chains.home, name, operation):
+            swept, found = _sweep(chains.home, name), chains.versions(definition.name)
+            if not found and not swept:
+                raise UsageError("not-installed", operation, "it is not installed", "nothing")
+            for one in found:
+                _take_away(one.folder, chains.home / f".{name}.removing", operation)
+            (chains.home / f"{name}.log").unlink(missing_ok=True)
+            return sum(one.manifest.size for one in found)
+    except OSError as error:
+        raise from_oserror(error, operation, str(chains.home)) from error
+
+
+def check(chains: Toolchains, name: str) -> Installed:
+    """Probe an installed toolchain. Raises UsageError where it is not installed, Permanent where it does not work any more."""
+    operation = f"check the toolchain {name}"
+    fault = chains.lacking(name, operation)
+    chains.definition(name)
+    if fault is not None:
+        raise UsageError(**fault.model_dump())
+    known = chains.get(name)
+    assert known is not None
+    remedy = f"run `ckptd toolchain install {name} --again`"
+    differing = sorted(set(known.manifest.packages.items()) ^ set(packages(known.folder).items()))
+    if differing:
+        cause = f"its packages are not those that were installed ({', '.join(dict.fromkeys(one for one, _ in differing))})"
+        raise Permanent("toolchain-changed", operation, cause, remedy, path=known.folder)
+    probe(chains.definition(name), known.folder, operation, remedy)
+    return known
+
+
+@contextmanager
+def _only_one(home: Path, name: str, operation: str) -> Iterator[int]:
+    """Hold the toolchain's lock; its descriptor is given to pip, so that a pip which outlives us still holds it."""
+    descriptor = os.open(home / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            cause = "another process is installing or removing it"
+            raise Retryable("toolchain-busy", operation, cause, "wait until that has ended", path=home) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(home: Path, name: str) -> bool:
+    """Remove what a killed installation or removal left; whether there was anything. The lock must be held."""
+    left = [*home.glob(f".{name}.building*"), *home.glob(f".{name}.removing")]
+    for path in left:
+        for again in reversed(range(SWEEPS)):
+            try:
+                remove_tree(path)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or not again:
+                    raise
+                time.sleep(0.5)  # a grandchild of a killed installation still writes there: it fails now that its folders are gone
+    return bool(left)
+
+
+def _check_disk(definition: Definition, home: Path, reserve: int, say: Say) -> None:
+    free, need = free_disk(home), int(definition.disk)
+    say(
+        f"{definition.name} takes up to {human(need)} below {home}, where {human(free)} are free, and about {definition.seconds:.0f} s"
+        " with a fast index"
+    )
+    if free - reserve < need:
+        cause = f"it takes up to {human(need)}, {human(free)} are free and limits.disk_reserve keeps {human(reserve)}"
+        remedy = "free space there, or point state.directory at a larger disk"
+        raise Retryable("disk-now", f"install the toolchain {definition.name}", cause, remedy, path=home)
+
+
+def _put_in_place(build: Build, chains: Toolchains) -> None:
+    """Rename what is whole to its name; a damaged one there and those of earlier requirements go, unless they are in use."""
+    target = chains.folder(build.definition.name)
+    aside = chains.home / f".{build.definition.name}.removing"
+    if target.exists():
+        _take_away(target, aside, build.operation)
+    os.rename(build.folder, target)
+    fsync_directory(chains.home)
+    failpoints.point("toolchain.placed")
+    for one in chains.versions(build.definition.name):
+        if not one.current:
+            try:
+                _take_away(one.folder, aside, build.operation)
+            except Retryable:
+                build.say(f"{one.folder} is still in use; `ckptd toolchain remove` takes it later")
+
+
+def _take_away(folder: Path, aside: Path, operation: str) -> None:
+    """Remove a toolchain's folder; Retryable where a process runs in it. `aside`: the name that it has meanwhile."""
+    remove_tree(aside)
+    try:
+        descriptor = os.open(folder / IN_USE, os.O_RDONLY)
+    except FileNotFoundError:
+        descriptor = None
+    try:
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(folder, aside)
+    except BlockingIOError:
+        cause = "an export or a validation runs in it now"
+        raise Retryable("toolchain-in-use", operation, cause, "wait until that has ended", path=folder) from None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    remove_tree(aside)

@@ -1,0 +1,1 @@
+"""From hint to job."""

@@ -1,0 +1,241 @@
+"""Takes a complete checkpoint in: selection, pin, identity, journal. The one door, for the watcher and `ckptd export`."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify
+from daemon.checkpoints.names import run_of
+from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
+from daemon.checkpoints.selection import best_step, choice_for
+from daemon.config.paths import Paths
+from daemon.config.run_overrides import Effective, effective
+from daemon.config.settings import Settings
+from daemon.contract.errors import Fault
+from daemon.contract.files import remove_tree
+from daemon.contract.messages import CheckpointRef
+from daemon.contract.plan import stage_names
+from daemon.contract.values import digest_of
+from daemon.journal.entries import Entry, write_entry
+from daemon.journal.journal import Journal
+from daemon.journal.rows import now
+
+log = structlog.get_logger("intake")
+
+INCOMING = ".incoming"
+
+
+def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
+    """What the journal remembers of a directory's state."""
+    return digest_of([list(row) for row in fingerprint])
+
+
+def run_name(root: Path, checkpoint: Path) -> str:
+    """The run's directory relative to the root; the root's own name where the root itself is the run."""
+    relative = os.path.relpath(run_of(checkpoint), root)
+    return root.name if relative == "." else relative
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint on its way into the journal: its job's id, what it is, its pin, and the state it was seen in."""
+
+    job: str
+    reference: CheckpointRef
+    pin: Path
+    known: str
+    effective: Effective
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Enters jobs into the journal."""
+
+    settings: Settings
+    journal: Journal
+    paths: Paths
+    _said: set[str] = field(default_factory=set)
+
+    @property
+    def pins(self) -> Path:
+        """The folder of all pins."""
+        return pins_of(self.settings.pin, self.paths)
+
+    def take(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
+        """Pin a complete checkpoint that `[select]` wants and enter its job; gives the job's id, None without a new job.
+
+        Raises pin.Moved when the checkpoint changed meanwhile, Retryable or OSError when it can't be pinned now.
+        """
+        mine = self._effective(run_of(inspection.path))
+        choice, later = choice_for(inspection, mine.settings.select)
+        if not choice.wanted:
+            self.journal.remember(str(inspection.path), digest_of_fingerprint(fingerprint), "skipped")
+            log.info("checkpoint skipped", path=str(inspection.path), policy=mine.settings.select.policy, reason=choice.reason)
+            return None
+        if best_step(later) == inspection.step:
+            news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
+            inspection = replace(inspection, metadata={**inspection.metadata, **news})
+        candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
+        return None if self._is_known(candidate) else self.enter(candidate)
+
+    def reconsider(self, inspection: Inspection) -> Path | None:
+        """The sibling that a complete checkpoint names as the best and that was skipped: it is to be looked at again."""
+        if self._effective(run_of(inspection.path)).settings.select.policy != "best":
+            return None
+        step = best_step(inspection.metadata)
+        sibling = inspection.path.with_name(f"checkpoint-{step}")
+        if step is None or sibling == inspection.path or not self.journal.reconsider(str(sibling)):
+            return None
+        log.info("a checkpoint that was skipped is the best now", path=str(sibling), named_by=str(inspection.path))
+        return sibling
+
+    def pin(
+        self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint, mine: Effective | None = None
+    ) -> Candidate:  # fmt: skip
+        """Snapshot a complete checkpoint and identify it by its content. `mine`: the settings of its run, else the main ones."""
+        mine = mine or Effective(self.settings)
+        incoming = self.pins / INCOMING
+        rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
+        make_pin(inspection.path, incoming, fingerprint, rules)
+        digest = identify(incoming)
+        if rewritten(incoming):
+            remove_tree(incoming)
+            raise Moved
+        reference = _reference(root, run, inspection, digest)
+        return Candidate(job_id(reference, mine.settings), reference, incoming, digest_of_fingerprint(fingerprint), mine)
+
+    def drop(self, candidate: Candidate) -> None:
+        """The candidate is not entered: its pin goes."""
+        remove_tree(candidate.pin)
+
+    def take_damaged(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
+        """Enter a job that only reports: the trainer said it was done, and what is there can't be used."""
+        mine = self._effective(run_of(inspection.path))
+        candidate = self.damaged(root, run_name(root, inspection.path), inspection, fingerprint, mine)
+        assert candidate.fault is not None
+        if self._is_known(candidate):
+            return None
+        log.error(candidate.fault.sentence(), path=str(inspection.path), code=candidate.fault.code)
+        return self.enter(candidate)
+
+    def damaged(
+        self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint, mine: Effective | None = None
+    ) -> Candidate:  # fmt: skip
+        """The candidate of a checkpoint that can't be used: nothing is pinned, and its state stands for its content."""
+        mine = mine or Effective(self.settings)
+        known = digest_of_fingerprint(fingerprint)
+        reference = _reference(root, run, inspection, known)
+        return Candidate(job_id(reference, mine.settings), reference, self.pins / INCOMING, known, mine, damaged(inspection))
+
+    def enter(self, candidate: Candidate) -> str | None:
+        """Commit the job; gives its id, None where the journal had it already."""
+        reference, settings, warning = candidate.reference, candidate.effective.settings, candidate.effective.warning
+        pin = self.pins / candidate.job
+        if candidate.fault is None:
+            remove_tree(pin)
+            os.rename(candidate.pin, pin)
+        target, latest = target_of(self.settings, self.paths, reference, self._folder_name(reference)), settings.select.policy == "latest"
+        if candidate.fault is None:
+            # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
+            write_entry(self.paths, Entry(
+                job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
+                fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
+            ))  # fmt: skip
+        new = self.journal.add_job(
+            candidate.job, reference, settings.work, stage_names(settings.variants), pin=pin,
+            target=target, fingerprint=candidate.known, supersede=latest, fault=candidate.fault, warnings=[warning] if warning else [],
+        )  # fmt: skip
+        if not new:
+            return None
+        log.info("checkpoint taken", job=candidate.job, run=reference.run, step=reference.step, path=reference.path,
+                 layout=reference.layout, digest=reference.digest[:16])  # fmt: skip
+        return candidate.job
+
+    def _is_known(self, candidate: Candidate) -> bool:
+        """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
+        path = candidate.reference.path
+        job = self.journal.job(candidate.job)
+        if job is not None and job.state == "superseded" and not self.journal.places(job.id):
+            # Its content was overwritten during the export, and now it is back.
+            if job.untidy:
+                self.drop(candidate)
+                raise Moved
+            self.journal.forget_job(job.id)
+        elif job is not None:
+            self.drop(candidate)
+            self.journal.remember(path, candidate.known, "known", job.id)
+            return True
+        for name in self.journal.same_content(candidate.reference.step, candidate.reference.digest):
+            places = self.journal.places(name)
+            if places and path not in places and not any(_holds(Path(place), known) for place, known in places.items()):
+                self.drop(candidate)
+                self.journal.moved(name, path, candidate.known)
+                log.info("moved", job=name, path=path, before=sorted(places))
+                return True
+        return False
+
+    def _folder_name(self, reference: CheckpointRef) -> str:
+        """The run's name in its exports' folder: runs of one name below two roots must not publish over each other.
+
+        The root that had a run of that name first keeps the plain name for as long as that run is there.
+        """
+        for root in self.journal.roots_of(reference.run):
+            if root == reference.root:
+                return reference.run
+            if Path(root, reference.run).is_dir():
+                return f"{reference.run}~{digest_of(reference.root)[:6]}"
+        return reference.run
+
+    def _effective(self, run: Path) -> Effective:
+        """The settings that count for a run; what is wrong with its own file is said once."""
+        mine = effective(self.settings, run)
+        if mine.warning and mine.warning not in self._said:
+            self._said.add(mine.warning)
+            log.warning(mine.warning, code="run-config-invalid")
+        return mine
+
+
+def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: str = "") -> Path:
+    """The export's folder by `output.naming`; `run` where the run goes by another name there."""
+    name = settings.output.naming.format(
+        run=run or reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
+    )
+    return paths.output / name
+
+
+def job_id(reference: CheckpointRef, settings: Settings) -> str:
+    """Readable and the same for the same checkpoint with the same configuration."""
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", reference.run).strip("-.") or "run"
+    return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{settings.work.digest[:4]}"
+
+
+def _holds(checkpoint: Path, known: str) -> bool:
+    """Whether a directory is still in the state that the journal knows."""
+    try:
+        return digest_of_fingerprint(fingerprint(checkpoint)) == known
+    except OSError:
+        return False
+
+
+def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> CheckpointRef:
+    return CheckpointRef(
+        root=str(root), run=run, step=inspection.step, path=str(inspection.path), layout=inspection.layout or "unknown", digest=digest,
+        method=inspection.method or "unknown", base_name=inspection.base_name, base_revision=inspection.base_revision,
+        metadata=inspection.metadata,
+    )  # fmt: skip
+
+
+def damaged(inspection: Inspection) -> Fault:
+    """The fault of a checkpoint that can't be used as it is."""
+    return Fault(
+        code="checkpoint-damaged", operation="read the checkpoint", cause="; ".join(inspection.missing), path=str(inspection.path),
+        remedy="save it again from the trainer, or copy it again in full; the job starts by itself when it is whole",
+    )  # fmt: skip

@@ -1,0 +1,224 @@
+"""Follows checkpoint directories from the first hint to the journal: the watcher without threads and clocks.
+
+Every method gets the time of a monotonic clock, so that tests can run years in seconds. Scans and events come in
+through the same door, `hint`; what was decided is remembered in the journal by the state it was seen in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, weights_follow_state
+from daemon.checkpoints.layouts import PATIENCE_SECONDS
+from daemon.checkpoints.names import run_of
+from daemon.checkpoints.pins import Moved
+from daemon.config.settings import WatchSettings
+from daemon.contract.errors import Retryable, from_oserror
+from daemon.journal.rows import now as wall_clock
+from daemon.watching.intake import Intake, digest_of_fingerprint
+from daemon.watching.scan import checkpoint_of, find_checkpoints
+from daemon.watching.settle import Quiet, Settler
+
+log = structlog.get_logger("watch")
+
+
+@dataclass
+class Incomplete:
+    """A quiet directory that is not whole."""
+
+    missing: tuple[str, ...]
+    since: float
+    reported: bool = False
+
+
+@dataclass
+class Sighting:
+    """A checkpoint that has content and is not decided upon: when it was looked at, by the wall clock for people."""
+
+    first: str
+    last: str
+    since: float
+
+
+class Tracker:
+    """Decides when a directory is looked at and what becomes of it."""
+
+    def __init__(self, settings: WatchSettings, intake: Intake, taken: Callable[[], None]) -> None:
+        self._settings = settings
+        self._intake = intake
+        self._taken = taken
+        self._settler = Settler(settings.settle_seconds)
+        self._said: set[str] = set()
+        self._undecided: set[str] = set()
+        """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
+        self._sighted: dict[Path, Sighting] = {}
+        self.incomplete: dict[Path, Incomplete] = {}
+
+    def next_due(self) -> float | None:
+        """When the next look is due; None while nothing moves."""
+        return self._settler.next_due()
+
+    def hint(self, changed: str, now: float) -> bool:
+        """Something may have changed at the path `changed`; False where it lies in no checkpoint directory."""
+        for root in self._settings.roots:
+            checkpoint = checkpoint_of(root, changed)
+            if checkpoint is not None:
+                if self._would_be_scanned(root, checkpoint):
+                    self._settler.hint(str(checkpoint), now)
+                return True
+        return False
+
+    def scan(self, root: Path, now: float) -> None:
+        """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
+        found = set()
+        known = self._intake.journal.seen_below(str(root))
+        for checkpoint in find_checkpoints(root, self._settings.depth, self._unreadable):
+            found.add(checkpoint)
+            before = known.get(str(checkpoint))
+            if before is None:
+                self._undecided.add(str(checkpoint))
+            if not _is_as_known(checkpoint, before):
+                self._settler.hint(str(checkpoint), now)
+        for path in {*self._sighted, *self.incomplete} - found:
+            if root in path.parents:
+                self._settler.hint(str(path), now)  # it may have gone without an event
+
+    def look_at_due(self, now: float) -> None:
+        """Look at every directory whose time has come."""
+        for path in self._settler.due(now):
+            self._look(Path(path), now)
+
+    def _would_be_scanned(self, root: Path, checkpoint: Path) -> bool:
+        """An event must find no more than a scan does: not below the depth, not through links."""
+        parts = checkpoint.relative_to(root).parts
+        levels = len(parts) + (run_of(checkpoint) == checkpoint)  # a scan lists a run's own directory only above its last level
+        return levels <= self._settings.depth and os.path.realpath(checkpoint) == os.path.join(os.path.realpath(root), *parts)
+
+    def _look(self, path: Path, now: float) -> None:
+        if not _is_text(str(path)):
+            self.say_once(f"name:{path!r}", f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
+            self._settler.forget(str(path))
+            return
+        try:
+            seen = fingerprint(path)
+            known = None if str(path) in self._undecided else self._intake.journal.seen(str(path))
+            if known is None and seen:
+                self._note_sighting(path, now)
+            if known is not None and known == digest_of_fingerprint(seen):
+                self._forget(path)
+            elif self._settler.looked(str(path), seen, now) is Quiet.QUIET:
+                self._decide(path, seen, now)
+        except (FileNotFoundError, NotADirectoryError):
+            self._note_gone(path, now)
+            self._forget(path)
+        except OSError as error:
+            self._unreadable(error)
+            self._settler.forget(str(path))
+
+    def _decide(self, path: Path, seen: Fingerprint, now: float) -> None:
+        """A directory is quiet: take it if it is complete, else remember why not."""
+        root = next(root for root in self._settings.roots if root in path.parents)
+        found = inspect(path)
+        if not found.complete:
+            self._note_incomplete(root, found, seen, now)
+            return
+        if found.refusal is not None:
+            log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
+            self._intake.journal.remember(str(path), digest_of_fingerprint(seen), "skipped")
+            self._forget(path)
+            return
+        patience = found.patience_seconds
+        if weights_follow_state(seen) and self._intake.journal.seen(str(path)) is not None:
+            patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
+        if not self._settler.rested(str(path), patience, now):
+            return
+        try:
+            skipped = self._intake.reconsider(found)
+            if skipped is not None:
+                self._settler.hint(str(skipped), now)
+            job = self._intake.take(root, found, seen)
+        except Moved:
+            self._settler.hint(str(path), now)
+            return
+        except (OSError, Retryable) as error:
+            fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint")).fault
+            self.say_once(f"pin:{path}:{fault.code}", fault.sentence())
+            return  # the next rescan tries again
+        self._forget(path)
+        if job:
+            self._taken()
+
+    def _note_incomplete(self, root: Path, found: Inspection, seen: Fingerprint, now: float) -> None:
+        path = found.path
+        entry = self.incomplete.get(path)
+        if entry is None or entry.missing != found.missing:
+            entry = self.incomplete[path] = Incomplete(found.missing, entry.since if entry else now)
+            log.debug("quiet, but not complete", path=str(path), missing=list(found.missing))
+        if entry.reported or now - entry.since < self._settings.stale_seconds:
+            return
+        entry.reported = True
+        if found.claims_done:
+            self._forget(path)
+            if self._intake.take_damaged(root, found, seen):
+                self._taken()
+        else:
+            log.warning("a checkpoint has been incomplete for long", path=str(path), missing=list(found.missing),
+                        since_seconds=round(now - entry.since))  # fmt: skip
+
+    def _note_sighting(self, path: Path, now: float) -> None:
+        told = wall_clock()
+        self._sighted.setdefault(path, Sighting(told, told, now)).last = told
+
+    def _note_gone(self, path: Path, now: float) -> None:
+        """A directory is gone: say so where it was never decided upon. A root that went as a whole is no loss of one."""
+        entry = self._sighted.get(path)
+        if entry is None or not any(root in path.parents and root.is_dir() for root in self._settings.roots):
+            return
+        lived = round(now - entry.since, 3)
+        log.warning(
+            f"The checkpoint {path} was deleted before it could be pinned: first seen {entry.first}, last seen {entry.last}, "
+            f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds",
+            path=str(path), code="checkpoint-lost",
+        )  # fmt: skip
+        self._intake.journal.add_lost(str(path), entry.first, entry.last, lived)
+
+    def _forget(self, path: Path) -> None:
+        self._settler.forget(str(path))
+        self._undecided.discard(str(path))
+        self._sighted.pop(path, None)
+        self.incomplete.pop(path, None)
+
+    def _unreadable(self, error: OSError) -> None:
+        self.say_once(f"read:{error.filename}", f"Cannot read {error.filename} ({error.strerror}); it is passed over until that changes")
+
+    def say_once(self, key: str, message: str) -> None:
+        """Log a warning unless the same `key` has been said already."""
+        if key not in self._said:
+            self._said.add(key)
+            log.warning(message)
+
+    def unsay(self, key: str) -> None:
+        """The cause of a warning is gone: say it again when it comes back."""
+        self._said.discard(key)
+
+
+def _is_as_known(path: Path, known: str | None) -> bool:
+    """Whether a directory is in the state in which it was decided upon; what can't be read is for the look to say."""
+    try:
+        return known is not None and digest_of_fingerprint(fingerprint(path)) == known
+    except OSError:
+        return False
+
+
+def _is_text(name: str) -> bool:
+    """Whether a path can be written into a journal and a report: Python marks bytes that are no UTF-8 as surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

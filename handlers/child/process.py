@@ -1,0 +1,141 @@
+"""How a child process behaves: bound to its parent, last in every queue, first to be killed.
+
+Called by `handlers/__main__.py` and by the validation's worker processes, before heavy imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib.metadata
+import io
+import os
+import resource
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from daemon.contract.messages import ChildLimits, StageContext
+from handlers.child.progress import StopFlag
+
+EXIT_OTHER_PARENT = 75
+_PR_SET_PDEATHSIG = 1
+_NO_CORE = 1
+"""Bytes of a core file: less than any holds, so none is written. Unlike 0 it also holds where cores go to a program by a pipe."""
+_LIBRARIES = (
+    "torch", "transformers", "peft", "safetensors", "tokenizers", "sentencepiece", "onnx", "onnxruntime", "onnxruntime_genai", "onnxscript",
+    "onnxslim", "optimum", "numpy",
+)  # fmt: skip
+
+_stop = StopFlag()
+
+
+def bind(limits: ChildLimits) -> None:
+    """Tie this process to its parent and take the scheduling class that `limits` names.
+
+    The kernel kills the child when the parent's spawning thread ends. Between fork and this call nothing does,
+    so a child that already has another parent ends itself.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if limits.parent_pid and os.getppid() != limits.parent_pid:
+        os._exit(EXIT_OTHER_PARENT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the daemon, which ends its children in order
+    faulthandler.enable()  # a crash of a library leaves the Python stack in the attempt's log
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (_NO_CORE, _NO_CORE))
+    with contextlib.suppress(OSError):
+        os.nice(max(0, limits.nice - os.nice(0)))
+    if limits.nice and os.getsid(0) == os.getpid():  # the group is the whole session's: never that of somebody's shell
+        # A session of its own is a scheduling group of its own (sched(7), autogroup), and the groups share the processor by the
+        # groups' nice values alone: without this line an idle child takes half of what a busy training would have.
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as stream:
+            stream.write(str(limits.nice))
+    if limits.idle:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(Exception):
+            import psutil
+
+            psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write(str(limits.oom_score_adj))
+
+
+def stop_at_safe_points() -> StopFlag:
+    """From now on a first SIGTERM only asks the stage to stop, so that no call into a library is broken; a second one ends it."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        _stop.asked = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, ask)
+    return _stop
+
+
+def told_to_stop() -> bool:
+    """Whether the stage of this process was asked to stop; its own processes were asked at the same time, and have ended."""
+    return _stop.asked
+
+
+def take_standard_output() -> TextIO:
+    """Keep the pipe to the daemon for progress alone; whatever libraries print goes where stderr goes."""
+    private = os.dup(sys.stdout.fileno())
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return io.TextIOWrapper(os.fdopen(private, "wb"), encoding="utf-8", line_buffering=True)
+
+
+_ROUNDING = (
+    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+"""Variables by which libraries compute products of fp32 in bf16 or TF32 where the processor can."""
+
+
+def set_environment(limits: ChildLimits, temporary: str) -> None:
+    """Bound the threads of every numeric library, keep the hub out, and put temporary files where the daemon cleans."""
+    threads = str(limits.threads)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[name] = threads
+    for name in _ROUNDING:
+        os.environ.pop(name, None)  # fp32 is computed in fp32, whatever the box's owner allows the training
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin while they wait would take cores from the training
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    if limits.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["TMPDIR"] = temporary
+    tempfile.tempdir = temporary
+
+
+def prepare(context: StageContext) -> None:
+    """Environment and folders of one attempt."""
+    os.makedirs(context.staging, exist_ok=True)
+    os.makedirs(context.temporary, exist_ok=True)
+    set_environment(context.limits, context.temporary)
+
+
+def peak_rss() -> int:
+    """Largest resident set of this process so far, in bytes.
+
+    VmHWM of proc(5), since Linux carries ru_maxrss of the parent across fork and exec.
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def loaded_versions() -> dict[str, str]:
+    """Versions of the libraries that this process has imported."""
+    versions = {"python": sys.version.split()[0]}
+    for name in _LIBRARIES:
+        if name in sys.modules:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
+    return versions

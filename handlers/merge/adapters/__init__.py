@@ -1,0 +1,1 @@
+"""An adapter as it lies on disk, its keys, what it changes."""

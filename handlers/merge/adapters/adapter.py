@@ -1,0 +1,165 @@
+"""An adapter checkpoint as it lies on disk: its configuration, its tensors, and what may not be merged at all.
+
+Called by the merge. Tensors are read one at a time, so a large adapter never lies in memory as a whole; a `.bin`
+adapter is unpickled with `weights_only=True`, which executes nothing. torch is imported only when a tensor is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from daemon.contract.errors import Permanent
+from handlers.models.files import DTYPES, TensorInfo, read_header, read_json
+
+if TYPE_CHECKING:
+    import torch
+
+OPERATION = "read the adapter"
+SAFETENSORS = "adapter_model.safetensors"
+BIN = "adapter_model.bin"
+REFUSED: dict[str, str] = {
+    "alora_invocation_tokens": "an aLoRA adapter switches on at its invocation tokens, which merged weights can't do",
+    "arrow_config": "an Arrow router chooses among adapters for every token, which merged weights can't do",
+    "use_qalora": "a QALoRA adapter acts on pooled inputs of a quantized base and can't be merged into its weights",
+    "layer_replication": "layer replication shares base weights among layers that would differ once merged",
+}
+"""adapter_config.json key → why such an adapter is not merged."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter: `config` is adapter_config.json, `shapes` maps each key of its weights to the tensor's shape."""
+
+    folder: Path
+    file: Path
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    headers: dict[str, TensorInfo]
+    """Empty for a `.bin` adapter."""
+    unpickled: dict[str, Any]
+    """Tensors of a `.bin` adapter; empty for safetensors."""
+
+    @property
+    def method(self) -> str:
+        """PEFT's name of the method, in capitals."""
+        return str(self.config.get("peft_type") or "").upper()
+
+    @property
+    def base_name(self) -> str:
+        """The base that the adapter says it was trained on."""
+        return str(self.config.get("base_model_name_or_path") or "unknown")
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """One tensor in fp32, read from the file now (`.bin`: taken from memory)."""
+        return self.part(key, 0, math.prod(self.shapes[key])).view(self.shapes[key]).float()
+
+    def part(self, key: str, first: int, count: int) -> torch.Tensor:
+        """`count` elements of a tensor from element `first` on, flat, as stored."""
+        import torch
+
+        from handlers.merge.weights.sources import Bytes
+
+        if self.unpickled:
+            tensor: torch.Tensor = self.unpickled[key]
+            return tensor.reshape(-1)[first : first + count]
+        info = self.headers[key]
+        if info.dtype not in DTYPES:
+            raise Permanent("adapter-dtype", OPERATION, f"{key} has the unknown dtype {info.dtype}", "save it as float32", path=self.file)
+        dtype = getattr(torch, DTYPES[info.dtype][0])
+        found = torch.empty(count, dtype=dtype)
+        if count:
+            Bytes(self.file, info).read(first, found)
+        return found
+
+
+class AdapterSource:
+    """A tensor of the adapter that takes the place of one of the base's, read by rows and cast to the dtype it is written in."""
+
+    def __init__(self, adapter: Adapter, key: str, dtype: torch.dtype) -> None:
+        self.name, self.shape, self.dtype = key, adapter.shapes[key], dtype
+        self._adapter, self._width = adapter, math.prod(adapter.shapes[key][1:])
+
+    def cast(self, dtype: torch.dtype) -> AdapterSource:
+        """The same tensor for another dtype."""
+        return AdapterSource(self._adapter, self.name, dtype)
+
+    def rows(self, first: int, count: int, out: torch.Tensor) -> None:
+        """Fill `out` with `count` rows from `first` on."""
+        out.view(-1).copy_(self._adapter.part(self.name, first * self._width, count * self._width))
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    import pickle
+
+    import torch
+
+    try:
+        table = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise Permanent(
+            "unsafe-pickle",
+            OPERATION,
+            f"the file holds more than tensors, or is cut short ({str(error).strip().splitlines()[0][:160]})",
+            "save the adapter again with safe_serialization=True; pickled code is never executed",
+            path=path,
+        ) from None
+    if not isinstance(table, dict) or not all(isinstance(value, torch.Tensor) for value in table.values()):
+        raise Permanent("not-an-adapter", OPERATION, "the file is no table of tensors", "save the adapter again with PEFT", path=path)
+    return table
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter in `folder`. Permanent when its files are missing or unsound, or when its kind can't be merged."""
+    config = read_json(folder / "adapter_config.json", OPERATION)
+    if not isinstance(config, dict) or not config.get("peft_type"):
+        raise Permanent(
+            "bad-adapter-config", OPERATION, "it names no peft_type", "save it again with PEFT", path=folder / "adapter_config.json"
+        )
+    for key, reason in REFUSED.items():
+        if config.get(key):
+            raise Permanent("adapter-not-mergeable", "merge the adapter", reason, "serve it with PEFT beside its base instead", path=folder)
+    for name in (SAFETENSORS, BIN):
+        path = folder / name
+        if not path.is_file():
+            continue
+        headers = read_header(path) if name == SAFETENSORS else {}
+        unpickled = _unpickle(path) if name == BIN else {}
+        shapes = {key: info.shape for key, info in headers.items()} | {key: tuple(value.shape) for key, value in unpickled.items()}
+        if not shapes:
+            raise Permanent("empty-adapter", OPERATION, "it holds no tensor", "take another checkpoint", path=path)
+        return Adapter(folder, path, config, shapes, headers, unpickled)
+    raise Permanent("no-adapter", OPERATION, f"there is neither {SAFETENSORS} nor {BIN}", "take another checkpoint", path=folder)
+
+
+def _pattern_key(patterns: Iterable[str], module: str) -> str | None:
+    """The first key of rank_pattern or alpha_pattern that matches the module's path, by PEFT's rule."""
+    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
+
+
+def rank_of(config: dict[str, Any], module: str) -> int:
+    """LoRA rank of a module: `r`, unless rank_pattern says otherwise."""
+    patterns = config.get("rank_pattern") or {}
+    key = _pattern_key(patterns, module)
+    return int(config["r"] if key is None else patterns[key])
+
+
+def scale_of(config: dict[str, Any], module: str) -> float:
+    """Factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
+    patterns = config.get("alpha_pattern") or {}
+    key = _pattern_key(patterns, module)
+    alpha = config["lora_alpha"] if key is None else patterns[key]
+    rank = rank_of(config, module)
+    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+
+
+def targeted(config: dict[str, Any], module: str) -> bool:
+    """Whether target_modules alone, without exclusions or layer choices, names the module."""
+    targets = config.get("target_modules")
+    if isinstance(targets, str):
+        return re.fullmatch(targets, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in targets or ())

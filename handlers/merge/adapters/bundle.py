@@ -1,0 +1,23 @@
+"""The tensors of several adapters under one roof, as plans name them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from handlers.merge.adapters.adapter import Adapter
+
+
+class Bundle:
+    """The tensors of several adapters, or of none: `N:key` is the Nth's, a key without a number the first's."""
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self._adapters = adapters
+        self.file: Path | None = adapters[0].file if adapters else None
+
+    def tensor(self, key: str) -> torch.Tensor:
+        """One tensor in fp32."""
+        number, _, rest = key.partition(":")
+        return self._adapters[int(number)].tensor(rest) if rest else self._adapters[0].tensor(key)

@@ -1,0 +1,75 @@
+"""The keys of an adapter's weights, taken apart: which parameter of the base each one speaks of, and in what role.
+
+Called by `handlers.merge.plan.matcher`. Names that wrappers of training leave in the path are dropped, and the forms that older releases of
+PEFT wrote are understood. Names and shapes only; no tensor is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+WRAPPERS = re.compile(r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.)")
+_LORA = re.compile(
+    r"^(?P<module>.+?)(?P<nested>(\.base_layer)*)\.lora_(?P<role>A|B|E|embedding_A|embedding_B|magnitude_vector)"
+    r"(\.(?!(weight|bias)$)(?P<adapter>[^.]+))?(\.(?P<leaf>weight|bias))?$"
+)
+_TOKENS = re.compile(r"^(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.(?P<adapter>[^.]+))?$")
+_SAVED = re.compile(r"^(?P<module>.+?)\.modules_to_save(\.(?!(weight|bias)$)(?P<adapter>[^.]+))?\.(?P<leaf>.+)$")
+_INNER = re.compile(r"^(?P<module>.+?)\.base_layer\.(?P<leaf>[^.]+)$")
+
+
+@dataclass
+class Factors:
+    """The keys of one low-rank change of a module, by role; `nested` counts the wrappers between it and the module."""
+
+    module: str
+    nested: int = 0
+    roles: dict[str, str] = field(default_factory=dict)
+    """"A", "B", "E", "embedding_A", "embedding_B", "magnitude_vector", "B.bias" → key."""
+
+
+@dataclass
+class Keys:
+    """All keys of an adapter; each one lies in exactly one of these."""
+
+    factors: dict[tuple[str, int], Factors] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Module → key of the rows of trained tokens."""
+    saved: dict[str, str] = field(default_factory=dict)
+    """Parameter → key that replaces it."""
+    base: dict[str, str] = field(default_factory=dict)
+    """Parameter → key of the base's own value, which training carried along under the adapter."""
+    adapters: set[str] = field(default_factory=set)
+    """Names of adapters that stand in the keys; PEFT itself leaves them out."""
+
+
+def bare(key: str) -> str:
+    """A key without the prefix that PEFT's own wrapper gives it and without those of compilers and sharders."""
+    key = WRAPPERS.sub("", key).lstrip(".")
+    key = key.removeprefix("module.") if key.startswith("module.base_model.") else key
+    return key.removeprefix("base_model.model.") if key.startswith("base_model.model.") else key.removeprefix("base_model.")
+
+
+def parse(keys: Iterable[str]) -> Keys:
+    """Take all keys apart; what has no LoRA name is a parameter that was saved as a whole."""
+    found = Keys()
+    for key in sorted(keys):
+        name = bare(key)
+        if match := _LORA.match(name):
+            nested = match["nested"].count("base_layer")
+            role = match["role"] + (".bias" if match["leaf"] == "bias" else "")
+            found.factors.setdefault((match["module"], nested), Factors(match["module"], nested)).roles[role] = key
+        elif match := _TOKENS.match(name):
+            found.tokens[match["module"]] = key
+        elif match := _SAVED.match(name):
+            found.saved[f"{match['module']}.{match['leaf']}"] = key
+        elif match := _INNER.match(name):
+            # A bias below a LoRA layer was trained itself; a weight there is the base's.
+            (found.base if match["leaf"] == "weight" else found.saved)[f"{match['module']}.{match['leaf']}"] = key
+        else:
+            found.saved[name] = key
+        if match and match.groupdict().get("adapter"):
+            found.adapters.add(match["adapter"])
+    return found

@@ -1,0 +1,1 @@
+"""Carries the plan out, resumes, reads back."""

@@ -1,0 +1,283 @@
+"""The merge by PEFT itself, for everything that streaming does not know: the whole model is loaded.
+
+Called by `handlers.merge.api`. What PEFT leaves undone is done here: every adapter key must have been loaded,
+a tied head is untied where the live adapter treats the two ends differently, a resized vocabulary is resized before loading, and
+config.json gets exactly the keys that the merge changed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import Permanent, Retryable
+from handlers.merge.adapters.adapter import Adapter
+from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
+from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
+from handlers.merge.weights.model_structure import model_class
+from handlers.models.files import DTYPES, TensorInfo, main_dtype, setting, tensors, weight_files
+
+PREFIX = "base_model.model."
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight", "lm_head.weight")
+SHARD = "5GB"
+
+
+@dataclass
+class PeftMerge:
+    """What the merge did besides writing weights."""
+
+    edits: dict[str, Any] = field(default_factory=dict)
+    """Keys of config.json that have to change; None removes one."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def memory_estimate(base: Path) -> int:
+    """Bytes of memory that loading and merging takes: the weights once (a quantized base four times), plus the libraries."""
+    stored = sum((base / name).stat().st_size for name in weight_files(base).names)
+    config = (base / "config.json").read_text() if (base / "config.json").is_file() else ""
+    return int(stored * (4.4 if "quantization_config" in config else 1.15)) + (700 << 20)
+
+
+def check_memory(base: Path) -> None:
+    """Retryable when the box has less memory available than the estimate."""
+    import psutil
+
+    wanted, free = memory_estimate(base), psutil.virtual_memory().available
+    if free < wanted:
+        raise Retryable.after(
+            300,
+            "not-enough-memory",
+            OPERATION,
+            f"this adapter needs the whole model in memory, about {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available",
+            "wait for memory, or merge on a larger box; a plain LoRA on linear layers needs far less",
+            path=base,
+        )
+
+
+def _stored_dtype(base: Path, done: PeftMerge) -> Any:
+    """Dtype to load with: the one that holds most of the base's bytes, or "auto" where headers can't tell."""
+    import torch
+
+    if weight_files(base).kind != "safetensors":
+        return "auto"
+    infos: list[TensorInfo] = list(tensors(base).values())
+    floats = {DTYPES[info.dtype][0] for info in infos if info.dtype in ("F64", "F32", "F16", "BF16")}
+    name = main_dtype(infos)
+    if name not in floats:
+        return "auto"
+    if len(floats) > 1:
+        done.warnings.append(f"the base mixes {', '.join(sorted(floats))}; all weights are written as {name}")
+    return getattr(torch, name)
+
+
+def _load_base(base: Path, config: dict[str, Any], done: PeftMerge) -> Any:
+    cls = model_class(base)
+    quantized = setting(config, "quantization_config")
+    try:
+        model = cls.from_pretrained(base, dtype="auto" if quantized else _stored_dtype(base, done), local_files_only=True)
+        if quantized:
+            model = model.dequantize()
+            done.edits["quantization_config"] = None
+            name = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
+            done.edits["dtype" if "dtype" in config else "torch_dtype"] = name
+            done.warnings.append(f"the base is stored quantized; its weights were dequantized to {name} before the merge")
+    except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+        raise Permanent(
+            "base-not-loadable", "load the base model", cause, "check that the base loads with transformers", path=base
+        ) from error
+    return model.eval()
+
+
+def _resize(model: Any, adapter: Adapter, done: PeftMerge) -> None:
+    """Give the base as many embedding rows as the adapter saved, when training added tokens."""
+    full = {key.replace(".base_layer.", "."): shape for key, shape in adapter.shapes.items() if len(shape) == 2}
+    rows = {shape[0] for key, shape in full.items() if key.endswith(EMBEDDINGS)}
+    have = model.get_input_embeddings().weight.shape[0]
+    if len(rows) == 1 and rows != {have}:
+        wanted = rows.pop()
+        model.resize_token_embeddings(wanted, mean_resizing=False)
+        done.edits["vocab_size"] = wanted
+
+
+def _attach(model: Any, adapter: Adapter) -> Any:
+    """The model with the adapter loaded; Permanent unless every key of the adapter found its place."""
+    from peft import PeftConfig, PeftModel
+
+    config = PeftConfig.from_pretrained(str(adapter.folder))
+    config.inference_mode = True
+    if config.is_prompt_learning:
+        raise _not_mergeable(adapter, f"{adapter.method} changes the inputs, not the weights, so there is nothing to merge")
+    names = {name for name, _ in model.named_modules() if name}
+    try:
+        wrapped = PeftModel(model, config, "default")
+        result = wrapped.load_adapter(str(adapter.folder), "default")
+    except (ValueError, RuntimeError, KeyError, TypeError, ImportError, NotImplementedError, AttributeError) as error:
+        lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+        cause = "; ".join(lines[:3])[:600]
+        raise Permanent(
+            "adapter-not-loadable",
+            "load the adapter into the base",
+            cause,
+            f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
+            path=adapter.folder,
+        ) from error
+    unexpected = sorted(key for key in result.unexpected_keys)
+    if unexpected:
+        modules = sorted({key.removeprefix(PREFIX).partition(".lora_")[0].removesuffix(".weight") for key in unexpected})
+        raise nothing_matches(adapter, modules, names)
+    missing = sorted(key for key in result.missing_keys if "default" in key)
+    if missing:
+        raise Permanent(
+            "base-weight-unchanged",
+            OPERATION,
+            f"the adapter has no weights for {len(missing)} parameters that its configuration names, for example {missing[0]}",
+            f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
+            path=adapter.folder,
+        )
+    return wrapped
+
+
+def _not_mergeable(adapter: Adapter, cause: str) -> Permanent:
+    return Permanent("adapter-not-mergeable", OPERATION, cause, "serve it with PEFT beside its base instead", path=adapter.folder)
+
+
+def _merged(wrapped: Any, adapter: Adapter) -> Any:
+    try:
+        return wrapped.merge_and_unload()
+    except (NotImplementedError, AttributeError, ValueError, TypeError) as error:
+        cause = " ".join(str(error).split())[:300] or type(error).__name__
+        raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base ({cause})") from error
+
+
+def _untie(model: Any) -> None:
+    """Give the head a weight of its own when LoRA acts on one end of a tied pair.
+
+    The live adapter adds its delta to one end only, or to each end once; merged into the shared weight it would act on both, or twice.
+    """
+    ends = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
+    bases = [getattr(layer, "base_layer", layer) for layer in ends]
+    adapted = any(hasattr(layer, "base_layer") for layer in ends)
+    weights = [getattr(layer, "weight", None) for layer in bases]
+    if len(ends) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
+        import torch
+
+        plain = [(name, module) for name, module in model.named_modules() if not hasattr(module, "base_layer")]
+        sharing = [name.removesuffix(".base_layer") for name, module in plain if getattr(module, "weight", None) is weights[0]]
+        if len(sharing) > 2 or model.config.model_type in (*SCALED, *SCALED_BY_KEY):
+            # Parting the head alone would leave the others changed, and some models scale what a tied head gets.
+            raise Permanent(
+                "adapter-not-mergeable",
+                OPERATION,
+                f"the adapter changes one end of the weight that {', '.join(sharing)} share, and PEFT's merge would change them all",
+                "serve it with PEFT beside its base instead, or train without the embeddings and the head among the target modules",
+            )
+        bases[1].weight = torch.nn.Parameter(weights[1].detach().clone(), requires_grad=False)
+
+
+def _ties(model: Any) -> bool:
+    """Whether the configuration ties the head to the embeddings."""
+    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+
+
+def _tie_edits(model: Any, done: PeftMerge) -> None:
+    """Set tie_word_embeddings of a tied model to false when the two ends no longer hold the same values."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if None in ends:
+        return
+    first, second = (end.weight for end in ends)
+    same = first is second or first.data_ptr() == second.data_ptr()
+    if same or (first.shape == second.shape and bool((first == second).all())):
+        return
+    for part in (model.config, model.config.get_text_config()):
+        part.tie_word_embeddings = False
+    done.edits["tie_word_embeddings"] = False
+    done.warnings.append("embeddings and head are no longer tied: the adapter changed one of them, so both are written")
+
+
+def _forget_packing(model: Any) -> None:
+    """Drop the load-time conversions of packed weights, which a dequantized model can't be saved through."""
+    conversions = getattr(model, "_weight_conversions", None)
+    if not conversions:
+        return
+    kept = []
+    for conversion in conversions:
+        try:
+            conversion.reverse_transform()
+        except NotImplementedError:
+            continue
+        kept.append(conversion)
+    model._weight_conversions = kept
+
+
+def _check_finite(model: Any, adapter: Adapter) -> None:
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not torch.isfinite(parameter).all():
+            sound = all(bool(torch.isfinite(adapter.tensor(key)).all()) for key in adapter.shapes)
+            cause = f"{name} holds NaN or infinity after the merge, " + (
+                "so the base's own does" if sound else "as the adapter's weights do"
+            )
+            raise Permanent("non-finite-weights", OPERATION, cause, "take an earlier checkpoint, or restore the base", path=adapter.folder)
+
+
+def merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path) -> PeftMerge:
+    """Load `base` and `adapter`, merge, and save the weights into `output` (an existing folder) as safetensors.
+
+    `config` is the base's config.json. Permanent when either does not load, when a key of the adapter is left over, or when the
+    method can't be merged; Retryable when memory is short.
+    """
+    check_memory(base)
+    done = PeftMerge()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = _load_base(base, config, done)
+        _resize(model, adapter, done)
+        tied = _ties(model)  # asked now, since PEFT may change the configuration when it merges
+        wrapped = _attach(model, adapter)
+        _untie(wrapped.base_model.model)
+        merged = _merged(wrapped, adapter)
+    initializer = adapter.config.get("init_lora_weights")
+    if isinstance(initializer, str) and initializer != "gaussian":
+        done.warnings.append(
+            f"PEFT ran the initializer {initializer} on the base again; the result relies on it doing so exactly as in training"
+        )
+    messages = {" ".join(str(one.message).split())[:300] for one in said if issubclass(one.category, UserWarning)}
+    done.warnings.extend(sorted(message for message in messages if "tie_word_embeddings" not in message))  # ties are dealt with below
+    _check_finite(merged, adapter)
+    if tied:
+        _tie_edits(merged, done)
+    if "quantization_config" in done.edits:
+        _forget_packing(merged)
+    merged.save_pretrained(output, max_shard_size=SHARD)
+    for name in ("config.json", "generation_config.json", "README.md"):
+        (output / name).unlink(missing_ok=True)
+    return done
+
+
+def changed_tensors(base: Path, output: Path) -> tuple[int, int]:
+    """(tensors, elements) whose bytes in `output` differ from the base's, or that only `output` has."""
+    before = tensors(base) if weight_files(base).kind == "safetensors" else {}
+    after = tensors(output)
+    changed = [info for name, info in after.items() if name not in before or not _equal(base, before[name], output, info)]
+    return len(changed), sum(info.elements for info in changed)
+
+
+def _equal(base: Path, one: TensorInfo, output: Path, other: TensorInfo) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with open(base / one.file, "rb") as first, open(output / other.file, "rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        left = one.size
+        while left:
+            count = min(left, 1 << 22)
+            if first.read(count) != second.read(count):
+                return False
+            left -= count
+    return True

@@ -1,0 +1,1 @@
+"""Pure: which output tensor gets which operation."""

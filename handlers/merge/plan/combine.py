@@ -1,0 +1,60 @@
+"""Several adapters merged at once: their deltas, each with a weight, added to the base and rounded once.
+
+Called by `handlers.merge.api`. Only plain LoRA adds up; what replaces or rescales weights depends on the order, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from daemon.contract.errors import Permanent
+from handlers.merge.adapters.adapter import Adapter
+from handlers.merge.adapters.name_mapping import OPERATION
+from handlers.merge.plan.matcher import Matched
+from handlers.merge.plan.operations import LowRank, Sum
+from handlers.merge.plan.output_layout import Output
+
+if TYPE_CHECKING:
+    pass
+
+
+def _plain(adapter: Adapter, output: Output) -> LowRank:
+    operation = output.operation
+    if isinstance(operation, LowRank) and operation.magnitude is None and output.stored is not None and output.stored.shape == output.shape:
+        return operation
+    raise Permanent(
+        "adapters-not-additive",
+        OPERATION,
+        f"only plain LoRA adapters can be added to one another, and {adapter.folder.name} does something else to {output.module}",
+        "merge the adapters one after another",
+        path=adapter.folder,
+    )
+
+
+def combine(matches: Sequence[tuple[Adapter, Matched, float]]) -> Matched:
+    """One plan out of those of several adapters for one base, each with its weight. Permanent when they do not add up."""
+    tables = [{output.name: output for output in matched.outputs} for _, matched, _ in matches]
+    for (adapter, matched, _), table in zip(matches, tables, strict=True):
+        if matched.edits or table.keys() != tables[0].keys():
+            raise Permanent(
+                "adapters-not-additive",
+                OPERATION,
+                f"only plain LoRA adapters can be added to one another, and {adapter.folder.name} changes which tensors there are",
+                "merge the adapters one after another",
+                path=adapter.folder,
+            )
+    outputs = []
+    for name, output in tables[0].items():
+        operations = []
+        for number, ((adapter, _, weight), table) in enumerate(zip(matches, tables, strict=True)):
+            if table[name].operation is not None or table[name].origin:
+                plain = _plain(adapter, table[name])
+                middle = f"{number}:{plain.middle}" if plain.middle else None
+                operations.append(
+                    replace(plain, a=f"{number}:{plain.a}", b=f"{number}:{plain.b}", middle=middle, scale=plain.scale * weight)
+                )
+                output = replace(output, module=table[name].module)
+        outputs.append(replace(output, operation=Sum(tuple(operations)) if operations else None))
+    return Matched(outputs)

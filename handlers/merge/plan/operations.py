@@ -1,0 +1,93 @@
+"""What a merge can do to a tensor: frozen descriptions, so that a plan can be made and compared without any arithmetic.
+
+Called by `handlers.merge.plan.matcher`, which chooses them; `handlers.merge.engine.arithmetic.prepare` reads the factors and computes.
+Free of torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is done to one tensor."""
+
+    @property
+    def twice(self) -> bool:
+        """Whether the base's rows have to be seen once before any row can be computed."""
+        return False
+
+
+@dataclass(frozen=True)
+class LowRank(Operation):
+    """W + scale · B·A / divisor; with a magnitude m, W' = m / ‖W + Δ‖ · (W + Δ), the norm taken for each output.
+
+    Factors of more than two dimensions (convolutions) are used as matrices of outputs × everything else.
+    """
+
+    a: str
+    b: str
+    scale: float
+    transposed: bool = False
+    """The tensor is stored as inputs × outputs (Conv1D), or as tokens × width (embeddings)."""
+    magnitude: str | None = None
+    middle: str | None = None
+    """Key of a diagonal between B and A."""
+    divisor: float = 1.0
+    rounded: bool = False
+    """The delta is rounded to the base's dtype before it is added, as PEFT does for embeddings."""
+
+    @property
+    def twice(self) -> bool:
+        """A norm over rows needs all of them."""
+        return self.magnitude is not None and self.transposed
+
+
+@dataclass(frozen=True)
+class Experts(Operation):
+    """A low-rank change of the experts of a layer, whose factors lie fused: all of them stacked, or one (a part of one) of them.
+
+    A is (experts · rank) × inputs; B is outputs × (rank · experts), the expert running fastest.
+    """
+
+    a: str
+    b: str
+    scale: float
+    experts: int
+    rows: int
+    """Rows of one expert in the tensor."""
+    expert: int | None = None
+    """None for the stacked tensor."""
+    offset: int = 0
+    """Of the tensor's first row in the fused expert."""
+    transposed: bool = False
+    """Each expert is stored as inputs × outputs."""
+
+
+@dataclass(frozen=True)
+class Bias(Operation):
+    """bias + scale · the bias of B."""
+
+    key: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Rows(Operation):
+    """The rows of some tokens are replaced."""
+
+    key: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sum(Operation):
+    """Several changes of one tensor that know nothing of each other, added without rounding in between."""
+
+    parts: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Copy(Operation):
+    """The source's values as they are: another tensor takes the base's place, or the dtype changes."""

@@ -1,0 +1,63 @@
+"""How the outputs of a merge are written: in which dtype, and in which files.
+
+Called by `handlers.merge.plan.prepare` for whoever wants something else than the base's own dtypes and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from handlers.merge.adapters.adapter import AdapterSource
+from handlers.merge.plan.output_layout import Output
+from handlers.merge.weights.sources import StoredSource, torch_dtype
+from handlers.models.files import SINGLE
+
+FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Names of dtypes in settings → in headers."""
+CAST = ("F64", *FLOATS.values())
+"""What a dtype that is asked for replaces; integers and fp8 stay as they are."""
+
+
+def cast(outputs: Iterable[Output], base: Path, name: str) -> list[Output]:
+    """The outputs, floating-point ones in the dtype `name`, each value rounded once."""
+    wanted = FLOATS[name]
+    result = []
+    for output in outputs:
+        if output.dtype not in CAST or output.dtype == wanted:
+            result.append(output)
+            continue
+        source = output.source
+        if isinstance(source, AdapterSource):
+            source = source.cast(torch_dtype(wanted, base))
+        elif not output.computed and output.stored is not None:
+            source = StoredSource(output.name, base / output.stored.file, output.stored)
+        result.append(replace(output, dtype=wanted, source=source))
+    return result
+
+
+def divide(outputs: Iterable[Output], limit: int) -> list[Output]:
+    """The outputs in files of at most `limit` bytes of values each, in the order in which the base has them."""
+    table = {output.name: output for output in outputs}
+    order = sorted(table.values(), key=lambda output: (output.file, output.stored.start if output.stored else 1 << 62, output.name))
+    files = resharded(((output.name, output.size) for output in order), limit)
+    return [replace(table[name], file=file) for file, names in files.items() for name in names]
+
+
+def resharded(sizes: Iterable[tuple[str, int]], limit: int) -> dict[str, tuple[str, ...]]:
+    """File → tensors, in their order, for tensors of (name, bytes) in files of at most `limit` bytes of values.
+
+    A tensor larger than the limit gets a file of its own. One file is named as transformers names it, several as their number.
+    """
+    groups: list[list[str]] = []
+    room = 0
+    for name, size in sizes:
+        if not groups or size > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(name)
+        room -= size
+    if len(groups) <= 1:
+        return {SINGLE: tuple(name for group in groups for name in group)}
+    return {f"model-{number:05}-of-{len(groups):05}.safetensors": tuple(group) for number, group in enumerate(groups, 1)}

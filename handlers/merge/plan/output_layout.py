@@ -1,0 +1,194 @@
+"""What the merged files will hold and where: the plan of the output, made before any byte is written.
+
+Called by the merge, carried out by the streaming engine. A file in which no name, dtype or shape changes keeps the base's
+header byte for byte; any other gets a new one, sorted and aligned as the safetensors library writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from handlers.merge.plan.operations import Experts, Operation
+from handlers.models.files import DTYPES, INDEX, TensorInfo, WeightFiles, read_json
+
+if TYPE_CHECKING:
+    from handlers.merge.weights.sources import Source
+
+ALIGNMENT = 8
+
+
+def header_dtype(dtype: object) -> str:
+    """How a header names one of torch's dtypes."""
+    wanted = str(dtype).removeprefix("torch.")
+    return next(name for name, (value, _) in DTYPES.items() if value == wanted)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the merged model. Without operation and source it is the base's, copied as bytes."""
+
+    name: str
+    file: str
+    dtype: str
+    """As a header names it."""
+    shape: tuple[int, ...]
+    stored: TensorInfo | None = None
+    """Where the base has it."""
+    operation: Operation | None = None
+    source: Source | None = None
+    """Where the rows come from; None for the base's stored ones."""
+    module: str = ""
+    """What it is called in errors and progress."""
+    origin: str = ""
+    """What `source` reads, as far as it tells one plan from another."""
+
+    @property
+    def computed(self) -> bool:
+        """Whether its values pass through arithmetic."""
+        return self.operation is not None or self.source is not None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the adapter changed it; another dtype or form of the base alone is no change."""
+        return self.operation is not None or bool(self.origin)
+
+    @property
+    def recast(self) -> bool:
+        """Whether it is written in another dtype than it was stored in."""
+        return self.stored is not None and self.stored.dtype != self.dtype
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns as the engine works through it: the first dimension and the rest; stacked experts as one tall matrix."""
+        if isinstance(self.operation, Experts) and self.source is None:
+            return math.prod(self.shape[:-1]), self.shape[-1]
+        return (self.shape[0], math.prod(self.shape[1:])) if self.shape else (1, 1)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return self.elements * DTYPES[self.dtype][1] if self.dtype in DTYPES else self._like().size
+
+    def _like(self) -> TensorInfo:
+        return replace(self.stored, shape=self.shape) if self.stored else TensorInfo(self.file, self.dtype, self.shape, 0, 0)
+
+    def describe(self) -> list[str]:
+        """What determines its bytes, beside base and adapter."""
+        return [self.name, self.file, self.dtype, repr(self.shape), repr(self.stored), repr(self.operation), self.origin]
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """One file: `starts` gives the position of each output; `header` is None where the base's own is kept."""
+
+    name: str
+    outputs: tuple[Output, ...]
+    starts: tuple[int, ...]
+    size: int
+    header: bytes | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole output."""
+
+    files: tuple[FilePlan, ...]
+    index: bytes | None
+    """The index to write; None to copy the base's, or where there is none."""
+    index_name: str | None
+    """None for a model without an index."""
+
+    @property
+    def computed(self) -> list[Output]:
+        """All outputs whose values are computed."""
+        return [output for file in self.files for output in file.outputs if output.computed]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All files of weights."""
+        return tuple(file.name for file in self.files)
+
+    def changes(self, files: WeightFiles) -> bool:
+        """Whether anything is written otherwise than it lies in `files`, those of the model that this is a plan for."""
+        return bool(self.computed) or any(file.header is not None for file in self.files) or set(self.names) != set(files.names)
+
+    def describe(self) -> list[Any]:
+        """What determines every byte, beside base and adapter."""
+        return [[file.name, file.starts, [output.describe() for output in file.outputs if output.computed]] for file in self.files]
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with open(path, "rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        table = json.loads(stream.read(length))
+    found = table.get("__metadata__")
+    return found if isinstance(found, dict) else {"format": "pt"}
+
+
+def build_header(outputs: Iterable[Output], metadata: Mapping[str, str]) -> bytes:
+    """Length and header of a file that holds `outputs` in this order without gaps."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    at = 0
+    for output in outputs:
+        table[output.name] = {"dtype": output.dtype, "shape": list(output.shape), "data_offsets": [at, at + output.size]}
+        at += output.size
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _width(output: Output) -> int:
+    return DTYPES[output.dtype][1] if output.dtype in DTYPES else 1
+
+
+def _file(base: Path, name: str, before: Mapping[str, TensorInfo], outputs: list[Output]) -> FilePlan:
+    stays = all(output.stored is None or output.stored.file == name for output in outputs)
+    same = {output.name: (output.dtype, output.shape) for output in outputs}
+    if stays and same == {one: (info.dtype, info.shape) for one, info in before.items()}:
+        ordered = sorted(outputs, key=lambda output: (before[output.name].start, before[output.name].end))
+        return FilePlan(name, tuple(ordered), tuple(before[o.name].start for o in ordered), (base / name).stat().st_size, None)
+    # The widest dtypes first, so that every tensor lies at a multiple of its element.
+    ordered = sorted(outputs, key=lambda output: (-_width(output), output.dtype, output.name))
+    header = build_header(ordered, _metadata(base / name) if (base / name).is_file() else {"format": "pt"})
+    starts, at = [], len(header)
+    for output in ordered:
+        starts.append(at)
+        at += output.size
+    return FilePlan(name, tuple(ordered), tuple(starts), at, header)
+
+
+def _index(base: Path, files: WeightFiles, table: list[Output]) -> bytes:
+    index = read_json(base / files.index, "read the weights' index") if files.index else {}
+    index["weight_map"] = {output.name: output.file for output in sorted(table, key=lambda output: output.name)}
+    metadata = dict(index.get("metadata") or {})
+    metadata["total_size"] = sum(output.size for output in table)
+    if "total_parameters" in metadata:
+        metadata["total_parameters"] = sum(output.elements for output in table)
+    return (json.dumps({**index, "metadata": metadata}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def plan(base: Path, files: WeightFiles, headers: Mapping[str, TensorInfo], outputs: Iterable[Output]) -> Plan:
+    """The plan for `outputs`, each in the file that it names; `headers` are the tensors that the base in `base` stores."""
+    table = list(outputs)
+    by_file: dict[str, list[Output]] = {}
+    for output in table:
+        by_file.setdefault(output.file, []).append(output)
+    before: dict[str, dict[str, TensorInfo]] = {name: {} for name in by_file}
+    for name, info in headers.items():
+        before.setdefault(info.file, {})[name] = info
+    plans = tuple(_file(base, name, before[name], by_file[name]) for name in sorted(by_file))
+    if all(one.header is None for one in plans) and set(files.names) == set(by_file):
+        return Plan(plans, None, files.index)
+    several = len(plans) > 1 or (files.index is not None and set(files.names) == set(by_file))
+    return Plan(plans, _index(base, files, table) if several else None, (files.index or INDEX) if several else None)

@@ -1,0 +1,74 @@
+"""Heads that an adapter brings along for a base that has another one: classification, tagging, question answering.
+
+Called by `handlers.merge.plan.matcher`. The merged model is then another class than the base: its configuration names that class and the
+number of labels, the head's tensors are added, and the base's own head, which the class does not have, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import Permanent
+from handlers.merge.adapters.adapter import Adapter
+from handlers.merge.adapters.changes import Wish
+from handlers.merge.adapters.name_mapping import OPERATION, Names
+from handlers.merge.weights.model_structure import HEADED, build, headed_class, structure
+
+
+@dataclass
+class Head:
+    """What a new head changes: parameters to add, tensors to leave out, keys of config.json."""
+
+    added: tuple[str, ...] = ()
+    drop: frozenset[str] = frozenset()
+    edits: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def _labels(adapter: Adapter, missing: dict[str, Wish]) -> int:
+    """Number of labels: the rows of the last layer of the head."""
+    shapes = [adapter.shapes[str(wish.saved)] for name, wish in missing.items() if name.endswith(".weight")]
+    return min((shape[0] for shape in shapes if shape), default=2)
+
+
+def new_head(adapter: Adapter, folder: Path, names: Names, missing: dict[str, Wish], unmatched: Callable[[list[str]], Exception]) -> Head:
+    """The head that `missing`, saved parameters that the base does not store, make up; an empty one when they are no head."""
+    built = structure(folder)
+    if built is not None and all(name in built.shapes for name in missing):
+        if all(any(names.info(other) for other in built.group(name)) for name in missing):
+            return Head()  # shared with a tensor that is stored
+        if not any(names.info(other) for name in missing for other in built.group(name)):
+            return Head(added=tuple(missing))  # the class has it, and the base's files lack it: a head that was never trained
+    task = str(adapter.config.get("task_type") or "")
+    cls = headed_class(folder, task) if task in HEADED else None
+    count = _labels(adapter, missing)
+    other = build(folder, cls, num_labels=count) if cls is not None else None
+    absent = sorted({wish.module for name, wish in missing.items() if other is None or name not in other.shapes})
+    if absent or other is None or cls is None:
+        if all(names.info(group) for name in missing for group in (built.group(name) if built else ()) if group != name) and built:
+            return Head()
+        raise unmatched(absent)
+    lacking = sorted(other.shapes.keys() - missing.keys() - (built.shapes.keys() if built else set()))
+    lacking = [name for name in lacking if not any(names.info(member) for member in other.group(name))]
+    if lacking:
+        raise Permanent(
+            "head-incomplete",
+            OPERATION,
+            f"the adapter brings the head of a {cls.__name__}, which needs {lacking[0]}, and neither the base nor the adapter has it",
+            f"train with modules_to_save naming {lacking[0].rpartition('.')[0]} too: its values in training were random and are lost",
+            path=adapter.folder,
+        )
+    lost = (built.state if built else frozenset()) - other.state
+    drop = frozenset(name for name in names.stored if names.parameter(name) in lost)
+    edits: dict[str, Any] = {
+        "architectures": [cls.__name__],
+        "id2label": {str(one): f"LABEL_{one}" for one in range(count)},
+        "label2id": {f"LABEL_{one}": one for one in range(count)},
+    }
+    said = f"the adapter brings the head of a {cls.__name__} with {count} labels, so the merged model is one"
+    if drop:
+        said += f"; {', '.join(sorted(drop)[:3])} of the base's own head {'are' if len(drop) > 1 else 'is'} left out"
+    return Head(tuple(missing), drop, edits, [said])

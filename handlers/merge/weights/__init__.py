@@ -1,0 +1,1 @@
+"""Reading and writing tensors, whatever form they are stored in."""

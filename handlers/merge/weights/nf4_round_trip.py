@@ -1,0 +1,128 @@
+"""A 16-bit base as a QLoRA training saw it: packed into nf4 by bitsandbytes when it was loaded, and unpacked again.
+
+Called by the merge for `merge.base = "dequantized"`. Every linear layer that transformers would have packed goes through the round
+trip, whether the adapter changes it or not, since the training ran on all of them. Values equal those that bitsandbytes gives
+on the CPU for whole tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from daemon.contract.errors import Permanent
+from handlers.merge.weights.dequantize import TurnedSource
+from handlers.merge.weights.model_structure import model_class
+from handlers.merge.weights.sources import Source, row_elements
+
+OPERATION = "quantize the base as the training did"
+BLOCK = 64
+"""Values that share a scale; the only size that transformers uses."""
+CHUNK = 1 << 20
+"""Elements of a block when a whole tensor is gone through."""
+
+
+class RoundTripSource:
+    """Another source's values after nf4 quantization and dequantization."""
+
+    def __init__(self, source: Source, *, double: bool = False) -> None:
+        """`double`: the scales are quantized too, as with bnb_4bit_use_double_quant."""
+        self._source, self._double = source, double
+        self._absmax: torch.Tensor | None = None
+        # What is loaded for training in 4 bits is loaded in 16 bits first.
+        self._packed_from = torch.bfloat16 if source.dtype == torch.float32 else source.dtype
+        self._scratch = torch.empty(0, dtype=self._packed_from)
+        self.name, self.shape, self.dtype = source.name, source.shape, source.dtype
+        width = row_elements(source.shape)
+        self._width, self._step = width, BLOCK // math.gcd(width, BLOCK)
+
+    def rows(self, first: int, count: int, out: torch.Tensor) -> None:
+        """As Source says; with `double` the first block goes through the whole tensor once for its scales."""
+        from bitsandbytes import functional
+
+        low, values = self._aligned(first, count)
+        packed, state = functional.quantize_4bit(values, blocksize=BLOCK, quant_type="nf4")
+        if self._double:
+            if self._absmax is None:
+                self._absmax = self._maxima()
+            start = low * self._width // BLOCK
+            state.absmax = self._absmax[start : start + state.absmax.numel()]
+        result = functional.dequantize_4bit(packed, state).reshape(-1)
+        skipped = (first - low) * self._width
+        out.view(-1).copy_(result[skipped : skipped + count * self._width])
+        if first + count == self.shape[0]:
+            self._absmax = None
+
+    def _aligned(self, first: int, count: int) -> tuple[int, torch.Tensor]:
+        """The first row and the values of the smallest range around the rows that holds whole quantization blocks."""
+        low = first - first % self._step
+        high = min(self.shape[0], -(-(first + count) // self._step) * self._step)
+        elements = (high - low) * self._width
+        if self._scratch.numel() < elements:
+            self._scratch = torch.empty(elements, dtype=self._packed_from)
+        values = self._scratch[:elements]
+        if self._source.dtype == self._packed_from:
+            self._source.rows(low, high - low, values.view(high - low, self._width))
+        else:
+            exact = torch.empty(high - low, self._width)
+            self._source.rows(low, high - low, exact)
+            values.copy_(exact.view(-1))
+        return low, values
+
+    def _maxima(self) -> torch.Tensor:
+        """The scales of all blocks, after having been quantized themselves."""
+        from bitsandbytes import functional
+
+        total = self.shape[0] * self._width
+        found = torch.empty(-(-total // BLOCK))
+        rows = max(self._step, CHUNK // self._width // self._step * self._step)
+        for first in range(0, self.shape[0], rows):
+            values = self._aligned(first, min(rows, self.shape[0] - first))[1].float().abs_()
+            padded = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+            start = first * self._width // BLOCK
+            found[start : start + len(padded)] = padded.amax(dim=1)
+        offset = found.mean()
+        packed, state = functional.quantize_blockwise(found - offset, blocksize=256)
+        return functional.dequantize_blockwise(packed, state) + offset
+
+
+def quantized_modules(folder: Path) -> set[str]:
+    """Paths of the linear layers that transformers packs when it loads the model in `folder` with load_in_4bit."""
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import get_keys_to_not_convert
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    cls = model_class(folder)
+    with torch.device("meta"):
+        model = cls(cls.config_class.from_pretrained(folder))
+    kept = get_keys_to_not_convert(model)
+    kinds = (torch.nn.Linear, Conv1D)
+    return {name for name, module in model.named_modules() if type(module) in kinds and should_convert_module(name, kept)}
+
+
+def quantized_tensors(folder: Path, names: Collection[str]) -> set[str]:
+    """Those of the base's tensors `names` that a load in 4 bits packs. Permanent when they can't be told by their names."""
+    modules = quantized_modules(folder)
+    exact = {f"{module}.weight" for module in modules}
+    if missing := exact - set(names):
+        bare = {f"{module.partition('.')[2]}.weight" for module in modules}
+        if bare <= set(names):
+            return bare
+        raise Permanent(
+            "unknown-layout",
+            OPERATION,
+            f"{len(missing)} linear layers of the model are stored under other names, for example {min(missing)}",
+            'set merge.base to "original"',
+            path=folder,
+        )
+    return exact
+
+
+def round_trip(source: Source, *, transposed: bool = False, double: bool = False) -> Source:
+    """The source after a load in 4 bits; `transposed` for a Conv1D weight, which bitsandbytes packs turned."""
+    if not transposed:
+        return RoundTripSource(source, double=double)
+    return TurnedSource(RoundTripSource(TurnedSource(source), double=double))

@@ -1,0 +1,1 @@
+"""A model folder: files, code, task, prompts."""

@@ -1,0 +1,51 @@
+"""The Python files of a model with code of its own: copied when trusted, and never executed.
+
+Called by the stages that write a model folder. Whoever loads that folder with `trust_remote_code` runs these files, so that they
+come along only where the configuration says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import Permanent
+from handlers.models.files import read_json
+
+MAX_FILE = 4 << 20
+"""Bytes of one Python file."""
+MAX_FILES = 200
+
+
+def _wants_code(config: Any) -> bool:
+    """Whether a configuration names classes of its own folder: "module.Class", and not "owner/model--module.Class"."""
+    named = config.get("auto_map") if isinstance(config, dict) else None
+    values = named.values() if isinstance(named, dict) else ()
+    flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return any(isinstance(one, str) and "--" not in one for one in flat)
+
+
+def copy_code(source: Path, target: Path, *, trusted: bool) -> list[str]:
+    """Copy the Python files at the top of `source` into `target` if they are `trusted`; gives warnings about what was left out.
+
+    A model without code of its own gives none. Permanent when the files are more, or larger, than a model's code can be.
+    """
+    if not (source / "config.json").is_file() or not _wants_code(read_json(source / "config.json", "read the model's configuration")):
+        return []
+    files = sorted(path for path in source.glob("*.py") if path.is_file())
+    if not files:
+        return [f"config.json names code of its own (auto_map), but there is no Python file in {source}"]
+    if not trusted:
+        return [f"the model has code of its own ({files[0].name}…), which was not copied: set merge.trust_remote_code to copy it"]
+    if len(files) > MAX_FILES or any(path.stat().st_size > MAX_FILE for path in files):
+        raise Permanent(
+            "too-much-code",
+            "copy the model's own code",
+            f"there are {len(files)} Python files, some perhaps of more than {MAX_FILE >> 20} MiB",
+            "leave only the model's own modules in its folder, or set merge.trust_remote_code to false",
+            path=source,
+        )
+    for path in files:
+        shutil.copyfile(path, target / path.name)
+    return []

@@ -1,0 +1,126 @@
+"""Does an onnx-activations folder keep its contract? `python -m handlers.onnx.activations.check FOLDER`.
+
+For users, who get one line a broken promise and the exit code 1, and for the stages that write such folders. Names, types, axes,
+sizes and digests are compared, and the graph is run over a few calls: shapes must come out as promised, values be finite, and
+attention weights sum to 1. Free of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from daemon.contract.errors import CkptdError
+from handlers.onnx.activations.calls import Call, calls_of, outputs_of, real_rows, step_masks
+from handlers.onnx.activations.contract import MEANINGS, Contract, Output, content_version, hosted, read
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.graphs.graph_file import MODEL_FILE
+from handlers.onnx.graphs.sessions import open_session
+
+_ORT_TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)"}
+SUM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
+"""How far a row of attention weights may be from 1."""
+
+
+def broken_promises(folder: Path, threads: int = 1) -> list[str]:
+    """What a folder promises and does not keep, a sentence each; Permanent when there is no contract or no graphs.json."""
+    agreed, graphs = read(folder), graphset.read(folder)
+    found = _of_files(folder, agreed)
+    if found:
+        return found  # a graph that is damaged need not even load
+    try:
+        session = open_session(folder / MODEL_FILE, threads)
+    except RuntimeError as error:
+        return [f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}"]
+    found += _of_ports(agreed, {value.name: (value.type, tuple(value.shape)) for value in session.get_outputs()})
+    if found:
+        return found
+    for call in calls_of(folder, graphs):
+        try:
+            steps = outputs_of(session, call, [output.name for output in agreed.outputs])
+        except GraphMismatchError as error:
+            return [str(error)]
+        found += _of_values(agreed, call, steps)
+    return list(dict.fromkeys(found))
+
+
+def _of_files(folder: Path, agreed: Contract) -> list[str]:
+    found = []
+    for promise in agreed.files:
+        path = folder / promise.file
+        if not path.is_file():
+            found.append(f"{promise.file} is not there")
+        elif path.stat().st_size != promise.size:
+            found.append(f"{promise.file} has {path.stat().st_size:,} bytes, not {promise.size:,}")
+        elif hosted(path) != promise:
+            found.append(f"{promise.file} has other content than promised, or is to be hosted under a name that is not its content's")
+    if content_version(agreed.outputs, agreed.files) != agreed.content:
+        found.append(f"the content version {agreed.content} is not that of the outputs and files listed")
+    return found
+
+
+def _of_ports(agreed: Contract, ports: dict[str, tuple[str, tuple[int | str, ...]]]) -> list[str]:
+    found = []
+    for output in agreed.outputs:
+        if output.name not in ports:
+            found.append(f"the graph has no output {output.name}")
+            continue
+        kind, shape = ports[output.name]
+        if kind != _ORT_TYPES[output.dtype]:
+            found.append(f"{output.name} is a {kind}, not {output.dtype}")
+        if shape != output.shape:
+            found.append(f"{output.name} has the shape {list(shape)}, not {list(output.shape)}")
+    named = {name for name in ports if name.split(".")[0] in MEANINGS}
+    return found + [f"the graph gives {name}, which nobody promised" for name in sorted(named - {output.name for output in agreed.outputs})]
+
+
+def _of_values(agreed: Contract, call: Call, steps: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    found = []
+    past = 0
+    for step, mask in zip(steps, step_masks(call), strict=True):
+        rows, tokens = mask.shape
+        sizes = {"batch": rows, "sequence": tokens, "total": past + tokens}
+        for output in agreed.outputs:
+            value = step[output.name]
+            wanted = tuple(sizes.get(axis, -1) if isinstance(axis, str) else axis for axis in output.shape)
+            if value.shape != wanted:
+                found.append(f"{output.name} comes out as {value.shape} for {rows} rows of {tokens} tokens after {past}, not {wanted}")
+            elif not np.isfinite(real_rows(output.name, value, mask)).all():
+                found.append(f"{output.name} holds values that are not finite")
+            elif output.kind == "attentions":
+                found += _of_sums(output, value, mask)
+        past += tokens
+    return found
+
+
+def _of_sums(output: Output, value: np.ndarray, mask: np.ndarray) -> list[str]:
+    sums = real_rows(output.name, value.astype(np.float32), mask).sum(-1)
+    off = float(np.abs(sums - 1).max(initial=0.0))
+    return [f"rows of {output.name} sum to 1 but for {off:.2g}"] if off > SUM_TOLERANCE[output.dtype] else []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the folder that the command line names: 0 when all is kept, 1 when not, 2 when there is nothing to check."""
+    parser = argparse.ArgumentParser(prog="python -m handlers.onnx.activations.check", description="Check a folder of onnx-activations.")
+    parser.add_argument("folder", type=Path, help="folder with activations.json")
+    folder = parser.parse_args(arguments).folder
+    try:
+        broken = broken_promises(folder)
+    except CkptdError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for promise in broken:
+        print(f"broken: {promise}")
+    if not broken:
+        agreed = read(folder)
+        print(f"kept: {len(agreed.outputs)} outputs, content {agreed.content}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""An export of a model together with its activations, for graphs in which they can't be found any more.
+
+Called by the onnx-activations stage alone. It goes up the same ladder as the onnx stage, with a family that wraps the model's
+own one: hooks hand the activations out while the exporter runs the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter
+from handlers.onnx.activations.capture import take_attentions, watching
+from handlers.onnx.activations.contract import Output
+from handlers.onnx.activations.reference import Torchs, compare
+from handlers.onnx.export.attempts import climb
+from handlers.onnx.export.family_choice import choose
+from handlers.onnx.export.stage import build
+from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, extra_facts, shaped
+from handlers.onnx.graphs.comparison import open_graph
+from handlers.onnx.graphs.graph_file import MODEL_FILE
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.graphs.signature import Signature
+from handlers.onnx.tracing.strategies import STRATEGIES
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A signature with further outputs."""
+
+    plain: Signature
+    extra: tuple[Output, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The plain one's."""
+        return self.plain.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The plain one's, then the activations."""
+        return (*self.plain.outputs, *(output.name for output in self.extra))
+
+    @property
+    def axes(self) -> Mapping[str, Mapping[int, str]]:
+        """Those of all inputs and outputs."""
+        named = {output.name: {axis: name for axis, name in enumerate(output.shape) if isinstance(name, str)} for output in self.extra}
+        return {**self.plain.axes, **named}
+
+
+class Handing(torch.nn.Module):
+    """A part's module that also gives the activations of the model inside it."""
+
+    def __init__(self, part: torch.nn.Module, torchs: Torchs, folder: Path) -> None:
+        super().__init__()
+        self.part, self.torchs, self.folder = part, torchs, folder
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the part gives, then each site's value."""
+        model: Any = self.part.model
+        outputs: list[Any] = []
+        with watching(model, self.torchs.sites) as watched:
+            handle = model.register_forward_hook(lambda _module, _arguments, output: outputs.append(output))
+            try:
+                given = self.part(*tensors)
+            finally:
+                handle.remove()
+        take_attentions(watched, outputs[0], self.torchs.sites, self.folder)
+        rows, tokens = tensors[0].shape
+        extra = (watched.seen[name] for name in self.torchs.names)
+        return (*given, *(value.reshape(rows, tokens, -1) if value.ndim == 2 else value for value in extra))
+
+
+def part_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Give each output a value and a name of its own.
+
+    One value may be two outputs: an encoder's last hidden state is what its last layer gives. Exporters then name it twice.
+    """
+    outputs = model.graph.outputs
+    for index, name in enumerate(names):
+        value = outputs[index]
+        assert value is not None
+        if any(value is other for other in outputs[:index]):
+            node = ir.node("Identity", [value], name=f"output.{name}")
+            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+            model.graph.append(node)
+            outputs[index] = node.outputs[0]
+        outputs[index].name = name
+
+
+class WithActivations:
+    """A family whose one graph gives activations too; see `handlers.onnx.families.base.Family`."""
+
+    def __init__(self, plain: Family, torchs: Torchs, outputs: Sequence[Output], folder: Path) -> None:
+        self.plain, self.torchs, self.folder = plain, torchs, folder
+        self._added = tuple(outputs)
+        self.name, self.task = plain.name, plain.task
+        self._outputs: tuple[str, ...] = ()
+
+    def shaped(self, form: Form) -> WithActivations:
+        """The plain family's other form, with activations; NotApplicableError for fixed axes, which the contract does not know."""
+        if form.axes != "all":
+            raise NotApplicableError("activations have only graphs whose axes are all dynamic")
+        return WithActivations(shaped(self.plain, form), self.torchs, self._added, self.folder)
+
+    def load(self, folder: Path, tracing: Tracing) -> Any:
+        """See `Family.load`; only eager attention has weights to give."""
+        model = self.plain.load(folder, replace(tracing, attention="eager"))
+        model.config.output_attentions = any(site.kind == "attentions" for site in self.torchs.sites)
+        return model
+
+    def refer(self, model: Any, folder: Path) -> Any:
+        """See `Family.refer`."""
+        return self.plain.refer(model, folder)
+
+    def parts(self, model: Any, reference: Any) -> Sequence[Part]:
+        """See `Family.parts`."""
+        (part,) = self.plain.parts(model, reference)
+        signature = Extended(part.signature, self._added)
+        self._outputs = signature.outputs
+        return [replace(part, module=Handing(part.module, self.torchs, self.folder).eval(), signature=signature)]
+
+    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+        """See `Family.finish`."""
+        for model in graphs.values():
+            part_outputs(model, self._outputs)
+        return self.plain.finish(graphs)
+
+    def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
+        """See `Family.signatures`."""
+        return {role: (file, Extended(plain, self._added)) for role, (file, plain) in self.plain.signatures(reference).items()}
+
+    def extra(self, reference: Any) -> dict[str, Any]:
+        """The plain family's further facts for graphs.json."""
+        return extra_facts(self.plain, reference)
+
+    def verify(self, folder: Path, reference: Any, *, threads: int = 1) -> float:
+        """See `Family.verify`; what the plain graph gives too is validation's to judge."""
+        open_graph(folder / MODEL_FILE, self.signatures(reference)["model"][1], threads)
+        return max(compare(folder / MODEL_FILE, self.torchs, threads).values())
+
+
+def export(torchs: Torchs, outputs: Sequence[Output], graphs: GraphSet, context: StageContext, reporter: Reporter) -> GraphSet:
+    """Export into the staging folder by the first strategy that works; Permanent `export-failed` when none does."""
+    folder = Path(context.inputs["merge"])
+    family = WithActivations(choose(folder), torchs, outputs, folder)
+    _, built, _ = climb(
+        STRATEGIES,
+        lambda strategy: build(strategy, family, context, reporter),
+        path=str(folder),
+        on_failure=lambda failure: reporter.warn(f"{failure.strategy} failed: {failure.reason}"),
+    )
+    return built.graphs

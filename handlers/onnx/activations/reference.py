@@ -1,0 +1,53 @@
+"""What torch says of the activations, and how far a graph with activations is from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from daemon.contract.messages import StageContext
+from handlers.models.tasks import BY_NAME
+from handlers.onnx.activations import calls as activations_calls
+from handlers.onnx.activations.calls import Call, calls_of
+from handlers.onnx.activations.capture import Site, sites, values
+from handlers.onnx.families.base import Tracing, load_model, release
+from handlers.onnx.graphs.comparison import TOLERANCE, GraphMismatchError
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.graphs.sessions import open_session
+
+
+@dataclass(frozen=True)
+class Torchs:
+    """What torch says, as arrays that outlive the model."""
+
+    sites: tuple[Site, ...]
+    layers: int
+    calls: tuple[Call, ...]
+    answers: list[dict[str, np.ndarray]]
+    """Values of the sites by name, over all tokens of each call at once."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the extra outputs, in their order in the graph."""
+        return tuple(site.name for site in self.sites)
+
+
+def ask_torch(folder: Path, graphs: GraphSet, context: StageContext) -> Torchs:
+    """Load the merged model, run it over a few calls, and let it go; Permanent where it can't give what was asked for."""
+    model = load_model(folder, BY_NAME[graphs.task], Tracing("eager"))
+    wanted, layers = sites(model, folder, context.work.onnx)
+    made = calls_of(folder, graphs)
+    answers = values(model, wanted, made, folder)
+    release(model)
+    return Torchs(wanted, layers, made, answers)
+
+
+def compare(path: Path, torchs: Torchs, threads: int) -> dict[str, float]:
+    """Output → largest relative error against torch; GraphMismatchError above the tolerance."""
+    found = activations_calls.errors(open_session(path, threads), torchs.calls, torchs.answers, torchs.names)
+    worst = max(found, key=lambda name: found[name])
+    if found[worst] > TOLERANCE:
+        raise GraphMismatchError(f"{worst} differs from torch's by {found[worst]:.2g} of its largest value, more than {TOLERANCE:g}")
+    return found

@@ -1,0 +1,1 @@
+"""The onnx stage and its chain of fallbacks."""

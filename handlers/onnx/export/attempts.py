@@ -1,0 +1,137 @@
+"""The ladder: strategies are tried one after the other, and each failure says which are worth trying next.
+
+Called by the stages that export. What an error means comes from `symptoms`; an error that is not known leaves the order as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from daemon.contract.errors import CkptdError, Permanent, Retryable
+from handlers.onnx.export.diagnosis import Diagnosis, diagnose
+from handlers.onnx.families.base import OPERATION, NotApplicableError
+
+if TYPE_CHECKING:
+    from handlers.onnx.tracing.strategies import Strategy
+
+Result = TypeVar("Result")
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_WIDTH = 200
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A strategy that did not work, and its error in one line."""
+
+    strategy: str
+    reason: str
+    diagnosis: Diagnosis
+    seconds: float = 0.0
+
+
+class Climbed(NamedTuple, Generic[Result]):
+    """The strategy that worked, what it gave, and what failed before it."""
+
+    strategy: Strategy
+    result: Result
+    failures: list[Failure]
+
+
+class AllFailed(Permanent):
+    """No strategy worked; `failures` says what was tried."""
+
+    def __init__(self, failures: Sequence[Failure], path: str) -> None:
+        self.failures = tuple(failures)
+        tried = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures) or "no strategy is for this model"
+        remedy = next((failure.diagnosis.manual for failure in failures if failure.diagnosis.manual), "read the attempt's log")
+        cause = f"no strategy gave a graph that agrees with torch: {tried}"
+        super().__init__("export-failed", OPERATION, cause, f"{remedy}; or leave the onnx variants out", path=path)
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of what an error goes back to, bounded; exporters wrap the cause in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:_WIDTH].rstrip(".")
+
+
+def _not_the_strategys_fault(error: Exception) -> bool:
+    """A full disk or an error already understood would meet the next strategy too."""
+    return isinstance(error, CkptdError) or (isinstance(error, OSError) and error.errno is not None)
+
+
+def climb(
+    strategies: Sequence[Strategy], attempt: Callable[[Strategy], Result], *, path: str, on_failure: Callable[[Failure], None]
+) -> Climbed[Result]:
+    """Try the strategies in order, or as each failure's diagnosis says; give the first that works.
+
+    Raises AllFailed when none does, Retryable when it was for want of memory. `on_failure` is told of each failure.
+    """
+    failures: list[Failure] = []
+    untried = queue = list(strategies)
+    while queue:
+        strategy = queue[0]
+        untried = [one for one in untried if one is not strategy]
+        started = time.monotonic()
+        try:
+            return Climbed(strategy, attempt(strategy), failures)
+        except NotApplicableError:
+            queue = queue[1:]
+            continue
+        except Exception as error:
+            if _not_the_strategys_fault(error):
+                raise
+            traceback.print_exc()
+            failure = Failure(strategy.name, first_line(error), diagnose(error), round(time.monotonic() - started, 3))
+            _forget(error)
+        failures.append(failure)
+        on_failure(failure)
+        queue = _next(untried, failures)
+    raise _out_of_memory(failures, path) or AllFailed(failures, path)
+
+
+def _forget(error: BaseException | None) -> None:
+    """Let go of what the failed attempt's frames hold, the model above all, before the next one loads its own."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _next(left: Sequence[Strategy], failures: Sequence[Failure]) -> list[Strategy]:
+    """What is left to try: what the last diagnosis names, then what earlier ones named; all where one of them was not known."""
+    telling = [failure.diagnosis.then for failure in reversed(failures) if failure.diagnosis.code != "not-installed"]
+    wanted: list[Strategy] = []
+    for names in telling or [None]:
+        chosen = left if names is None else sorted((one for one in left if one.name in names), key=lambda one: names.index(one.name))
+        wanted += [one for one in chosen if one not in wanted]
+    return wanted
+
+
+def _out_of_memory(failures: Sequence[Failure], path: str) -> Retryable | None:
+    """Memory may be there another time: that is worth trying again, where it was what ended the last real attempt."""
+    short = [failure for failure in failures if failure.diagnosis.code == "out-of-memory"]
+    if not short:
+        return None
+    diagnosis = short[-1].diagnosis
+    return Retryable(diagnosis.code, OPERATION, f"{diagnosis.meaning} ({short[-1].reason})", diagnosis.manual, path=path)
+
+
+def attempts(climbed: Climbed[Any] | None, failures: Sequence[Failure], seconds: float = 0.0) -> list[dict[str, object]]:
+    """All attempts as JSON values for figures and report."""
+    rows: list[dict[str, object]] = [
+        {
+            "strategy": failure.strategy, "outcome": "failed", "seconds": failure.seconds, "code": failure.diagnosis.code,
+            "diagnosis": failure.diagnosis.meaning, "error": failure.reason,
+        }
+        for failure in failures
+    ]  # fmt: skip
+    if climbed is not None:
+        rows.append({"strategy": climbed.strategy.name, "outcome": "succeeded", "seconds": seconds})
+    return rows

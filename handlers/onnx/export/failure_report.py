@@ -1,0 +1,53 @@
+"""What is said when no strategy worked: what was tried, what it means, what a person can do, and where the reproduction lies.
+
+Called by the onnx stage.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from handlers.onnx.export import reproduction
+from handlers.onnx.export.attempts import AllFailed
+
+_LATER = (
+    "leave the onnx variants out: the pytorch variant and the formats that don't go through ONNX still work",
+    "set onnx.profile to \"aggressive\", which may give up the cache and dynamic lengths",
+    "try other releases of torch, transformers and onnxscript: the next export tries everything again with them",
+)  # fmt: skip
+
+
+def versions() -> str:
+    """Releases that an export depends on, in one line."""
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"))
+
+
+def surrender(error: AllFailed, context: StageContext, source: Path, *, opset: int, kind: str, profile: str) -> Permanent:
+    """The error with its small print; writes the reproduction beside the attempt's log, where it stays."""
+    script = None
+    try:
+        target = Path(context.result).parent / reproduction.FOLDER
+        script = reproduction.write(target, source, error.failures, opset, kind, versions())
+    except Exception:  # it is an aid: that it can't be written must not hide what it is about
+        traceback.print_exc(file=sys.stderr)
+    fault = error.fault
+    details = _details(error, opset, profile, script)
+    return Permanent(fault.code, fault.operation, fault.cause, fault.remedy, path=fault.path, details=details)
+
+
+def _details(error: AllFailed, opset: int, profile: str, script: Path | None) -> str:
+    lines = [f"Tried with opset {opset}, profile {profile}, {versions()}:", ""]
+    for failure in error.failures:
+        lines.append(f"- {failure.strategy} ({failure.seconds:.1f} s): {failure.diagnosis.code}: {failure.diagnosis.meaning}")
+        lines.append(f"  {failure.reason}")
+    steps = dict.fromkeys(failure.diagnosis.manual for failure in error.failures if failure.diagnosis.manual)
+    lines += ["", "By hand:"]
+    lines += [f"{number}. {step}" for number, step in enumerate((*steps, *_LATER), 1)]
+    if script is not None:
+        lines += ["", f"The smallest reproduction: python {script}"]
+    return "\n".join(lines)

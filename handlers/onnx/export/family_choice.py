@@ -1,0 +1,24 @@
+"""One module for each family of models that the ONNX stage exports; `choose` finds the one for a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from handlers.models.tasks import Kind, Task, task_of
+from handlers.onnx.families.base import Family, architecture, unsupported
+from handlers.onnx.families.causal import Causal
+from handlers.onnx.families.encoder import Encoder
+from handlers.onnx.families.seq2seq.family import Seq2Seq
+
+FAMILIES: Mapping[Kind, Callable[[Task], Family]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
+
+
+def choose(folder: Path) -> Family:
+    """The family of a transformers folder; Permanent `unsupported-architecture` where there is none."""
+    name = architecture(folder)
+    task = task_of(folder)
+    if task is None or task.kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise unsupported(folder, f"{name} is not a model of a kind that can be exported ({known})")
+    return FAMILIES[task.kind](task)

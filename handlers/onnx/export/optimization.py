@@ -1,0 +1,40 @@
+"""The onnx stage's last step on a finished folder: its graphs optimized as `[onnx] optimize` says, each step proved.
+
+Called once the configuration and the tokenizer lie beside the graphs, so that real texts are among what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from daemon.contract.errors import CkptdError
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter
+from handlers.models import prompts
+from handlers.models.files import read_json
+from handlers.onnx.folder.playback import tokenize
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.optimize.run import Optimized, Options, optimize
+
+TEXTS = 4
+"""Prompts that are compared: each takes a prefill and a step of every graph for every change."""
+
+
+def polish(context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter) -> Optimized:
+    """Optimize the staging folder's graphs in place; `verify` compares a folder with the model and raises when they differ."""
+    staging = Path(context.staging)
+    return optimize(
+        staging, graphs, context.work.onnx.optimize, verify, read_json(staging / "config.json", "read the model's configuration"),
+        Options(threads=context.limits.threads, texts=_texts(context, staging)),
+        lambda share, what: reporter.progress(0.87 + 0.1 * share, what),
+    )  # fmt: skip
+
+
+def _texts(context: StageContext, staging: Path) -> tuple[tuple[int, ...], ...]:
+    """Token ids of a few prompts; none where the folder's tokenizer can't give them."""
+    try:
+        lines, _ = prompts.load(context.work.validation)
+        return tuple(tuple(row) for row in tokenize(staging, lines[:TEXTS]).rows)
+    except CkptdError:
+        return ()

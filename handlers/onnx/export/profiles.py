@@ -1,0 +1,44 @@
+"""Which strategies are tried, and in which order: what may be given up, what the architecture asks for, what worked before.
+
+Called by the onnx stage. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from handlers.onnx.export.history import Entry
+from handlers.onnx.families.base import Form
+from handlers.onnx.tracing.strategies import Loss, Strategy
+
+PERMITTED: Mapping[str, tuple[Loss, ...]] = {
+    "conservative": (),
+    "balanced": ("opset", "batching"),
+    "aggressive": ("opset", "batching", "cache", "dynamic lengths"),
+}
+"""Profile → what a strategy may give up under it."""
+
+SMALL, LARGE = 1_000_000_000, 8_000_000_000
+"""Parameters up to which "auto" gives up anything, and from which it gives up nothing."""
+
+
+def settled(profile: str, parameters: int) -> str:
+    """The profile that "auto" stands for.
+
+    A small model's graph is of use even without its cache, and trying everything takes minutes. A large one is useless without a cache
+    or with a small window, and each attempt takes long.
+    """
+    if profile != "auto":
+        return profile
+    return "aggressive" if parameters <= SMALL else "balanced" if parameters <= LARGE else "conservative"
+
+
+def order(
+    strategies: Sequence[Strategy], profile: str, *, opset: int, form: Form, experts: bool, external: bool, known: Entry | None
+) -> tuple[Strategy, ...]:
+    """The strategies that `profile` permits, best first: what worked before, else what the architecture wants, else the table's order."""
+    permitted = set(PERMITTED[profile])
+    allowed = [one for one in strategies if permitted.issuperset(one.losses(opset, form)) and not (external and one.external)]
+    first = [one for one in allowed if known is not None and one.name == known.strategy]
+    first += [one for one in allowed if experts and one.experts and one not in first]
+    return (*first, *(one for one in allowed if one not in first))

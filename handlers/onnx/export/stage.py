@@ -1,0 +1,301 @@
+"""The stage `onnx`: the model as fp32 graphs, every length dynamic; which graphs, its family knows.
+
+Run by `handlers/__main__.py`. Which ways are tried, and what may be given up where none keeps everything, is the ladder's to say.
+Architectures of no known family end as Permanent `unsupported-architecture`. Peak memory is about one and a half times the fp32 weights
+beside what the libraries and the exporter's own graph take: the model and the files that it is loaded from, later the weights' file,
+mapped once.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.messages import Fallback, StageContext
+from daemon.contract.version import __version__
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models.files import copy_config, parameters, read_json, tensors, weight_files
+from handlers.models.tasks import Task
+from handlers.onnx.export import profiles
+from handlers.onnx.export.attempts import AllFailed, Climbed, Failure, attempts, climb
+from handlers.onnx.export.failure_report import surrender
+from handlers.onnx.export.family_choice import choose
+from handlers.onnx.export.history import Entry, History, key_of
+from handlers.onnx.export.optimization import polish
+from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, architecture, extra_facts, has_experts, release, shaped
+from handlers.onnx.families.chain.family import CHAIN, Layered, divided, forms, place_example
+from handlers.onnx.folder import examples, tokenizer_files
+from handlers.onnx.graphs import graph_file
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.onnx.graphs.sessions import check_form, described
+from handlers.onnx.graphs.signature import Signature
+from handlers.onnx.tracing import tracer_warnings
+from handlers.onnx.tracing.exporters import Request
+from handlers.onnx.tracing.library_warnings import LIMIT, Chatter
+from handlers.onnx.tracing.model_rewrites import rewritten
+from handlers.onnx.tracing.strategies import LADDER, LOSSES, Strategy, named, starting_at
+
+
+class OpsetMismatchError(Exception):
+    """The exporter wrote another operator set than it was told to."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """Graphs that agree with torch."""
+
+    graphs: GraphSet
+    opset: int
+    error: float
+    """Largest error against torch, in units of the reference's largest value."""
+    seconds: float
+    """Time of the export proper: tracing and translating, without loading, checking and saving."""
+    warnings: list[str]
+    verify: Callable[[Path], float]
+    """Compares a folder of these graphs with torch's answers; gives the error, or raises."""
+    undivided: str = ""
+    """Why it is one graph where a chain was asked for."""
+
+
+def metadata(context: StageContext, opset: int, task: Task) -> dict[str, object]:
+    """What a graph's metadata says: where the model comes from and what it is."""
+    checkpoint = context.checkpoint
+    return {
+        "ckptd.version": __version__,
+        "ckptd.run": checkpoint.run,
+        "ckptd.step": checkpoint.step,
+        "ckptd.checkpoint": checkpoint.digest,
+        "ckptd.base": checkpoint.base_name,
+        "ckptd.opset": opset,
+        "ckptd.dtype": "float32",
+        "ckptd.task": f"{task.name}-with-past" if task.kind != "encoder" and context.work.onnx.cache else task.name,
+        "ckptd.model_type": read_json(Path(context.inputs["merge"]) / "config.json", "read the model's configuration").get("model_type"),
+    }
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """What is left of an export when torch's copy of the weights is gone."""
+
+    written: dict[str, Path]
+    """Role → graph."""
+    reference: Any
+    opset: int
+    seconds: float
+
+
+def wanted_form(context: StageContext) -> Form:
+    """The graphs that are asked for."""
+    return Form(cache=context.work.onnx.cache)
+
+
+def _export_and_write(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> _Exported:
+    """Everything that needs torch's copy of the weights; they are let go of when this returns."""
+    source, opset = Path(context.inputs["merge"]), strategy.opset(context.work.export.opset)
+    if strategy.experts and not has_experts(source):
+        raise NotApplicableError
+    scratch = graph_file.fresh_folder(Path(context.temporary) / strategy.name)
+    reporter.progress(0.05, f"loading the model for {strategy.name}")
+    model = family.load(source, strategy.tracing)
+    reference = family.refer(model, source)
+    reporter.progress(0.15, f"exporting with {strategy.name}, opset {opset}")
+    if isinstance(family, Layered):
+        return _export_chain(strategy, family, context, model, reference, scratch)
+    started = time.monotonic()
+    with rewritten(strategy.rewrite, model):
+        exported = {part.role: strategy.export(Request(part, opset, scratch, context=context)) for part in family.parts(model, reference)}
+    seconds = time.monotonic() - started
+    reporter.progress(0.65, "naming axes and tidying the graph")
+    finished = _finished(exported, family, reference, opset, metadata(context, opset, family.task))
+    reporter.progress(0.7, "saving the graph")
+    files = {role: file for role, (file, _) in family.signatures(reference).items() if role in finished}
+    staging = Path(context.staging)
+    apart = strategy.external or context.work.onnx.external_data == "always"
+    written = graph_file.write({files[role]: one for role, one in finished.items()}, staging, staging if apart else scratch)
+    graph_file.let_go((*exported.values(), *finished.values()))
+    release(model)
+    for path in written.values():
+        check_form(path)
+    return _Exported({role: written[files[role]] for role in finished}, reference, opset, seconds)
+
+
+def _export_chain(strategy: Strategy, family: Layered, context: StageContext, model: Any, reference: Any, scratch: Path) -> _Exported:
+    """As `_export_and_write` once the model is loaded, for a chain: each graph is on disk before the next one is exported."""
+    opset, started = strategy.opset(context.work.export.opset), time.monotonic()
+    facts, signatures = metadata(context, opset, family.task), family.signatures(reference)
+
+    def make(part: Part) -> Any:
+        one = strategy.export(Request(part, opset, scratch, context))
+        _tidied(one, opset)
+        _described(one, signatures[part.role][1], facts)
+        return one
+
+    with rewritten(strategy.rewrite, model):
+        written = family.write(model, reference, make, Path(context.staging))
+    release(model)
+    for path in written.values():
+        check_form(path)
+    return _Exported(written, reference, opset, time.monotonic() - started)
+
+
+def _tidied(one: Any, opset: int) -> None:
+    if graph_file.opset(one) != opset:
+        raise OpsetMismatchError(f"the exporter wrote opset {graph_file.opset(one)} where {opset} was asked for")
+    graph_file.tidy(one)
+
+
+def _described(one: Any, signature: Signature, facts: dict[str, object]) -> None:
+    graph_file.fold_transposed_weights(one)
+    graph_file.name_axes(one, signature)
+    graph_file.describe(one, facts)
+
+
+def _finished(exported: dict[str, Any], family: Family, reference: Any, opset: int, facts: dict[str, object]) -> dict[str, Any]:
+    """The graphs that are written: tidied, with named axes and facts about themselves."""
+    for one in exported.values():
+        _tidied(one, opset)
+    finished = family.finish(exported)
+    signatures = family.signatures(reference)
+    for role, one in finished.items():
+        _described(one, signatures[role][1], facts)
+    return finished
+
+
+def build(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> Built:
+    """Export by one strategy and check the result against torch; whatever it wrote is gone again if it fails."""
+    staging = Path(context.staging)
+    form, per_graph = strategy.form(wanted_form(context)), context.work.onnx.layers_per_graph
+    family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
+    family = family if isinstance(family, Layered) else shaped(family, form)
+    try:
+        with Chatter() as chatter:
+            exported = _export_and_write(strategy, family, context, reporter)
+            gc.collect()  # the exporter's program and the model refer to each other in cycles
+            files = {role: graph_file.place(path, staging) for role, path in exported.written.items()}
+            reporter.progress(0.85, "checking the graph against torch")
+            verify = functools.partial(family.verify, reference=exported.reference, threads=context.limits.threads)
+            error = verify(staging)
+        judged = _judged(chatter, family, exported.reference)
+        graphs = GraphSet(
+            task=family.task.name, family=family.name, dtype="float32", opset=exported.opset,
+            graphs=tuple(described(role, file, context.limits.threads) for role, file in files.items()),
+            extra=extra_facts(family, exported.reference),
+        )  # fmt: skip
+        graphs.write(staging)
+        return Built(graphs, exported.opset, error, exported.seconds, [*judged, *chatter.lines], verify, undivided)
+    except Exception:
+        graph_file.clear(staging)
+        raise
+
+
+def _judged(chatter: Chatter, family: Family, reference: Any) -> list[str]:
+    """What the tracer's warnings come to, now that the graph has passed its check."""
+    tested = getattr(family, "tested", None)
+    words = tested(reference) if tested else "the shapes of this family's own check"
+    return tracer_warnings.summary(tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", "")), LIMIT)
+
+
+def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strategy], known: Entry | None = None) -> StageOutput:
+    """Export by the first of `strategies` that works; AllFailed when none does. `known`: what came of an earlier export."""
+    source, staging = Path(context.inputs["merge"]), Path(context.staging)
+    family = choose(source)
+
+    def told(failure: Failure) -> None:
+        reporter.warn(f"{failure.strategy} failed ({failure.diagnosis.meaning}): {failure.reason}")
+
+    climbed = climb(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
+    reporter.progress(0.86, "copying configuration and tokenizer")
+    copy_config(source, staging)
+    tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
+    if CHAIN in climbed.result.graphs.extra:
+        place_example(staging)
+    elif "window" not in climbed.result.graphs.extra:  # a window of a fixed length is fed otherwise
+        examples.place(family.task.name, staging)
+    warnings = [*climbed.result.warnings, *([tokenizer.warning] if tokenizer.warning else [])]
+    polished = polish(context, climbed.result.graphs, climbed.result.verify, reporter)
+    figures = _figures(climbed, polished.graphs, architecture(source), staging)
+    figures |= {"optimization": polished.figures, "tokenizer": tokenizer.form}
+    if polished.error is not None:
+        figures["relative_error"] = polished.error
+    return StageOutput(
+        strategy=climbed.strategy.name, figures=figures, warnings=[*warnings, *polished.warnings],
+        fallbacks=_fallbacks(climbed, strategies[0].name, context, known),
+    )  # fmt: skip
+
+
+def _fallbacks(climbed: Climbed[Built], first: str, context: StageContext, known: Entry | None) -> list[Fallback]:
+    """What was taken instead of what was wanted: another way, and each thing that this way gives up."""
+    opset, strategy = context.work.export.opset, climbed.strategy
+    reasons = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in climbed.failures)
+    found = [Fallback(wanted=first, taken=strategy.name, reason=reasons)] if climbed.failures else []
+    if not reasons and known is not None:
+        reasons = "; ".join(f"{name}: {code}" for name, code in known.failed.items()) + " (at an earlier export with the same versions)"
+    found += forms(climbed.result.graphs.extra, context.work.onnx.layers_per_graph, climbed.result.undivided or reasons)
+    for loss in strategy.losses(opset, wanted_form(context)):
+        wanted, taken = LOSSES[loss]
+        if loss == "opset":
+            wanted, taken = f"opset {opset}", f"opset {climbed.result.opset}"
+        limit = f"{strategy.name} writes no newer one" if loss == "opset" and not strategy.other_opset else "nothing that keeps it worked"
+        found.append(Fallback(wanted=wanted, taken=taken, reason=f"{limit}: {reasons}" if reasons else limit))
+    return found
+
+
+def _figures(climbed: Climbed[Built], made: GraphSet, name: str, staging: Path) -> dict[str, object]:
+    built = climbed.result
+    graphs = made.graphs
+    return {
+        "architecture": name,
+        "task": built.graphs.task,
+        "attention": climbed.strategy.attention,
+        "opset": built.opset,
+        "nodes": sum(one.nodes for one in graphs),
+        "export_seconds": round(built.seconds, 3),
+        "inputs": [port.name for port in graphs[0].inputs],
+        "outputs": [port.name for port in graphs[0].outputs],
+        "graphs": {one.role: one.file for one in graphs},
+        "graph_bytes": made.size(staging),
+        "external_data": any(one.data for one in graphs),
+        "relative_error": built.error,
+        "attempts": attempts(climbed, climbed.failures, round(built.seconds, 3)),
+    }
+
+
+def _parameters(source: Path) -> int:
+    """Parameters of the model; an estimate from the files' size where only pickled weights are there."""
+    files = weight_files(source)
+    if files.kind == "safetensors":
+        return parameters(tensors(source).values())
+    return sum((source / name).stat().st_size for name in files.names) // 2
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Export the merged model into the staging folder, with configuration, tokenizer and chat template beside it."""
+    source, opset, options = Path(context.inputs["merge"]), context.work.export.opset, context.work.onnx
+    if context.strategy != "default":
+        named(LADDER, context.strategy)
+    family, name = choose(source), architecture(source)
+    profile = profiles.settled(options.profile, _parameters(source))
+    history = History(Path(context.cache))
+    key = key_of(name, read_json(source / "config.json", "read the model's configuration"), opset, profile)
+    known = history.get(key)
+    strategies = profiles.order(
+        LADDER, profile, opset=opset, form=wanted_form(context), experts=has_experts(source),
+        external=options.external_data == "always", known=known,
+    )  # fmt: skip
+    if context.strategy != "default":
+        strategies = starting_at(LADDER, context.strategy)
+    try:
+        output = export(context, reporter, strategies, known)
+    except AllFailed as error:
+        raise surrender(error, context, source, opset=opset, kind=family.task.kind, profile=profile) from error
+    rows: Any = output.figures["attempts"]
+    lately = {row["strategy"]: row["code"] for row in rows if row.get("code", "not-installed") != "not-installed"}
+    failed = known.failed if known is not None and known.strategy == output.strategy else {}
+    history.put(key, Entry(strategy=output.strategy, failed={**failed, **lately}))
+    output.figures["profile"] = profile
+    return output

@@ -1,0 +1,1 @@
+"""A decoder as a chain of graphs."""

@@ -1,0 +1,1 @@
+"""What an exported folder is for its readers (all that validate may import, with graphs)."""

@@ -1,0 +1,26 @@
+"""The example.py of an exported ONNX folder: one script for each kind of model, copied as it stands.
+
+`place` is called by the stages that write such folders; validation runs the script, the export's README shows how. The scripts
+need onnxruntime, tokenizers and numpy alone, and read what they must know from the folder that they lie in. A Marian's tokenizer
+has no tokenizer.json: it is read by a module that lies beside the script, with sentencepiece instead of tokenizers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from handlers.models.tasks import BY_NAME
+
+NAME = "example.py"
+MARIAN = "marian_tokenizer.py"
+
+
+def place(task: str, folder: Path) -> None:
+    """Put the example for a task (a name of `handlers.models.tasks`) into `folder`."""
+    shutil.copyfile(Path(__file__).with_name(f"{BY_NAME[task].kind}.py"), folder / NAME)
+
+
+def place_marian(folder: Path) -> None:
+    """Put the reader of a Marian's tokenizer into `folder`."""
+    shutil.copyfile(Path(__file__).with_name(MARIAN), folder / MARIAN)

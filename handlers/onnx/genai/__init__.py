@@ -1,0 +1,1 @@
+"""Onnxruntime-genai folders."""

@@ -1,0 +1,122 @@
+"""What the onnxruntime-genai builder is given: a folder with the merged model and its tokenizer, once it is known that it builds it right.
+
+Called by `genai`. The builder takes some models that it then builds wrongly without a word (another scaling of the angles, a layer as
+wide as the vocabulary), so the table below names only what agreed with torch, and the rest is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from daemon.contract.plan import VARIANTS
+from handlers.models.files import copy_tokenizer, edited, read_json, setting, tensors, weight_files
+from handlers.onnx.families.base import architecture
+from handlers.onnx.graphs.graph_file import fresh_folder
+
+OPERATION = "build the onnxruntime-genai folder"
+
+SUPPORTED: dict[str, frozenset[str]] = {
+    "Ernie4_5ForCausalLM": frozenset({"default"}),
+    "Gemma2ForCausalLM": frozenset({"default"}),
+    "GemmaForCausalLM": frozenset({"default"}),
+    "GraniteForCausalLM": frozenset({"default"}),
+    "LlamaForCausalLM": frozenset({"default", "llama3"}),
+    "MistralForCausalLM": frozenset({"default", "linear"}),
+    "NemotronForCausalLM": frozenset({"default"}),
+    "Phi3ForCausalLM": frozenset({"default"}),
+    "PhiForCausalLM": frozenset({"default"}),
+    "Qwen2ForCausalLM": frozenset({"default", "linear"}),
+    "Qwen3ForCausalLM": frozenset({"default", "linear"}),
+}
+"""Architecture → the scalings of rotary angles with which builder and torch agree."""
+_WINDOW_EVERYWHERE = ("MistralForCausalLM", "Phi3ForCausalLM")
+"""Architectures whose sliding window, where there is one, is that of every layer."""
+
+
+def unsupported(folder: Path, cause: str) -> Permanent:
+    """The error for a model that the builder can't build, or builds wrongly."""
+    others = [name for name in VARIANTS if name.startswith("onnx") and not name.startswith("onnx-genai")]
+    remedy = (
+        f"leave the onnx-genai variants out and use others, for example {', '.join(others)}; onnx-genai takes"
+        f" {', '.join(sorted(SUPPORTED))}"
+    )
+    return Permanent("unsupported-architecture", OPERATION, cause, remedy, path=folder)
+
+
+def rope_type(config: dict[str, Any]) -> str:
+    """How the model scales its rotary angles, "default" where it doesn't."""
+    parameters = setting(config, "rope_parameters") or setting(config, "rope_scaling") or {}
+    kind = parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, dict) else None
+    return str(kind or "default")
+
+
+def check_supported(folder: Path) -> None:
+    """Permanent `unsupported-architecture` unless the builder builds the model of `folder` as torch computes it."""
+    name = architecture(folder)
+    config = read_json(folder / "config.json", OPERATION)
+    if name not in SUPPORTED:
+        raise unsupported(folder, f"{name} is not among the architectures that onnxruntime-genai's builder is known to build right")
+    if (scaling := rope_type(config)) not in SUPPORTED[name]:
+        raise unsupported(folder, f"onnxruntime-genai's builder does not build the {scaling!r} scaling of rotary angles of {name}")
+    if wide := _as_wide_as_the_vocabulary(folder, config):
+        raise unsupported(
+            folder, f"{wide} has as many outputs as the vocabulary has tokens: the builder would take it for the output layer"
+        )
+
+
+def _as_wide_as_the_vocabulary(folder: Path, config: dict[str, Any]) -> str | None:
+    """The name of a matrix with one row a token that is neither embedding nor output layer."""
+    if weight_files(folder).kind != "safetensors":
+        return None
+    vocabulary = setting(config, "vocab_size")
+    tables = ("embed_tokens.weight", "lm_head.weight")
+    wide = (name for name, info in tensors(folder).items() if len(info.shape) == 2 and info.shape[0] == vocabulary)
+    return next((name for name in wide if not name.endswith(tables)), None)
+
+
+def prepare(context: StageContext) -> Path:
+    """A folder below the stage's temporary one from which the builder reads: links to the weights, configuration, tokenizer.
+
+    Permanent `tokenizer-not-found` where there is no tokenizer.json: onnxruntime-genai needs one.
+    """
+    source, folder = Path(context.inputs["merge"]), fresh_folder(Path(context.temporary) / "model")
+    files = weight_files(source)
+    for name in (*files.names, *([files.index] if files.index else [])):
+        (folder / name).symlink_to((source / name).resolve())
+    config = read_json(source / "config.json", OPERATION)
+    (folder / "config.json").write_text(json.dumps(edited(config, _edits(config)), indent=2))
+    if (source / "generation_config.json").is_file():
+        shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
+    copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, folder)
+    if not (folder / "tokenizer.json").is_file():
+        cause = "neither the checkpoint nor the base has a tokenizer.json, and onnxruntime-genai runs no model without one"
+        raise Permanent("tokenizer-not-found", OPERATION, cause, "give the base a fast tokenizer", path=Path(context.pin))
+    return folder
+
+
+def _edits(config: dict[str, Any]) -> dict[str, Any]:
+    """What the builder must be told in words that it understands; the folder that is published keeps the model's own configuration."""
+    name = (config.get("architectures") or [""])[0]
+    edits: dict[str, Any] = {}
+    if name in _WINDOW_EVERYWHERE and config.get("sliding_window") and "layer_types" not in config:
+        edits["layer_types"] = ["sliding_attention"] * int(config["num_hidden_layers"])  # without it the window would be left out
+    if name == "Phi3ForCausalLM":
+        edits["original_max_position_embeddings"] = config.get("max_position_embeddings")  # else it looks for a second set of angles
+    return edits
+
+
+def narrowest_block(folder: Path, wanted: int) -> int | None:
+    """The largest block size up to `wanted` with which every matrix has an even number of blocks in a row; None where none has.
+
+    The quantizer packs two zero points into a byte and fails where a row has an odd number of them.
+    """
+    if weight_files(folder).kind != "safetensors":
+        return wanted
+    inner = {info.shape[1] for info in tensors(folder).values() if len(info.shape) == 2}
+    sizes = (size for size in (128, 64, 32, 16) if size <= wanted)
+    return next((size for size in sizes if all(-(-width // size) % 2 == 0 for width in inner)), None)

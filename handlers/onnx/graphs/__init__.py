@@ -1,0 +1,1 @@
+"""Graph files: names, weights, sessions, rewriting, derivation, comparison."""

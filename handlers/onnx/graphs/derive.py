@@ -1,0 +1,70 @@
+"""Another form of an exported ONNX folder: the same graphs with other weights, beside the same files.
+
+Called by the stages that quantize or convert what the onnx stage made; the model is never exported twice. Free of torch, so
+such a child is quick.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter
+from handlers.onnx.graphs import graph_file
+from handlers.onnx.graphs.graphset import FILE, Graph, GraphSet, read
+from handlers.onnx.graphs.sessions import check_form, described
+
+Transform = Callable[[Graph, ir.Model], ir.Model]
+"""Changes a loaded graph in place, or gives another one in its stead."""
+
+
+def derive(context: StageContext, reporter: Reporter, transform: Transform, *, dtype: str, operation: str, doing: str) -> GraphSet:
+    """Transform every graph of the onnx stage into the staging folder, check them, and copy the files beside them.
+
+    `doing` is what the progress says. Permanent `invalid-graph` when onnxruntime does not take a result, or when its inputs
+    or outputs have other names than before.
+    """
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    source = read(folder)
+    models: dict[str, ir.Model] = {}
+    for number, one in enumerate(source.graphs):
+        reporter.progress(0.05 + 0.65 * number / len(source.graphs), f"{doing}: {one.role}")
+        models[one.file] = transform(one, ir.load(folder / one.file))
+        graph_file.describe(models[one.file], {"ckptd.dtype": dtype})
+    reporter.progress(0.7, "saving the graphs")
+    written = graph_file.write(models, staging, graph_file.fresh_folder(Path(context.temporary) / "derived"))
+    models.clear()
+    for path in written.values():
+        check_form(path)
+    files = {name: graph_file.place(path, staging) for name, path in written.items()}
+    reporter.progress(0.85, "checking the graphs")
+    graphs = tuple(_checked(one, files[one.file], context.limits.threads, operation) for one in source.graphs)
+    made = source.model_copy(update={"graphs": graphs, "dtype": dtype})
+    copy_beside(folder, staging, source)
+    made.write(staging)
+    return made
+
+
+def copy_beside(folder: Path, target: Path, graphs: GraphSet) -> None:
+    """Copy all of an ONNX folder but its graphs and their description."""
+    for path in sorted(folder.iterdir()):
+        if path.name not in (*graphs.files, FILE):
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target / path.name)
+
+
+def _checked(before: Graph, file: graph_file.GraphFile, threads: int, operation: str) -> Graph:
+    remedy = "leave the variant out, and read the attempt's log"
+    try:
+        after = described(before.role, file, threads)
+    except RuntimeError as error:
+        cause = f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}"
+        raise Permanent("invalid-graph", operation, cause, remedy, path=file.path) from error
+    names = [[port.name for port in ports] for ports in (before.inputs, before.outputs)]
+    if [[port.name for port in ports] for ports in (after.inputs, after.outputs)] != names:
+        raise Permanent("invalid-graph", operation, "inputs or outputs changed their names", remedy, path=file.path)
+    return after

@@ -1,0 +1,94 @@
+"""onnxruntime sessions as the ONNX stages open them. Free of torch.
+
+A session that is only asked for answers can do without onnxruntime's own copy of the weights: see `MappedWeights`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from handlers.onnx.graphs.graph_file import GraphFile
+from handlers.onnx.graphs.graphset import Graph, Port
+
+_NUMPY = {"float": "float32", "double": "float64"}
+_MAPPED = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT64, ir.DataType.INT8, ir.DataType.UINT8})
+
+
+class MappedWeights:
+    """Weights in files, mapped once for all sessions that are opened with it, so that a second graph costs no second copy.
+
+    Such sessions compute with the files' pages, which the kernel may take back; products of many rows are up to a quarter slower than with
+    the copy that onnxruntime otherwise makes in the order that its kernels like.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, np.memmap] = {}
+
+    def of(self, path: Path) -> dict[str, onnxruntime.OrtValue]:
+        """Name → value of the initializers of the graph at `path` that lie in files, in types that numpy has."""
+        found = {}
+        for value in ir.load(path).graph.initializers.values():
+            tensor = value.const_value
+            if value.name and isinstance(tensor, ir.ExternalTensor) and tensor.dtype in _MAPPED:
+                found[value.name] = onnxruntime.OrtValue.ortvalue_from_numpy(self._array(tensor))
+        return found
+
+    def _array(self, tensor: ir.ExternalTensor) -> np.ndarray:
+        """The tensor as a view of its file: the tensor's own map would stay as long as its graph, a cycle of references."""
+        name = str(tensor.path)
+        if name not in self._files:
+            self._files[name] = np.memmap(name, np.uint8, mode="r")
+        return np.ndarray(tensor.shape.numpy(), tensor.dtype.numpy(), self._files[name], tensor.offset or 0)
+
+
+class _MappedSession(onnxruntime.InferenceSession):  # type: ignore[misc]  # it has no types
+    """Holds its weights as long as it lives: onnxruntime itself knows only where they are."""
+
+    def __init__(self, path: Path, options: onnxruntime.SessionOptions, weights: MappedWeights) -> None:
+        self._held = values = weights.of(path)
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        for name, value in values.items():
+            options.add_initializer(name, value)
+        super().__init__(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def open_session(path: Path, threads: int, weights: MappedWeights | None = None) -> onnxruntime.InferenceSession:
+    """A CPU session with at most `threads` threads that logs nothing below errors; RuntimeError when the graph is not valid.
+
+    With `weights` it shares them, and makes no copy of its own.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    if weights is not None:
+        return _MappedSession(path, options, weights)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def check_form(path: Path) -> None:
+    """Check a graph against the standard; ValueError in one line when it breaks it.
+
+    Called while the weights still lie in a file of their own: the checker would read them into memory twice.
+    """
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        raise ValueError(str(error).strip().splitlines()[0]) from None
+
+
+def described(role: str, file: GraphFile, threads: int = 1) -> Graph:
+    """A graph on disk as graphs.json has it; loads it once to ask for its inputs and outputs."""
+    session = open_session(file.path, threads, MappedWeights())
+    inputs, outputs = (tuple(_port(value) for value in values) for values in (session.get_inputs(), session.get_outputs()))
+    return Graph(role=role, file=file.path.name, data=file.data, inputs=inputs, outputs=outputs, nodes=file.nodes)
+
+
+def _port(value: onnxruntime.NodeArg) -> Port:
+    name = value.type.removeprefix("tensor(").removesuffix(")")
+    return Port(name=value.name, dtype=_NUMPY.get(name, name), shape=tuple("" if size is None else size for size in value.shape))

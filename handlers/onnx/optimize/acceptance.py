@@ -1,0 +1,169 @@
+"""Is what a step made as good as the graph before it? Names, form, answers, size, speed: all are asked, in this order.
+
+Called by `run`. Raises UndoneError with the reason as soon as one of them says no.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxruntime
+
+from handlers.onnx.graphs import graph_file as graphs_on_disk
+from handlers.onnx.graphs.graphset import Graph
+from handlers.onnx.graphs.rewriting import find_lookups, find_products
+from handlers.onnx.graphs.sessions import MappedWeights, open_session
+from handlers.onnx.optimize.equivalence import difference
+from handlers.onnx.optimize.random_inputs import Case
+from handlers.onnx.optimize.step import Report
+from handlers.onnx.optimize.timing import Verdict, race
+
+GROWTH = 1.01
+"""A folder may become this much larger by a step: another spelling costs a few bytes, a weight written twice costs more."""
+MORE_BYTES = 8192
+"""And this much in any case."""
+
+
+class UndoneError(Exception):
+    """A step's result is not taken; the message says why."""
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    """How often each operator occurs, in subgraphs too."""
+    return Counter(f"{node.domain}::{node.op_type}" for node in model.graph.all_nodes())
+
+
+def nodes(model: ir.Model) -> int:
+    """Nodes, those of subgraphs too."""
+    return sum(operators(model).values())
+
+
+def foreign(model: ir.Model) -> Counter[str]:
+    """Operators that the standard does not have."""
+    return Counter(node.op_type for node in model.graph.all_nodes() if node.domain not in ("", "ai.onnx"))
+
+
+class _Axes:
+    """The axis names of a graph's ports, as `graph.name_axes` asks for them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.inputs = tuple(port.name for port in graph.inputs)
+        self.outputs = tuple(port.name for port in graph.outputs)
+        self.axes = {
+            port.name: {place: axis for place, axis in enumerate(port.shape) if isinstance(axis, str) and axis}
+            for port in (*graph.inputs, *graph.outputs)
+        }
+
+
+def settle(model: ir.Model, before: ir.Model, graph: Graph) -> None:
+    """Give a tool's graph what belongs to it whoever made it: the facts it states, inputs that nothing reads, readable axes.
+
+    Names are not given back: a tool that renames an output has changed the graph.
+    """
+    passes.ClearMetadataAndDocStringPass()(model)
+    for cleaning in (passes.RemoveUnusedNodesPass(), passes.RemoveUnusedFunctionsPass(), passes.RemoveUnusedOpsetsPass()):
+        cleaning(model)
+    model.producer_name, model.producer_version, model.ir_version = before.producer_name, before.producer_version, before.ir_version
+    model.metadata_props.clear()
+    model.metadata_props.update(before.metadata_props)
+    model.graph.name = before.graph.name
+    found = {value.name: value for value in model.graph.inputs}
+    lost = {value.name: value for value in before.graph.inputs if value.name not in found and not value.uses()}
+    order = [found.pop(value.name, None) or lost.get(value.name) for value in before.graph.inputs]
+    model.graph.inputs[:] = [*(_unread(value) if value.name in lost else value for value in order if value is not None), *found.values()]
+    kept = {value.name: value for value in (*before.graph.inputs, *before.graph.outputs)}
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if value.name in kept:
+            value.type, value.shape = kept[value.name].type, kept[value.name].shape
+    graphs_on_disk.name_axes(model, _Axes(graph))
+
+
+def _unread(value: ir.Value) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=value.shape)
+
+
+def check_kept(model: ir.Model, before: ir.Model, *, standard: bool, products: bool) -> None:
+    """UndoneError where a graph changed nothing, or what no step may change.
+
+    `standard`: it may bring in no operator that is not of the standard. `products`: each product with a weight must stay one, and
+    each table a table, so that other stages find them.
+    """
+    if operators(model) == operators(before):
+        raise UndoneError("changed nothing")
+    if graphs_on_disk.opset(model) != graphs_on_disk.opset(before):
+        raise UndoneError(f"opset {graphs_on_disk.opset(model)} instead of {graphs_on_disk.opset(before)}")
+    for what in ("inputs", "outputs"):
+        names, wanted = ([value.name for value in getattr(one.graph, what)] for one in (model, before))
+        if names != wanted:
+            lost, strange = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+            raise UndoneError(f"{what} changed: missing {lost}, unexpected {strange}" if lost or strange else f"{what} changed their order")
+    if standard and (added := foreign(model) - foreign(before)):
+        raise UndoneError(f"operators that the standard does not have: {', '.join(sorted(added))}")
+    if products:
+        for what, find in (("products with a weight", find_products), ("tables", find_lookups)):
+            found, wanted_count = len(find(model)), len(find(before))
+            if found < wanted_count:
+                raise UndoneError(f"only {found} of {wanted_count} {what} can still be quantized")
+
+
+def check_ports(session: onnxruntime.InferenceSession, graph: Graph) -> None:
+    """UndoneError where onnxruntime reports other inputs or outputs, types or axes than graphs.json."""
+    for found, wanted in ((session.get_inputs(), graph.inputs), (session.get_outputs(), graph.outputs)):
+        for value, port in zip(found, wanted, strict=True):
+            if value.name != port.name or tuple("" if size is None else size for size in value.shape) != port.shape:
+                raise UndoneError(f"{value.name} {value.shape} stands where {port.name} {list(port.shape)} was")
+
+
+def check_size(before: int, after: int) -> None:
+    """UndoneError where weights were written twice."""
+    if after > before * GROWTH + MORE_BYTES:
+        raise UndoneError(f"larger: {before} → {after} bytes")
+
+
+class Arena:
+    """Two graphs at work on the same inputs. The one before stays open as long as no step is kept."""
+
+    def __init__(self, path: Path, graph: Graph, cases: Sequence[Case], speed: dict[str, Case], threads: int) -> None:
+        self.graph = graph
+        self._cases, self._speed, self._threads = cases, speed, threads
+        self._weights = MappedWeights()
+        self._before = open_session(path, threads, self._weights)
+
+    def compare(self, path: Path, report: Report, report_nodes: tuple[int, int]) -> None:
+        """UndoneError unless the graph at `path` says the same, is not slower, and has fewer nodes or is faster."""
+        after = open_session(path, self._threads, self._weights)
+        check_ports(after, self.graph)
+        report.error = max(
+            (difference(self.graph.outputs, self._run(self._before, case), self._run(after, case), case) for case in self._cases),
+            default=0.0,
+        )
+        verdicts = {name: self._race(name, case, after, report) for name, case in self._speed.items()}
+        slower = [f"{name} {report.ms_before[name]} → {report.ms_after[name]} ms" for name, one in verdicts.items() if one == "slower"]
+        if slower:
+            raise UndoneError(f"slower: {', '.join(slower)}")
+        faster = sorted(name for name, one in verdicts.items() if one == "faster")
+        before, now = report_nodes
+        if not faster and now >= before:
+            raise UndoneError("no fewer nodes and not faster")
+        report.reason = "; ".join(
+            filter(None, [f"faster ({', '.join(faster)})" if faster else "", f"{before - now} nodes fewer" if now < before else ""])
+        )
+        self._before = after
+
+    def _race(self, name: str, case: Case, after: onnxruntime.InferenceSession, report: Report) -> Verdict:
+        """What the clock says; that a graph is slower, it must say twice."""
+        for _ in range(2):
+            measured = race(lambda: self._run(self._before, case), lambda: self._run(after, case))
+            report.ms_before[name], report.ms_after[name] = (round(1000 * value, 4) for value in (measured.before, measured.after))
+            if measured.verdict != "slower":
+                break
+        return measured.verdict
+
+    def _run(self, session: onnxruntime.InferenceSession, case: Case) -> list[Any]:
+        answers: list[Any] = session.run(None, case.feeds)
+        return answers

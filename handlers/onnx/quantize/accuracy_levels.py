@@ -1,0 +1,135 @@
+"""Which accuracy level MatMulNBits is run at, chosen by measurement: the fastest that is not worse than it must be.
+
+Called by `weight_only_stage` where `[onnx] accuracy_level` is -1. At level 4 onnxruntime rounds activations to int8 as well, which is
+faster on most processors and has cost some models their accuracy; at level 1 it computes in fp32. On the CPU the levels
+between are level 1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from handlers.onnx.folder.playback import Call, run
+from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.quantize.weight_only_rewriter import round_rows
+
+EXACT, FAST = 1, 4
+WORSE = 1.25
+"""The fast level's error may be so many times the exact one's."""
+MUCH_FASTER, MUCH_WORSE = 2.0, 2.0
+"""Where the exact level takes more than so many times as long, the fast one's error may be so many times its error. At level 1 products of
+8 bits have taken longer than fp32's own."""
+NEGLIGIBLE = 0.01
+"""An error below this share of the outputs' standard deviation needs no comparison."""
+SLOWER = 1.2
+"""The fast level is not worth it where it takes more than so many times as long."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was measured of one level."""
+
+    error: float
+    """Root of the mean squared difference from the fp32 graph, in units of its outputs' standard deviation; infinite if not finite."""
+    agreement: float
+    """Share of rows whose largest value stands at the same place."""
+    milliseconds: float
+    """Time of all calls, the fastest of some rounds."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Rounded."""
+        return {"error": round(self.error, 6), "agreement": round(self.agreement, 4), "milliseconds": round(self.milliseconds, 3)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The level, why it was taken, and what was measured."""
+
+    level: int
+    reason: str
+    trials: dict[int, Trial]
+    by_rows: float | None = None
+    """Error with activations rounded as coarsely as any processor's kernel does at the fast level; None where it was not tried."""
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """As the stages' results state them."""
+        found: dict[str, object] = {
+            "accuracy_level": self.level,
+            "accuracy_level_reason": self.reason,
+            "accuracy_level_trials": {str(level): one.figures for level, one in self.trials.items()},
+        }
+        return found if self.by_rows is None else found | {"accuracy_level_error_by_rows": round(self.by_rows, 6)}
+
+
+def compare(calls: Sequence[Call], answers: Sequence[dict[str, np.ndarray]]) -> tuple[float, float]:
+    """(error, agreement) of each call's first output that is not a cache, as `Trial` has them."""
+    squares, agreeing, values, rows = 0.0, 0, [], 0
+    for call, answer in zip(calls, answers, strict=True):
+        name = next((name for name in call.outputs if not name.startswith("present.")), None)
+        if name is None:
+            continue
+        wanted, got = call.outputs[name].astype(np.float32), answer[name].astype(np.float32)
+        if not np.isfinite(got).all():
+            return float("inf"), 0.0
+        squares += float(np.square(got - wanted, dtype=np.float64).sum())
+        same = wanted.argmax(-1) == got.argmax(-1)
+        agreeing, rows = agreeing + int(same.sum()), rows + same.size
+        values.append(wanted.ravel())
+    everything = np.concatenate(values)
+    return float(np.sqrt(squares / everything.size) / max(float(everything.std()), 1e-9)), agreeing / rows
+
+
+def rounded_session(graph: Path, threads: int) -> onnxruntime.InferenceSession:
+    """A graph with what its products multiply rounded to int8 by rows, see `round_rows`; nothing of it stays on disk."""
+    model = ir.load(graph)
+    round_rows(model)
+    path = graph.with_name(f"{graph.name}.rows")  # beside the file of its weights
+    try:
+        ir.save(model, path)
+        return open_session(path, threads)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+Sessions = Mapping[str, onnxruntime.InferenceSession]
+"""Role → session."""
+
+
+def measure(levels: Mapping[int, Sessions], calls: Sequence[Call], *, rounds: int = 5) -> dict[int, Trial]:
+    """Run the graphs at each level on calls whose fp32 outputs are known; times are taken in turns."""
+    found = {}
+    for level, sessions in levels.items():
+        found[level] = compare(calls, [run(sessions[call.role], call.feeds) for call in calls])
+    times: dict[int, list[float]] = {level: [] for level in levels}
+    for _ in range(rounds):
+        for level, sessions in levels.items():
+            started = time.perf_counter()
+            for call in calls:
+                run(sessions[call.role], call.feeds)
+            times[level].append(time.perf_counter() - started)
+    return {level: Trial(*found[level], 1000 * min(times[level])) for level in levels}
+
+
+def choose(trials: dict[int, Trial], by_rows: float | None = None) -> Choice:
+    """The level to run at, EXACT or FAST. `by_rows`: the fast one's error where a processor rounds most coarsely."""
+    exact, fast = trials[EXACT], trials[FAST]
+    worse = MUCH_WORSE if exact.milliseconds > MUCH_FASTER * fast.milliseconds else WORSE
+    limit = max(worse * exact.error, NEGLIGIBLE)
+    if not fast.error <= limit:
+        reason = f"at level {FAST} the error is {fast.error:.3g} of the outputs' deviation, at level {EXACT} {exact.error:.3g}"
+        return Choice(EXACT, reason, trials, by_rows)
+    if by_rows is not None and not by_rows <= limit:
+        reason = f"at level {FAST} the error is up to {by_rows:.3g} of the outputs' deviation on ARM64, at level {EXACT} {exact.error:.3g}"
+        return Choice(EXACT, reason, trials, by_rows)
+    if fast.milliseconds > SLOWER * exact.milliseconds:
+        return Choice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
+    return Choice(FAST, f"its error is {fast.error:.3g} of the outputs' deviation, level {EXACT}'s {exact.error:.3g}", trials, by_rows)

@@ -1,0 +1,130 @@
+"""The stage `onnx-fp16`: the fp32 graphs in half precision.
+
+Run by `handlers/__main__.py` on the output of the onnx stage. Cache, hidden states and other float inputs and outputs are fp16,
+as runtimes expect of such a folder and so that a cache takes half the memory; logits are fp32, so that a softmax over them needs no
+care. The graphs are run on a few texts beside the fp32 ones: values that are not finite, or far off, fail the stage. On a CPU
+onnxruntime computes most of it in fp32 between casts: the gain there is size, the gain in speed is that of other devices.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import Fallback, StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.folder.playback import Call, UnfedError
+from handlers.onnx.folder.playback import run as run_graph
+from handlers.onnx.graphs.derive import derive
+from handlers.onnx.graphs.graphset import Graph, GraphSet, read
+from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.quantize.accuracy_levels import compare
+from handlers.onnx.quantize.activation_ranges import watch
+from handlers.onnx.quantize.fp16_rewriter import LARGEST, Converted, HalfRewriter
+from handlers.onnx.quantize.weight_only import reference_calls
+
+OPERATION = "convert the ONNX graph to fp16"
+BOUND = 0.05
+"""Largest error against the fp32 graph, root mean square in units of its outputs' standard deviation; sound graphs stay below 0.005."""
+SMALL_ENOUGH = 0.6
+"""Share of the fp32 size from which on the result is worth a warning."""
+HEADROOM = 0.5
+"""Share of fp16's range from which on a measured value counts as overflowing; other texts may reach further."""
+FLUSHED = 0.01
+"""Share of elements that became zero from which on it is worth a warning."""
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Convert the graphs of the onnx stage into the staging folder and copy the files beside them."""
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    source = read(folder)
+    converted: list[Converted] = []
+    output = StageOutput()
+    calls = _calls(context, source, output)
+    peaks: dict[str, float] = {}
+
+    def halve(one: Graph, model: ir.Model) -> ir.Model:
+        wide = frozenset(port.name for port in one.outputs if port.name.endswith("logits"))
+        found = _overflowing(context, one, model, calls)
+        peaks.update(found)
+        converted.append(HalfRewriter(model, wide, frozenset(found)).rewrite())
+        return model
+
+    made = derive(context, reporter, halve, dtype="float16", operation=OPERATION, doing="turning weights into fp16")
+    output.figures = _figures(converted, made, made.size(staging), source.size(folder))
+    _warn(converted, peaks, output)
+    if calls:
+        reporter.progress(0.9, "running it beside the fp32 graph")
+        _verify(context, calls, made, output)
+    return output
+
+
+def _calls(context: StageContext, source: GraphSet, output: StageOutput) -> list[Call]:
+    """What the fp32 graphs say to a few texts; nothing, which is recorded, where they can't be run here."""
+    try:
+        return reference_calls(context, source)
+    except (UnfedError, Permanent) as error:
+        wanted, taken = "activations measured and compared with the fp32 graph", "norms, angles and large weights in fp32, unmeasured"
+        output.fallbacks.append(Fallback(wanted=wanted, taken=taken, reason=str(error)))
+        return []
+
+
+def _overflowing(context: StageContext, one: Graph, model: ir.Model, calls: list[Call]) -> dict[str, float]:
+    """Value → its largest size, of those that come near the end of fp16's range in the fp32 graph.
+
+    Measured there, since on a CPU onnxruntime computes many fp16 nodes in fp32 and would not show it.
+    """
+    here = [call for call in calls if call.role == one.role]
+    if not here:
+        return {}
+    names = [value.name or "" for node in model.graph for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+    path = Path(context.inputs["onnx"]) / one.file
+    seen = watch(path, names, here, Path(context.temporary) / "peaks", threads=context.limits.threads, extremes_only=True)
+    sizes = {name: max(-activation.lowest, activation.highest) for name, activation in seen.items()}
+    return {name: size for name, size in sizes.items() if size > HEADROOM * LARGEST}
+
+
+def _figures(converted: list[Converted], made: GraphSet, size: int, source_bytes: int) -> dict[str, object]:
+    kept = sum((one.kept_nodes for one in converted), start=type(converted[0].kept_nodes)())
+    return {
+        "converted_tensors": sum(one.weights for one in converted),
+        "kept_fp32_nodes": sum(kept.values()),
+        "kept_fp32": dict(sorted(kept.items())),
+        "kept_fp32_weights": sum(len(one.too_large) for one in converted),
+        "casts": sum(one.casts for one in converted),
+        "flushed_to_zero": sum(one.flushed for one in converted),
+        "size_ratio_to_onnx": round(size / source_bytes, 4),
+        "graph_bytes": size,
+        "external_data": any(one.data for one in made.graphs),
+        "nodes": sum(one.nodes for one in made.graphs),
+    }
+
+
+def _warn(converted: list[Converted], peaks: dict[str, float], output: StageOutput) -> None:
+    if peaks:
+        name = max(peaks, key=lambda name: peaks[name])
+        text = f"{len(peaks)} values come near the end of fp16's range, {name} reached {peaks[name]:.3g}: their nodes stay fp32"
+        output.warnings.append(text)
+    too_large = sorted({name for one in converted for name in one.too_large})
+    if too_large:
+        output.warnings.append(f"{len(too_large)} weights hold values beyond fp16's range and stay fp32, for example {too_large[0]}")
+    flushed, elements = sum(one.flushed for one in converted), sum(one.elements for one in converted)
+    if elements and flushed > FLUSHED * elements:
+        output.warnings.append(f"{flushed / elements:.1%} of the weights are too small for fp16 and became zero")
+    ratio = output.figures["size_ratio_to_onnx"]
+    if isinstance(ratio, float) and ratio >= SMALL_ENOUGH:
+        output.warnings.append(f"the fp16 graph is {ratio:.0%} of the fp32 one")
+
+
+def _verify(context: StageContext, calls: list[Call], made: GraphSet, output: StageOutput) -> None:
+    """Compare both on a few texts; Permanent `fp16-overflow` where the half's values are not finite or far off."""
+    staging = Path(context.staging)
+    sessions = {graph.role: open_session(staging / graph.file, context.limits.threads) for graph in made.graphs}
+    error, agreement = compare(calls, [run_graph(sessions[call.role], call.feeds) for call in calls])
+    output.figures |= {"error_to_onnx": round(error, 6), "agreement_with_onnx": round(agreement, 4)}
+    if not error <= BOUND:
+        said = "gives values that are not finite" if error == float("inf") else f"is {error:.2g} standard deviations off"
+        remedy = "use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out"
+        raise Permanent("fp16-overflow", OPERATION, f"the fp16 graph {said} where the fp32 one is sound", remedy, path=staging)

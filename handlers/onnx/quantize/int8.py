@@ -1,0 +1,55 @@
+"""The stage `onnx-int8`: the fp32 graph with int8 weights.
+
+Run by `handlers/__main__.py` on the output of the onnx stage. Whether the loss of accuracy is acceptable is the
+validate stage's verdict; here the graph must be valid, load, and have shrunk. Free of torch, so the child is quick.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.graphs.derive import derive
+from handlers.onnx.graphs.graphset import Graph, GraphSet, read
+from handlers.onnx.graphs.rewriting import Counts
+from handlers.onnx.quantize.int8_rewriter import OPERATION, IntegerRewriter
+
+SMALL_ENOUGH = 0.5
+"""Share of the fp32 size from which on the result is worth a warning."""
+
+
+def _figures(counts: Counts, made: GraphSet, size: int, source_bytes: int) -> dict[str, object]:
+    return {
+        **counts.figures,
+        "size_ratio_to_onnx": round(size / source_bytes, 4),
+        "graph_bytes": size,
+        "external_data": any(one.data for one in made.graphs),
+        "nodes": sum(one.nodes for one in made.graphs),
+    }
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them."""
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    total = Counts()
+
+    def quantize(_: Graph, model: ir.Model) -> ir.Model:
+        total.add(IntegerRewriter(model).rewrite())
+        return model
+
+    made = derive(context, reporter, quantize, dtype="int8", operation=OPERATION, doing="turning weights into int8")
+    if not total.quantized:
+        cause = "no matrix product with a constant weight was found"
+        raise Permanent("nothing-to-quantize", OPERATION, cause, "leave onnx-int8 out", path=folder)
+    size, source_bytes = made.size(staging), read(folder).size(folder)
+    ratio = size / source_bytes
+    warnings = (
+        []
+        if ratio < SMALL_ENOUGH
+        else [f"the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32"]
+    )
+    return StageOutput(figures=_figures(total, made, size, source_bytes), warnings=warnings)

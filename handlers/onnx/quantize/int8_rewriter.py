@@ -1,0 +1,155 @@
+"""Weights of a graph in int8, in standard ONNX operators: what the onnx-int8 stage does to a graph.
+
+Matrix products become DynamicQuantizeLinear → MatMulInteger → two scales, as onnxruntime's `quantize_dynamic` writes
+them: symmetric int8 weights with one scale an output column, uint8 activations whose range is taken at run time. The weights
+are scaled so that no kernel can overflow (`quantize_matrix`): without that the answers depend on the processor. Beyond that tool it
+takes Gemm without rewriting it first, stores embedding tables in int8 with one scale a row, and lets an output layer that is tied to
+the embedding share its table. Weights are turned one at a time, so memory stays near the size of the result. Imports neither
+torch nor onnxruntime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of
+
+_BLOCK = 1 << 22
+"""Elements turned at once."""
+OPERATION = "quantize the ONNX graph to int8"
+LEVELS = 127
+"""Steps from zero to a channel's largest value."""
+
+
+@dataclass(frozen=True)
+class IntegerWeight:
+    """A matrix as int8 `values` in its stored layout and fp32 `scales`, one for each row or column of that layout."""
+
+    stem: str
+    """What the names of its parts begin with."""
+    values: ir.Value
+    scales: np.ndarray
+
+
+def quantize_matrix(weight: np.ndarray, channel: int, *, multiplied: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric int8 of an fp32 matrix, one scale for each index of axis `channel`: (int8 matrix, fp32 scales).
+
+    value = round(w / scale), half to even; a channel of zeros, or of numbers almost as small, has scale 1. scale = max|w| / 127, and for
+    a matrix that is `multiplied` at least p / 127, p the largest sum of two weights of one sign among four that follow each other.
+    Processors without VNNI add the products of two such weights with uint8 activations in 16 bits, where 255 × 128 is the most that there
+    is room for: rounded, two weights come to 128 at most. On trained models that costs a few per cent more error than the whole range.
+    """
+    other = 1 - channel
+    extent = np.maximum(weight.max(axis=other), -weight.min(axis=other)).astype(np.float32)
+    scales = extent / np.float32(LEVELS)
+    if multiplied:
+        scales = np.maximum(scales, _largest_pairs(weight, channel) / np.float32(LEVELS / 2))
+    if not np.isfinite(scales).all():
+        raise ValueError("it holds values that are not finite")
+    scales = np.where(scales >= np.finfo(np.float32).tiny, scales, np.float32(1))
+    values = np.empty(weight.shape, np.int8)
+    rows = max(1, _BLOCK // weight.shape[1])
+    for start in range(0, len(weight), rows):
+        part = slice(start, start + rows)
+        divisor = scales[part, None] if channel == 0 else scales[None, :]
+        values[part] = np.rint(weight[part] / divisor)
+    return values, scales
+
+
+def _largest_pairs(weight: np.ndarray, channel: int) -> np.ndarray:
+    """For each index of axis `channel`: half the largest |a + b| of two weights of one sign among four that follow each other.
+
+    Half of it is finite for all that fp32 holds. Kernels take weights by fours and add them by twos; which of the four come together is
+    theirs to choose.
+    """
+    most = np.zeros(weight.shape[channel], np.float32)
+    rows = max(4, _BLOCK // weight.shape[1] // 4 * 4)
+    for start in range(0, len(weight), rows):
+        part = weight[start : start + rows]
+        part = part.T if channel == 0 else part
+        padded = np.pad(part, ((0, -len(part) % 4), (0, 0)))
+        for half in (np.float32(0.5), np.float32(-0.5)):
+            first, second, third, fourth = (np.maximum(half * padded[place::4], 0) for place in range(4))
+            pairs = np.maximum(np.maximum(first, second) + np.maximum(third, fourth), np.maximum(first + second, third + fourth))
+            found = pairs.max(axis=0, initial=0)
+            if channel == 0:
+                most[start : start + rows] = np.maximum(most[start : start + rows], found)
+            else:
+                np.maximum(most, found, out=most)
+    return most
+
+
+class Int8Rewriter(Rewriter):
+    """Tables and weights in int8; what becomes of a product is up to those that inherit."""
+
+    def __init__(self, model: ir.Model) -> None:
+        super().__init__(model)
+        self._weights: dict[str, IntegerWeight] = {}
+        self._tied: set[ir.Value] = set()
+
+    def prepare(self, tied: set[ir.Value]) -> None:
+        """See `Rewriter.prepare`."""
+        self._tied = tied
+
+    def integer(self, weight: ir.Value, channel: int, *, multiplied: bool = True) -> IntegerWeight:
+        """The int8 form of a weight, made once however many nodes read it; `multiplied`: one of them is a product."""
+        stem = f"{weight.name}.int8.{'rows' if channel == 0 else 'columns'}"
+        if stem not in self._weights:
+            try:
+                values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied)
+            except ValueError as error:
+                remedy = "leave the int8 variants out, or train the checkpoint again: no product with such a weight has a sense"
+                raise Permanent("not-finite", OPERATION, f"the weight {weight.name} can't be rounded to int8: {error}", remedy) from error
+            self._weights[stem] = IntegerWeight(stem, self.constant(stem, values), scales)
+        return self._weights[stem]
+
+    def turn_lookup(self, lookup: Lookup) -> None:
+        """Gather int8 rows and their scales, and multiply."""
+        node, table = lookup.node, lookup.table
+        integer = self.integer(table, 0, multiplied=table in self._tied)
+        scales = self.constant(f"{integer.stem}.table_scale", integer.scales[:, None])
+        stem = f"{node.outputs[0].name}.int8"
+        rows = self.add(node, "Gather", integer.values, lookup.rows, name=f"{stem}.rows", axis=0)
+        wide = self.add(node, "Cast", rows.outputs[0], name=f"{stem}.cast", to=int(ir.DataType.FLOAT))
+        scale = self.add(node, "Gather", scales, lookup.rows, name=f"{stem}.scale", axis=0)
+        self.replace(node, self.add(node, "Mul", wide.outputs[0], scale.outputs[0], name=f"{stem}.scaled"))
+
+
+class IntegerRewriter(Int8Rewriter):
+    """Products over integers, with ranges of activations taken at run time."""
+
+    def __init__(self, model: ir.Model) -> None:
+        super().__init__(model)
+        self._activations: dict[tuple[ir.Value, int], tuple[ir.Value, ir.Value, ir.Value]] = {}
+
+    def _activation(self, value: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """(uint8 values, scale, zero point) of an activation, computed once in a graph however many products read it."""
+        place = (value, id(before.graph))
+        if place not in self._activations:
+            name = f"{value.name}.uint8" if before.graph is self.model.graph else f"{before.outputs[0].name}.factor.uint8"
+            node = self.add(before, "DynamicQuantizeLinear", value, name=name, outputs=3)
+            self._activations[place] = (node.outputs[0], node.outputs[1], node.outputs[2])
+        return self._activations[place]
+
+    def turn_product(self, product: Product) -> None:
+        """Multiply in integers, then bring the result back by the product of both scales."""
+        node, channel = product.node, 0 if product.transposed else 1
+        integer = self.integer(product.weight, channel)
+        values, scale, zero = self._activation(product.factor, node)
+        stem = f"{node.outputs[0].name}.int8"
+        matrix = integer.values
+        if product.transposed:
+            matrix = self.add(node, "Transpose", matrix, name=f"{stem}.transposed", perm=[1, 0]).outputs[0]
+        zeros = self.constant(f"{integer.stem}.zero_point", np.zeros(len(integer.scales), np.int8))
+        column_scales = self.constant(f"{integer.stem}.scale", integer.scales)
+        total = self.add(node, "MatMulInteger", values, matrix, zero, zeros, name=f"{stem}.sum")
+        wide = self.add(node, "Cast", total.outputs[0], name=f"{stem}.cast", to=int(ir.DataType.FLOAT))
+        scales = self.add(node, "Mul", scale, column_scales, name=f"{stem}.scales")
+        result = self.add(node, "Mul", wide.outputs[0], scales.outputs[0], name=f"{stem}.scaled")
+        if product.bias is not None:
+            result = self.add(node, "Add", result.outputs[0], product.bias, name=f"{stem}.biased")
+        self.replace(node, result)

@@ -1,0 +1,203 @@
+"""The stage `onnx-int8-static`: the fp32 graphs with int8 weights, and activations whose ranges were measured beforehand.
+
+Run by `handlers/__main__.py` on the output of the onnx stage. Products with constant weights are quantized and nothing else: to
+quantize all operators ruins language models. They are written as QuantizeLinear and DequantizeLinear pairs, which every
+runtime reads and onnxruntime fuses; weights have a scale a column, and tables are shared as in onnx-int8. Ranges come from texts: those
+of `validate.prompts` that validation does not use, as far as there are any. Of two ranges, all that was seen and all but
+outliers, the one is taken that comes nearer to the fp32 graph on texts that were not calibrated with. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models import prompts
+from handlers.onnx.folder.playback import Call, Player, Tokens, UnfedError, tokenize
+from handlers.onnx.folder.playback import run as run_graph
+from handlers.onnx.graphs.derive import derive
+from handlers.onnx.graphs.graph_file import fresh_folder
+from handlers.onnx.graphs.graphset import Graph, GraphSet, read
+from handlers.onnx.graphs.rewriting import Counts, Product, find_products
+from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.quantize.accuracy_levels import compare
+from handlers.onnx.quantize.activation_ranges import Activation, watch
+from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
+
+OPERATION = "quantize the ONNX graph to int8 with calibration"
+SMALL_ENOUGH = 0.5
+"""Share of the fp32 size from which on the result is worth a warning."""
+HELD_OUT = 4
+"""One text in so many chooses between the ranges instead of making them."""
+MOST_HELD_OUT = 4
+FEW_TOKENS = 500
+LITTLE_VOCABULARY = 0.002
+"""Below either, calibration is worth a warning."""
+Ranges = Mapping[str, tuple[float, float]]
+
+
+class StaticRewriter(Int8Rewriter):
+    """Products between QuantizeLinear and DequantizeLinear; those whose range is not known stay as they are."""
+
+    def __init__(self, model: ir.Model, ranges: Ranges) -> None:
+        super().__init__(model)
+        self._ranges = ranges
+        self._activations: dict[tuple[ir.Value, int], ir.Value] = {}
+
+    def turns(self, product: Product) -> bool:
+        """See `Rewriter.turns`."""
+        return (product.factor.name or "") in self._ranges
+
+    def _activation(self, value: ir.Value, before: ir.Node) -> ir.Value:
+        """An activation rounded to uint8 over its range and back, once in a graph however many products read it."""
+        place = (value, id(before.graph))
+        if place not in self._activations:
+            low, high = self._ranges[value.name or ""]
+            scale = np.float32(max((high - low) / 255, 1e-12))
+            stem = f"{value.name}.static" if before.graph is self.model.graph else f"{before.outputs[0].name}.factor.static"
+            scales = self.constant(f"{stem}.scale", np.array(scale, np.float32))
+            zero = self.constant(f"{stem}.zero_point", np.array(np.clip(np.rint(-low / scale), 0, 255), np.uint8))
+            rounded = self.add(before, "QuantizeLinear", value, scales, zero, name=f"{stem}.uint8")
+            self._activations[place] = self.add(before, "DequantizeLinear", rounded.outputs[0], scales, zero, name=f"{stem}.fp32").outputs[
+                0
+            ]
+        return self._activations[place]
+
+    def turn_product(self, product: Product) -> None:
+        """Multiply what both were rounded to. A shared table is turned as int8, which the runtime does once, when it loads."""
+        node, channel = product.node, 0 if product.transposed else 1
+        integer = self.integer(product.weight, channel)
+        factor = self._activation(product.factor, node)
+        stem = f"{node.outputs[0].name}.static"
+        matrix = integer.values
+        if product.transposed:
+            matrix = self.add(node, "Transpose", matrix, name=f"{stem}.transposed", perm=[1, 0]).outputs[0]
+        scales = self.constant(f"{integer.stem}.scale", integer.scales)
+        zeros = self.constant(f"{integer.stem}.zero_point", np.zeros(len(integer.scales), np.int8))
+        weight = self.add(node, "DequantizeLinear", matrix, scales, zeros, name=f"{stem}.weight", axis=1)
+        result = self.add(node, "MatMul", factor, weight.outputs[0], name=f"{stem}.product")
+        if product.bias is not None:
+            result = self.add(node, "Add", result.outputs[0], product.bias, name=f"{stem}.biased")
+        self.replace(node, result)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calls to measure ranges with, and others to choose between them."""
+
+    tokens: Tokens
+    measured: list[Call]
+    held_out: list[Call]
+
+
+def calibrate(context: StageContext, source: GraphSet) -> Calibration:
+    """Texts through the fp32 graphs: without a past, and one token on top of the cache. Permanent where that can't be done."""
+    folder, options = Path(context.inputs["onnx"]), context.work.validation
+    wanted = context.work.onnx.calibration_samples
+    texts, _ = prompts.load(options.model_copy(update={"samples": options.samples + wanted}))
+    tokens = tokenize(folder, [*texts[options.samples :], *texts[: options.samples]][:wanted])
+    rows = list(enumerate(tokens.rows))
+    held = [number for number, _ in rows if number % HELD_OUT == HELD_OUT - 1][:MOST_HELD_OUT] or [0]
+    result = Calibration(tokens, [], [])
+    try:
+        player = Player(folder, source, context.limits.threads)
+        for number, row in rows:
+            calls = list(player.play(row))
+            if number in held:
+                result.held_out.extend(calls)
+            if number not in held or len(rows) < HELD_OUT:
+                result.measured.extend(Call(call.role, call.feeds, {}) for call in calls)  # logits of all texts would be large
+    except UnfedError as error:
+        raise Permanent("no-calibration", OPERATION, str(error), "leave onnx-int8-static out", path=folder) from error
+    return result
+
+
+class _Chooser:
+    """Quantizes one graph with either range and keeps the better one."""
+
+    def __init__(self, context: StageContext, calibration: Calibration) -> None:
+        self.counts = Counts()
+        self.ranges: dict[str, str] = {}
+        self.errors: dict[str, dict[str, float]] = {}
+        self._context = context
+        self._calibration = calibration
+        self._scratch = Path(context.temporary) / "calibration"
+
+    def __call__(self, one: Graph, model: ir.Model) -> ir.Model:
+        """See `handlers.onnx.graphs.derive.Transform`."""
+        path = Path(self._context.inputs["onnx"]) / one.file
+        names = [product.factor.name or "" for product in find_products(model)]
+        calls = [call for call in self._calibration.measured if call.role == one.role]
+        seen = watch(path, names, calls, self._scratch, threads=self._context.limits.threads)
+        ways = {"min-max": _ranges(seen, narrow=False), "percentile": _ranges(seen, narrow=True)}
+        errors = {name: self._error(one, path, ranges) for name, ranges in ways.items()}
+        best = min(errors, key=lambda name: errors[name])
+        self.ranges[one.role] = best
+        self.errors[one.role] = {name: round(error, 6) for name, error in errors.items()}
+        self.counts.add(StaticRewriter(model, ways[best]).rewrite())
+        return model
+
+    def _error(self, one: Graph, path: Path, ranges: Ranges) -> float:
+        """Of the graph with such ranges against the fp32 one, on texts that were held out."""
+        model = ir.load(path)
+        StaticRewriter(model, ranges).rewrite()
+        target = fresh_folder(self._scratch) / one.file
+        ir.save(model, target, external_data=f"{one.file}.data")
+        calls = [call for call in self._calibration.held_out if call.role == one.role]
+        session = open_session(target, self._context.limits.threads)
+        error, _ = compare(calls, [run_graph(session, call.feeds) for call in calls])
+        del session
+        fresh_folder(self._scratch)
+        return error
+
+
+def _ranges(seen: Mapping[str, Activation], *, narrow: bool) -> dict[str, tuple[float, float]]:
+    return {name: activation.percentile() if narrow else activation.extremes() for name, activation in seen.items()}
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them."""
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    source = read(folder)
+    reporter.progress(0.02, "running the calibration texts")
+    calibration = calibrate(context, source)
+    chooser = _Chooser(context, calibration)
+    made = derive(context, reporter, chooser, dtype="int8", operation=OPERATION, doing="measuring ranges")
+    counts = chooser.counts
+    if not counts.quantized:
+        cause = "no matrix product with a constant weight was found"
+        raise Permanent("nothing-to-quantize", OPERATION, cause, "leave onnx-int8-static out", path=folder)
+    size, source_bytes = made.size(staging), source.size(folder)
+    figures = {
+        **counts.figures,
+        "ranges": chooser.ranges,
+        "range_errors": chooser.errors,
+        "calibration": calibration.tokens.figures,
+        "size_ratio_to_onnx": round(size / source_bytes, 4),
+        "graph_bytes": size,
+        "external_data": any(one.data for one in made.graphs),
+        "nodes": sum(one.nodes for one in made.graphs),
+    }
+    return StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
+
+
+def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
+    found, asked = tokens.figures, context.work.onnx.calibration_samples
+    texts, total, share = len(tokens.rows), sum(map(len, tokens.rows)), found["vocabulary_share"]
+    warnings = []
+    if texts < asked:
+        warnings.append(
+            f"{asked} texts to calibrate with were asked for and {texts} could be used; validate.prompts can name a file of more"
+        )
+    if total < FEW_TOKENS or (isinstance(share, float) and share < LITTLE_VOCABULARY):
+        warnings.append(f"ranges were calibrated with {total} tokens, {share:.2%} of the vocabulary: too few to stand for the model's use")
+    if ratio >= SMALL_ENOUGH:
+        warnings.append(f"the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32")
+    return warnings

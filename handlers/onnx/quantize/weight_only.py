@@ -1,0 +1,142 @@
+"""The stages `onnx-int4` and `onnx-int8-weight`: the fp32 graphs with weights of 4 or 8 bits in blocks, each block with its own scale.
+
+Run by `handlers/__main__.py` on the output of the onnx stage; `[onnx] block_size, symmetric, algorithm, accuracy_level` say how.
+onnx-int8-weight is larger than onnx-int8, since scales are kept by block, and many times as exact. Whether the loss of accuracy is
+acceptable is the validate stage's verdict; here the graphs must load, keep their names, and have shrunk. Free of torch but for the
+algorithm "hqq".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.messages import Fallback, StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models import prompts
+from handlers.onnx.folder.playback import Call, Player, UnfedError, run, tokenize
+from handlers.onnx.graphs.derive import derive
+from handlers.onnx.graphs.graphset import Graph, GraphSet, read
+from handlers.onnx.graphs.rewriting import Counts
+from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
+from handlers.onnx.quantize.block_quantization import Scheme
+from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
+
+TRIAL_TEXTS = 4
+TRIAL_TOKENS = 48
+ROWS_BITS = 4
+"""The width of weights for which onnxruntime has a kernel, on ARM64, that rounds activations by rows instead of by blocks."""
+
+
+def int4(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `onnx-int4`. A result above 0.3 of the fp32 size is worth a warning."""
+    options = context.work.onnx
+    scheme = Scheme(4, options.block_size, options.symmetric, options.algorithm)
+    return quantize(context, reporter, scheme, variant="onnx-int4", small_enough=0.3)
+
+
+def int8(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `onnx-int8-weight`. A result above 0.5 of the fp32 size is worth a warning."""
+    options = context.work.onnx
+    scheme = Scheme(8, options.block_size, options.symmetric)
+    return quantize(context, reporter, scheme, variant="onnx-int8-weight", small_enough=0.5)
+
+
+def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, variant: str, small_enough: float) -> StageOutput:
+    """Quantize the graphs of the onnx stage into the staging folder and copy the files beside them.
+
+    A result above `small_enough` of the fp32 size is warned of. Permanent `nothing-to-quantize` where no graph has a weight to turn.
+    """
+    folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
+    operation = f"quantize the ONNX graph to {variant}"
+    asked = context.work.onnx.accuracy_level
+    counts = Counts()
+
+    def transform(_: Graph, model: ir.Model) -> ir.Model:
+        counts.add(WeightOnlyRewriter(model, scheme, EXACT if asked < 0 else asked).rewrite())
+        return model
+
+    source = read(folder)
+    dtype = f"int{scheme.bits}"
+    made = derive(context, reporter, transform, dtype=dtype, operation=operation, doing=f"turning weights into {dtype}")
+    if not counts.quantized:
+        cause = "no matrix product with a constant weight was found"
+        raise Permanent("nothing-to-quantize", operation, cause, f"leave {variant} out", path=folder)
+    output = StageOutput(figures=_figures(counts, scheme, made.size(staging), source.size(folder), made))
+    if asked < 0:
+        reporter.progress(0.9, "measuring accuracy levels")
+        _choose_level(context, source, made, output, scheme.bits)
+    else:
+        output.figures["accuracy_level"] = asked
+    ratio = made.size(staging) / source.size(folder)
+    if ratio >= small_enough:
+        output.warnings.append(f"{variant} is {ratio:.0%} of the fp32 graph: most of its weights are of a kind that stays in fp32")
+    return output
+
+
+def _figures(counts: Counts, scheme: Scheme, size: int, source_bytes: int, made: GraphSet) -> dict[str, object]:
+    return {
+        **counts.figures,
+        "bits": scheme.bits,
+        "block_size": scheme.block_size,
+        "algorithm": scheme.algorithm,
+        "symmetric": scheme.symmetric and scheme.algorithm == "rtn",
+        "size_ratio_to_onnx": round(size / source_bytes, 4),
+        "graph_bytes": size,
+        "external_data": any(one.data for one in made.graphs),
+        "nodes": sum(one.nodes for one in made.graphs),
+    }
+
+
+def _choose_level(context: StageContext, source: GraphSet, made: GraphSet, output: StageOutput, bits: int) -> None:
+    """Run the graphs at the levels and leave them at the best one; where they can't be run, at the exact one, which is recorded."""
+    staging = Path(context.staging)
+    try:
+        calls = reference_calls(context, source)
+    except (UnfedError, Permanent) as error:
+        taken = f"level {EXACT}, fp32, unmeasured"
+        output.fallbacks.append(Fallback(wanted="an accuracy level chosen by measurement", taken=taken, reason=str(error)))
+        output.figures["accuracy_level"] = EXACT
+        return
+
+    fast = {graph.role: _at_level(staging, graph, FAST) for graph in made.graphs}
+    threads = context.limits.threads
+    sessions = {
+        EXACT: {graph.role: open_session(staging / graph.file, threads) for graph in made.graphs},
+        FAST: {role: open_session(path, threads) for role, path in fast.items()},
+    }
+    choice = choose(measure(sessions, calls), _error_by_rows(staging, made, calls, threads) if bits == ROWS_BITS else None)
+    sessions.clear()
+    for graph in made.graphs:
+        if choice.level == FAST:
+            fast[graph.role].replace(staging / graph.file)
+        else:
+            fast[graph.role].unlink()
+    output.figures |= choice.figures
+
+
+def _error_by_rows(staging: Path, made: GraphSet, calls: list[Call], threads: int) -> float:
+    """The exact level's error with activations rounded to int8 by rows."""
+    sessions = {graph.role: rounded_session(staging / graph.file, threads) for graph in made.graphs}
+    return compare(calls, [run(sessions[call.role], call.feeds) for call in calls])[0]
+
+
+def reference_calls(context: StageContext, source: GraphSet) -> list[Call]:
+    """What the fp32 graphs say to a few texts. Permanent where the texts can't be had, UnfedError where the graphs can't be fed."""
+    folder, options = Path(context.inputs["onnx"]), context.work.validation
+    texts, _ = prompts.load(options.model_copy(update={"samples": min(options.samples, TRIAL_TEXTS)}))
+    tokens = tokenize(folder, texts, longest=TRIAL_TOKENS)
+    player = Player(folder, source, context.limits.threads)
+    return [call for row in tokens.rows for call in player.play(row)]
+
+
+def _at_level(staging: Path, graph: Graph, level: int) -> Path:
+    """A graph with another level, written beside the first, whose weights' file it shares where it has one."""
+    model = ir.load(staging / graph.file)
+    set_level(model, level)
+    path = staging / f"{graph.file}.level"
+    ir.save(model, path)
+    return path

@@ -1,0 +1,1 @@
+"""Ways to trace a model into a graph."""

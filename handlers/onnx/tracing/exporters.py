@@ -1,0 +1,94 @@
+"""The exporters behind one shape: a request goes in, a graph in onnx_ir comes out.
+
+Called through the table of strategies. The two of torch trace a part's module with its signature's axes dynamic; neither names them
+well, which is the finish's work. optimum's works in an environment of its own, and refuses where that is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxscript.optimizer
+import torch
+
+from daemon.contract.messages import StageContext
+from handlers.onnx.families.base import Part
+from handlers.onnx.tracing import optimum as toolchain_engine
+from handlers.toolchains import use
+
+LEGACY_NEWEST_OPSET = 20
+
+
+class NotInstalledError(Exception):
+    """An exporter that is not here; the text says how it would be had."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an exporter needs."""
+
+    part: Part
+    opset: int
+    scratch: Path
+    """Folder for files that the exporter makes on its way: empty at a strategy's first part."""
+    context: StageContext | None = None
+    """The attempt that it works for; an exporter that needs another environment finds it by this."""
+
+
+Exporter = Callable[[Request], ir.Model]
+
+
+def dynamo(request: Request) -> ir.Model:
+    """torch.export and its ONNX translation."""
+    signature = request.part.signature
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = tuple(dict.fromkeys(signature.axes.get(name, {}), dynamic) or None for name in signature.inputs)
+    with torch.no_grad():
+        program = torch.onnx.export(
+            request.part.module,
+            request.part.example,
+            dynamo=True,
+            input_names=list(signature.inputs),
+            output_names=list(signature.outputs),
+            dynamic_shapes=(shapes,),
+            opset_version=request.opset,
+            verbose=False,
+        )
+    if program is None:
+        raise RuntimeError("torch.onnx.export gave no program")
+    return program.model
+
+
+def legacy(request: Request) -> ir.Model:
+    """The TorchScript tracer, which records one pass and so takes models that torch.export refuses.
+
+    Its own constant folding is left out: it would write a tied embedding twice.
+    """
+    signature = request.part.signature
+    path = request.scratch / "traced.onnx"
+    with torch.no_grad():
+        torch.onnx.export(
+            request.part.module,
+            request.part.example,
+            str(path),
+            dynamo=False,
+            input_names=list(signature.inputs),
+            output_names=list(signature.outputs),
+            dynamic_axes={name: dict(axes) for name, axes in signature.axes.items()},
+            opset_version=request.opset,
+            do_constant_folding=False,
+        )
+    model = ir.load(path)
+    onnxscript.optimizer.optimize(model)
+    return model
+
+
+def optimum(request: Request) -> ir.Model:
+    """The exporter of optimum-onnx, whose requirements contradict ours: it works in an environment of its own."""
+    toolchain = use.find(request.context, toolchain_engine.NAME) if request.context is not None else None
+    if request.context is None or toolchain is None:
+        raise NotInstalledError("the toolchain optimum is not installed: ckptd toolchain install optimum")
+    return toolchain_engine.graph_of(request.part, request.opset, request.context, toolchain, request.scratch)

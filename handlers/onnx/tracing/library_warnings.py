@@ -1,0 +1,79 @@
+"""What libraries say while they export: heard, kept once each, bounded.
+
+Called by the ONNX stages. Python warnings and log records of the exporter's libraries are collected for the
+report; the attempt's log still gets each of them once. The tracer's warnings are kept apart, by where they come from, to be judged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from types import TracebackType
+from typing import Any
+
+from handlers.onnx.tracing import tracer_warnings
+
+LIMIT = 10
+WIDTH = 240
+LOGGERS = ("torch", "transformers", "onnxscript", "onnx_ir", "onnxruntime")
+
+# True of every export whatever the model, so it tells a reader of the report nothing.
+UNINFORMATIVE = (
+    "torchvision is not installed",
+    "is deprecated",
+    "legacy TorchScript-based ONNX export",
+    "will be removed",
+)
+
+
+class Chatter(logging.Handler):
+    """Context manager that collects warnings and log records of level WARNING and above into `lines`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._heard: dict[str, int] = {}
+        self._catcher = warnings.catch_warnings()
+        self.traced: dict[tracer_warnings.Origin, int] = {}
+        """Where the tracer warned → how often."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a log record (called by logging)."""
+        self._hear(record.getMessage())
+
+    def __enter__(self) -> Chatter:
+        self._catcher.__enter__()
+        warnings.simplefilter("always")
+        warnings.showwarning = self._show
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self)
+        self._catcher.__exit__(kind, error, trace)
+
+    @property
+    def lines(self) -> list[str]:
+        """At most LIMIT distinct messages, in the order heard, each with how often it came; a last line counts the rest."""
+        told = [text for text in self._heard if not any(phrase in text for phrase in UNINFORMATIVE)]
+        lines = [text if self._heard[text] == 1 else f"{text} ({self._heard[text]} times)" for text in told[:LIMIT]]
+        if len(told) > LIMIT:
+            lines.append(f"{len(told) - LIMIT} more kinds of warning are in the attempt's log")
+        return lines
+
+    def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        if category.__name__ == tracer_warnings.CATEGORY:
+            place = tracer_warnings.origin(filename, lineno, str(message))
+            if place not in self.traced:
+                print(f"{tracer_warnings.CATEGORY} at {place}: {' '.join(str(message).split())}"[:WIDTH], file=sys.stderr)
+            self.traced[place] = self.traced.get(place, 0) + 1
+        else:
+            self._hear(f"{category.__name__}: {message}")
+
+    def _hear(self, message: str) -> None:
+        text = " ".join(message.split())[:WIDTH]
+        if text not in self._heard:
+            print(text, file=sys.stderr)
+        self._heard[text] = self._heard.get(text, 0) + 1

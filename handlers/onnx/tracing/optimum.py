@@ -1,0 +1,83 @@
+"""The exporter of the toolchain `optimum` as a way of the ladder: one run of it makes all graphs of a model, which are then given by part.
+
+Called by `exporters.optimum`. The model is loaded a second time, in the toolchain's own process, so memory holds it twice. Graphs come with
+our inputs and outputs in our order; where optimum's lack some, or have more, that is said. Whether they compute what torch does, the
+family's check finds out as for any other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxscript.optimizer
+
+from daemon.contract.messages import StageContext
+from handlers.models.tasks import task_of
+from handlers.onnx.families.base import Part
+from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.toolchains import use
+
+NAME = "optimum"
+MODULE = "handlers.toolchains.optimum_export"
+PAST, PRESENT = "past_key_values.", "present."
+
+
+def graph_of(part: Part, opset: int, context: StageContext, toolchain: Path, scratch: Path) -> ir.Model:
+    """optimum's graph for a part; it exports when `scratch` does not hold its graphs yet, whose weights stay there.
+
+    Raises `use.ToolchainFailedError` when it can't, GraphMismatchError when its graph has other inputs or outputs.
+    """
+    folder = scratch / NAME
+    if not folder.exists():
+        _export(opset, context, toolchain, scratch, folder)
+    path = folder / part.file
+    if not path.is_file():
+        made = ", ".join(sorted(one.name for one in folder.glob("*.onnx"))) or "nothing"
+        raise GraphMismatchError(f"optimum made {made}, and no {part.file}")
+    model = ir.load(path)
+    onnxscript.optimizer.optimize(model)
+    _hand_on_what_does_not_change(model, part.signature.outputs)
+    for kind, values, names in (
+        ("inputs", model.graph.inputs, part.signature.inputs),
+        ("outputs", model.graph.outputs, part.signature.outputs),
+    ):
+        values[:] = _ordered(kind, values, names)
+    return model
+
+
+def _export(opset: int, context: StageContext, toolchain: Path, scratch: Path, folder: Path) -> None:
+    source = Path(context.inputs["merge"])
+    task = task_of(source)
+    if task is None:
+        raise GraphMismatchError("optimum is told by the task what to export, and the model's is not known")
+    work = scratch / f"{NAME}-scratch"
+    work.mkdir()
+    options = {
+        "source": source, "target": folder, "scratch": work, "task": task.name, "opset": opset, "cache": int(context.work.onnx.cache),
+    }  # fmt: skip
+    use.run_module(toolchain, MODULE, options, scratch)
+
+
+def _hand_on_what_does_not_change(model: ir.Model, wanted: Sequence[str]) -> None:
+    """Give out the encoder's part of a cache too, as it came in: optimum leaves to its caller what the step does not change."""
+    graph = model.graph
+    found, inputs = {value.name for value in graph.outputs}, {value.name: value for value in graph.inputs}
+    for name in wanted:
+        past = inputs.get(name.replace(PRESENT, PAST, 1))
+        if name in found or ".encoder." not in name or past is None:
+            continue
+        node = ir.node("Identity", [past], name=f"hand_on.{name}")
+        value = node.outputs[0]
+        value.name, value.type, value.shape = name, past.type, past.shape
+        graph.append(node)
+        graph.outputs.append(value)
+
+
+def _ordered(kind: str, values: Sequence[ir.Value], names: Sequence[str]) -> list[ir.Value]:
+    found = {str(value.name): value for value in values}
+    if set(found) != set(names):
+        lost, foreign = sorted(set(names) - set(found)), sorted(set(found) - set(names))
+        raise GraphMismatchError(f"the {kind} of optimum's graph differ from those asked for: missing {lost}, unexpected {foreign}")
+    return [found[name] for name in names]

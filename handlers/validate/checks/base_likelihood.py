@@ -1,0 +1,142 @@
+"""Which base did the adapter learn against? The likelihood of the samples' own text on each base that `merge.base` can name.
+
+Called by the validate stage while the live worker still holds the model, after the reference was measured; `bases_live` does the
+worker's part. Language models alone, since the measure is the next token of a text. Nothing is decided here: figures and, where they are
+clear, a warning. Imports numpy and nothing heavier.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daemon.contract.messages import StageContext
+from handlers.models.files import read_json, setting
+from handlers.validate.checks.comparison import Comparison
+from handlers.validate.checks.reference import Progress, Reference, teacher_forced
+from handlers.validate.checks.samples import Sample
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+VALUES = ("original", "dequantized", "dequantized-double")
+MARGIN = 3.0
+"""Standard errors by which another base must be better before it is said: two others are tried, and neighbouring tokens are alike."""
+
+
+def taken(context: StageContext) -> str:
+    """What `merge.base` comes to: "original" where there is no adapter, and for a base that is stored quantized, where it has no effect."""
+    return "original" if context.base is None or stored_quantized(Path(context.base)) else context.work.merge.base
+
+
+def method(context: StageContext) -> str:
+    """What the live model is, for people."""
+    if context.base is None:
+        return "full fine-tune"
+    on = "" if taken(context) == "original" else f", on the {taken(context)} base"
+    return f"{context.checkpoint.method} adapter applied at run time, not merged{on}"
+
+
+def stored_quantized(base: Path) -> bool:
+    """Whether a base is quantized as it lies on disk, by its config.json."""
+    config = read_json(base / "config.json", "read the base's configuration")
+    return bool(setting(config, "quantization_config") or config.get("compression_config"))
+
+
+def compare(live: Worker, reference: Reference, context: StageContext, folder: Path, progress: Progress) -> dict[str, Any] | None:
+    """Run the samples on the other bases too; None where nobody asked. Adds to the reference's warnings; `folder` is for scratch.
+
+    The live worker holds another base afterwards. The figures are nats a token: "nll" the mean negative log-likelihood of the samples'
+    tokens, "error" the standard error of each other's difference to the chosen one, "kl" the divergence KL(chosen ‖ other); where
+    nothing could be compared there is "skipped", the reason, instead. A worker that fails is such a reason.
+    """
+    asked, chosen = context.work.validation.bases, taken(context)
+    if context.base is None or not (asked or chosen != "original"):
+        return None
+    reason = _unfit(reference, Path(context.base))
+    try:
+        reason = reason or live.ask("streams")["reason"]
+        figures = {} if reason else _measured(live, reference, chosen, folder, progress)
+    except (WorkerFailed, ValueError) as error:
+        progress(1.0, "comparing bases")  # told to stop, the stage ends here: then the worker was ended with it
+        reason = error.cause if isinstance(error, WorkerFailed) else str(error)
+    if reason:
+        if asked:
+            reference.warnings.append(f"The bases that the adapter may have learnt against were not compared: {reason}.")
+        return {"chosen": chosen, "skipped": reason}
+    if warning := better(figures, own=bool(context.work.validation.prompts)):
+        reference.warnings.append(warning)
+    return figures
+
+
+def _unfit(reference: Reference, base: Path) -> str | None:
+    """Why there is nothing to compare, as a clause."""
+    if reference.subject.kind != "causal":
+        return "only a language model says how likely its text is"
+    if stored_quantized(base):
+        return "the base is stored quantized, so there is one form of it"
+    if not reference.readable:
+        return "neither checkpoint nor base has a tokenizer, so there is no text"
+    return None if any(_scored(sample) for sample in reference.samples) else "no prompt has a second token"
+
+
+def _measured(live: Worker, reference: Reference, chosen: str, folder: Path, progress: Progress) -> dict[str, Any]:
+    losses = {chosen: np.concatenate([surprise(sample, np.load(sample.logits, mmap_mode="r")) for sample in reference.samples])}
+    divergence: dict[str, float | None] = {}
+    for values in VALUES:
+        if values == chosen:
+            continue
+        live.ask("rebase", values=values)
+        comparison, found = Comparison(reference.subject.head), []
+        for number, sample in enumerate(reference.samples):
+            progress(1.0, f"{values} base, prompt {number + 1} of {len(reference.samples)}")
+            rows = teacher_forced(live, sample, folder / "other-base.npy")
+            comparison.add(np.load(sample.logits), rows)
+            found.append(surprise(sample, rows))
+        losses[values] = np.concatenate(found)
+        divergence[values] = comparison.figures(reference.logit_std)["kl"]
+    (folder / "other-base.npy").unlink()
+    return summary(chosen, losses, divergence)
+
+
+def _scored(sample: Sample) -> list[tuple[int, int]]:
+    """(row, token that follows there) of every kept row whose next token is the text's own, not one that the model made up."""
+    return [(row, sample.ids[place + 1]) for row, place in enumerate(sample.keep) if place + 1 < len(sample.ids)]
+
+
+def surprise(sample: Sample, rows: np.ndarray) -> np.ndarray:
+    """Negative log-likelihood, in nats, of the text's tokens under the logits `rows` (len(keep), V), float64."""
+    found = []
+    for row, token in _scored(sample):
+        logits = rows[row].astype(np.float64)
+        top = logits.max()
+        found.append(top + math.log(np.exp(logits - top).sum()) - logits[token])
+    return np.array(found)
+
+
+def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, float | None]) -> dict[str, Any]:
+    """The figures of `compare` from losses of the same tokens on each base. The standard error is that of paired differences."""
+    means = {values: float(losses[values].mean()) for values in VALUES if values in losses}
+    count = len(losses[chosen])
+    errors = {
+        values: float((losses[chosen] - losses[values]).std(ddof=1) / math.sqrt(count)) if count > 1 else None
+        for values in means
+        if values != chosen
+    }
+    best = min(means, key=lambda values: (means[values], values != chosen))
+    return {"chosen": chosen, "best": best, "tokens": count, "nll": means, "error": errors, "kl": divergence}
+
+
+def better(figures: dict[str, Any], *, own: bool) -> str | None:
+    """What to say when another base than the chosen one fits the samples clearly better; `own`: the prompts are the user's."""
+    chosen, best, nll = figures["chosen"], figures["best"], figures["nll"]
+    error = figures["error"].get(best)
+    if error is None or nll[chosen] - nll[best] <= MARGIN * error:
+        return None
+    caution = "" if own else ", which the built-in ones are not: set validate.prompts before you believe this"
+    return (
+        f"The samples fit the adapter on the {best} base better: {nll[best]:.4g} nats a token against {nll[chosen]:.4g} on the {chosen} one"
+        f" (they differ by {nll[chosen] - nll[best]:.2g} ± {error:.1g}, {figures['tokens']} tokens)."
+        f' merge.base = "{best}" would merge into it. The prompts should be the run\'s own data{caution}.'
+    )

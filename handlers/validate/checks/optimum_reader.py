@@ -1,0 +1,118 @@
+"""A foreign reader: what optimum's ORTModel classes make of an ONNX folder, beside what our own engine made of it.
+
+Called by the validate stage for artifacts that run in the engine `onnx`, where the toolchain `optimum` is installed. Artifact and
+libraries are the same kind on both sides, so quantization is no excuse: what differs is how the folder is read. A reader that fails
+is another program's business and a figure; what it says never decides a verdict. It reads one sample, in a process of its own that
+holds the artifact a second time. This module imports numpy and nothing heavier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daemon.contract.errors import CkptdError
+from daemon.contract.files import remove_tree
+from daemon.contract.messages import StageContext
+from handlers.models.files import read_json
+from handlers.toolchains import use
+from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.generation_rules import read_rules
+from handlers.validate.engines.task_profile import Subject
+
+NAME = "optimum"
+MODULE = "handlers.toolchains.optimum_reader"
+TOKENS = 32
+"""Most tokens that are decoded: the cache is exercised by a few."""
+
+
+def compare(
+    context: StageContext, folder: str | Path, subject: Subject, sample: Sample, rows: Path, tokens: Sequence[int], limit: float, *,
+    safe_point: Callable[[], None] = lambda: None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Have the foreign reader run one sample; None where its toolchain is not installed.
+
+    `rows`, a .npy file of (len(sample.keep), V), and `tokens` are what our engine made of the same artifact; `tokens` is empty for an
+    encoder. `limit` is the largest max |Δ| that still counts as the same. Gives engine, error_max_absolute, greedy_identical, adjusted
+    (what of the reader had to be put right) and differs; or engine and failed, the reason why it can't read the folder.
+    """
+    toolchain = use.find(context, NAME)
+    if toolchain is None:
+        return None
+    scratch = Path(context.temporary) / "foreign"
+    remove_tree(scratch)
+    scratch.mkdir(parents=True)
+    try:
+        return _read(toolchain, Path(folder), subject, sample, np.load(rows), tokens, limit, context.limits.threads, scratch, safe_point)
+    except (use.ToolchainFailedError, CkptdError, ValueError) as error:
+        return {"engine": NAME, "failed": str(error).strip().splitlines()[0]}
+    finally:
+        remove_tree(scratch)
+
+
+def _read(
+    toolchain: Path, folder: Path, subject: Subject, sample: Sample, rows: np.ndarray, tokens: Sequence[int], limit: float, threads: int,
+    scratch: Path, safe_point: Callable[[], None],
+) -> dict[str, Any]:  # fmt: skip
+    inputs, outputs, count = scratch / "in.npz", scratch / "out.npz", min(len(tokens), TOKENS)
+    arrays: dict[str, Any] = {name: np.asarray([ids], np.int64) for name, ids in _feeds(folder, subject, sample).items()}
+    np.savez(inputs, **arrays)
+    options = {
+        "folder": folder, "task": subject.task, "inputs": inputs, "outputs": outputs, "new_tokens": count, "prompt": len(sample.ids),
+        "threads": threads,
+    }  # fmt: skip
+    said = use.run_module(toolchain, MODULE, options, scratch, safe_point=safe_point)
+    with np.load(outputs) as made:
+        error = _error(_rows(subject, made)[sample.keep], rows)
+        identical = made["tokens"][0].tolist() == list(tokens[:count]) if count else None
+    return {
+        "engine": f"{NAME} {said['class']}", "greedy_identical": identical, "error_max_absolute": error, "adjusted": said["adjusted"],
+        "differs": not error <= limit,
+    }  # fmt: skip
+
+
+def _feeds(folder: Path, subject: Subject, sample: Sample) -> dict[str, list[int]]:
+    """Token ids by input, of the pass whose rows our engine gave."""
+    if subject.kind == "causal":
+        return {"input_ids": [*sample.ids, *sample.tokens]}
+    if subject.kind == "encoder":
+        return {"input_ids": sample.ids, **({} if sample.types is None else {"token_type_ids": sample.types})}
+    paths = (folder / "config.json", folder / "generation_config.json")
+    config, generation = (read_json(path, "decode with the model") if path.exists() else {} for path in paths)
+    return {"input_ids": sample.ids, "decoder_input_ids": [read_rules(generation, config).start, *sample.tokens[:-1]]}
+
+
+def _rows(subject: Subject, made: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Rows (P, V) as our own drivers give them. Raises ValueError for outputs of another kind."""
+    if subject.task == "question-answering":
+        return np.stack([made["start_logits"][0], made["end_logits"][0]])
+    name = "last_hidden_state" if subject.task == "feature-extraction" else "logits"
+    if name not in made:
+        raise ValueError(f"it gives {', '.join(made)}, and no {name}")
+    return made[name] if subject.task == "text-classification" else made[name][0]
+
+
+def _error(found: np.ndarray, wanted: np.ndarray) -> float:
+    if found.shape != wanted.shape:
+        raise ValueError(f"it gives rows of the shape {found.shape}, and {wanted.shape} were expected")
+    error = float(np.abs(found - wanted).max(initial=0.0))
+    return error if np.isfinite(error) else float("inf")
+
+
+def sentence(variant: str, figures: Mapping[str, Any] | None) -> str | None:
+    """The warning that `compare`'s figures are worth; None where the foreign reader says the same, or was not asked."""
+    if figures is None:
+        return None
+    if "failed" in figures:
+        return f"{variant}: {figures['engine']} can't read it, which says nothing about its use elsewhere: {figures['failed']}"
+    if figures["differs"]:
+        return (
+            f"{variant}: {figures['engine']} computes other outputs from the same files (max |Δ| {figures['error_max_absolute']:.3g}):"
+            " don't use it with optimum before you know why"
+        )
+    if figures["greedy_identical"] is False:
+        return f"{variant}: {figures['engine']} computes the same outputs in one pass and decodes other tokens: its cache is used otherwise"
+    return None

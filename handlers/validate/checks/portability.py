@@ -1,0 +1,42 @@
+"""Does an artifact say the same on other processors? The bound of `handlers.onnx.graphs.integer_products`, asked in a process of its own.
+
+Called by the validate stage once the artifact's worker has ended: reading graphs takes libraries that the stage itself does without.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from daemon.contract import cpu
+from handlers.validate.workers.client import environment
+
+SECONDS = 900
+
+
+def check(folder: Path, arithmetic: str = "float") -> tuple[dict[str, Any], str | None]:
+    """(figures, fault) of an artifact's graphs; nothing where it has none. `arithmetic`: what they multiply, as in StageSpec.
+
+    The figures are `needs`, which processors give these answers, and `integer_products` where integers are multiplied.
+    """
+    if not any(folder.glob("*.onnx")):
+        return {}, None
+    command = [sys.executable, "-m", "handlers.onnx.graphs.integer_products", str(folder), "--json"]
+    try:
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
+        )
+        told = json.loads(done.stdout)
+        products = told["integer_products"]
+        doubt = cpu.doubt(arithmetic, cpu.here())
+        needs = told["needs"] + (f"; {doubt}" if doubt else "")
+        return {"needs": needs} | ({} if products is None else {"integer_products": products}), told["fault"]
+    except subprocess.TimeoutExpired:
+        why = f"it took longer than {SECONDS} seconds"
+    except (ValueError, KeyError, TypeError):
+        lines = done.stderr.strip().splitlines()
+        why = lines[-1][:300] if lines else f"exit code {done.returncode}"
+    return {}, f"whether its integer products overflow on other processors could not be found out: {why}"

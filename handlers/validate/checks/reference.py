@@ -1,0 +1,270 @@
+"""What the live model says: the prompts' token ids, its greedy continuations and its logits, kept on disk.
+
+Called by the validate stage while the live worker holds the model. The live model is base + adapter, not merged, in
+fp32. Logits are kept for at most LOGITS_BYTES; beyond that, evenly spaced positions stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daemon.contract.messages import Fallback
+from daemon.contract.options import ValidateOptions
+from handlers.validate.checks import segments
+from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
+from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
+from handlers.validate.engines.task_profile import LANGUAGE_MODEL, Subject
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+LOGITS_BYTES = 512 << 20
+LEAST_TOKENS = 8
+"""Tokens decoded even when the model would end at once: fewer would not exercise the cache."""
+LEAST_TARGETS = 4
+"""The same for an encoder-decoder, whose outputs may be short: what comes after their end means nothing."""
+SPEED_PROMPT = 48
+PADDED_ROWS = 4
+PADDED_STEPS = 4
+PADDING_LIMIT = 1e-3
+"""Largest |Δ|, in standard deviations of the outputs, by which the live model may differ from itself in a padded batch."""
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass
+class Reference:
+    """Everything that artifacts are compared with."""
+
+    samples: list[Sample]
+    logit_std: float
+    speed_prompt: list[int]
+    speed_tokens: int
+    readable: bool
+    """Prompts are text that a tokenizer encoded, so artifacts' tokenizers can be checked."""
+    figures: dict[str, Any]
+    adapter: dict[str, Any] | None
+    """Bare base against base + adapter: how much there is to be seen at all. None for a full fine-tune."""
+    warnings: list[str] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    subject: Subject = LANGUAGE_MODEL
+    sides: list[str] = field(default_factory=lambda: ["left"])
+    """Sides on which the live model can be padded without another outcome, so that artifacts must be able to."""
+    bases: dict[str, Any] | None = None
+    """Figures of `bases.compare`; None where it was not asked for."""
+
+
+def measure(
+    live: Worker, prompts: list[str], options: ValidateOptions, folder: Path, progress: Progress, subject: Subject = LANGUAGE_MODEL,
+    base_values: str = "original",
+) -> Reference:  # fmt: skip
+    """Load the live model and run the prompts; `folder` receives the logits. Raises WorkerFailed.
+
+    `base_values` is what `merge.base` comes to: the adapter acts on the base that it was merged into.
+    """
+    about = live.load()
+    if base_values != "original":
+        live.ask("rebase", values=base_values)
+    warnings: list[str] = []
+    fallbacks: list[Fallback] = []
+    rows, readable = _encode(live, subject, pieces(subject, prompts), about["vocabulary"], fallbacks)
+    hide = _hidden(live, subject, readable, fallbacks)
+    room, count = _room(subject, about["context_length"], options.new_tokens)
+    if count < options.new_tokens * (subject.kind != "encoder") or any(len(one.ids) > room for one in rows):
+        what = f" and runs to {count} tokens" if subject.kind != "encoder" else ""
+        warnings.append(f"The model addresses {about['context_length']} positions: prompts were cut to {room}{what}.")
+    positions = max(1, LOGITS_BYTES // (4 * (about["vocabulary"] or 1) * len(rows)))
+    spread, adapter = Spread(), Comparison(subject.head)
+    samples, total = [], 0
+    for number, one in enumerate(rows):
+        progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
+        sample, possible = _run(live, subject, one, hide, room, count, positions, folder / f"live-{number}.npy", readable)
+        total += possible
+        logits = np.load(sample.logits)
+        if not np.isfinite(logits).all():
+            remedy = "look at the run's loss; export an earlier checkpoint"
+            raise WorkerFailed("its logits hold values that are not finite", remedy, code="reference-not-finite")
+        spread.add(logits)
+        if about["adapted"]:
+            _add_bare(live, sample, logits, adapter, folder)
+        samples.append(sample)
+    kept = sum(len(sample.keep) for sample in samples)
+    if kept < total:
+        warnings.append(f"Logits were compared at {kept} of {total} positions, evenly spaced, to bound the disk space they take.")
+    unit = spread.unit(subject.head)
+    sides = padding_sides(live, subject, samples, unit, warnings)
+    warnings += segments.lost(live, samples, unit)
+    speed_prompt, speed_tokens = _speed_work(subject, samples, about["context_length"], options.speed_tokens)
+    return Reference(
+        samples, unit, speed_prompt, speed_tokens, readable, {},
+        adapter.figures(unit) if about["adapted"] else None, warnings, fallbacks, subject, sides,
+    )  # fmt: skip
+
+
+def teacher_forced(worker: Worker, sample: Sample, out: Path, **more: Any) -> np.ndarray:
+    """A worker's rows for a sample, which `out` receives too."""
+    worker.ask("teacher", ids=sample.ids, targets=sample.tokens, types=sample.types, keep=sample.keep, out=str(out), **more)
+    rows: np.ndarray = np.load(out)
+    return rows
+
+
+def _encode(
+    live: Worker, subject: Subject, texts: list[str], vocabulary: int | None, fallbacks: list[Fallback]
+) -> tuple[list[Encoded], bool]:
+    """Texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
+    firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
+    try:
+        answer = live.ask("encode", texts=texts, firsts=firsts)
+    except WorkerFailed as error:
+        if error.code != "tokenizer-not-found":
+            raise
+        fallbacks.append(
+            Fallback(wanted="prompts as text", taken="pseudo-random token ids", reason="neither checkpoint nor base has a tokenizer")
+        )
+        if subject.kind == "encoder":
+            vocabulary = live.ask("input_vocabulary")["tokens"]
+        random = np.random.default_rng(0)
+        encoded = [random.integers(0, vocabulary or 256, size=8 + 2 * number).tolist() for number in range(len(texts))]
+        return [Encoded(f"(token ids {ids[0]}, {ids[1]}, …)", ids) for ids in encoded], False
+    none = [None] * len(texts)
+    columns = (texts, answer["ids"], answer.get("types") or none, firsts or none)
+    rows = [Encoded(*one) for one in zip(*columns, strict=True) if one[1]]
+    if not rows:
+        raise WorkerFailed("the tokenizer gives no tokens for any prompt", "give other prompts in validate.prompts", code="prompts-empty")
+    return rows, True
+
+
+@dataclass(frozen=True)
+class _Special:
+    tokens: frozenset[int] = frozenset()
+    mask: int | None = None
+
+
+def _hidden(live: Worker, subject: Subject, readable: bool, fallbacks: list[Fallback]) -> _Special:
+    """Special tokens, which no head is trained on, and the one that hides another; only where the task asks for them."""
+    if not readable or subject.task not in ("token-classification", "fill-mask"):
+        return _Special()
+    answer = live.ask("special")
+    if answer["mask"] is None and subject.task == "fill-mask":
+        fallbacks.append(Fallback(wanted="hidden tokens", taken="the texts as they are", reason="the tokenizer has no mask token"))
+    return _Special(frozenset(answer["special"]), answer["mask"])
+
+
+def _room(subject: Subject, context: int | None, new_tokens: int) -> tuple[int, int]:
+    """Largest prompt and number of new tokens that fit the positions the model can address."""
+    if subject.kind == "encoder":
+        return context or 1 << 30, 0
+    if context is None:
+        return 1 << 30, new_tokens
+    if subject.kind == "seq2seq":  # source and target have positions of their own
+        return context, min(new_tokens, max(1, context - 1))
+    count = min(new_tokens, max(1, context // 2))
+    return max(1, context - count), count
+
+
+def _run(
+    live: Worker, subject: Subject, one: Encoded, special: _Special, room: int, count: int, positions: int, path: Path, readable: bool
+) -> tuple[Sample, int]:
+    """The sample, and the number of rows that could be compared."""
+    ids, tokens, places = one.ids[:room], [], None
+    if subject.kind != "encoder":
+        least = min(LEAST_TOKENS if subject.kind == "causal" else LEAST_TARGETS, count)
+        tokens = live.ask("greedy", ids=ids, tokens=count, least=least, stop=True)["tokens"]
+    if subject.task == "fill-mask":
+        ids, places = hidden(ids, special.tokens, special.mask)
+    places = rows_that_count(subject, ids, tokens, special.tokens) if places is None else places
+    keep = [places[place] for place in evenly(len(places), positions)]
+    types = None if one.types is None else one.types[:room]
+    sample = Sample(one.text, one.ids, ids, tokens, None, keep, path, types, one.first)
+    rows = teacher_forced(live, sample, path)
+    answer = answer_text(live, subject, sample, tokens, rows) if readable else None
+    return replace(sample, continuation=answer), len(places)
+
+
+def answer_text(worker: Worker, subject: Subject, sample: Sample, tokens: list[int], rows: np.ndarray) -> str | None:
+    """What a model says about a sample, for a person to read: text, label, labels, hidden tokens, span or number; None for vectors."""
+    if subject.kind != "encoder":
+        return str(worker.ask("text", ids=tokens)["text"])
+    if subject.head == "vector":
+        return None
+    if subject.head == "value":
+        return ", ".join(f"{value:.3g}" for value in rows[0])
+    if subject.task == "fill-mask":
+        return str(worker.ask("text", ids=[int(row.argmax()) for row in rows])["text"])
+    if subject.task == "question-answering":
+        start, end = int(rows[0].argmax()), int(rows[1].argmax())
+        return str(worker.ask("text", ids=sample.ids[start : end + 1])["text"])
+    names = subject.labels or ()
+    chosen = (
+        [int(row.argmax()) for row in rows] if subject.head == "choice" else [number for number, value in enumerate(rows[0]) if value > 0]
+    )
+    return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
+
+
+def _add_bare(live: Worker, sample: Sample, logits: np.ndarray, adapter: Comparison, folder: Path) -> None:
+    path = folder / "bare.npy"
+    adapter.add(logits, teacher_forced(live, sample, path, bare=True))
+    path.unlink()
+
+
+def padding_work(subject: Subject, samples: Iterable[Sample]) -> dict[str, Any]:
+    """The rows of a batch of unlike lengths.
+
+    The shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample.
+    """
+    ordered = sorted(samples, key=lambda sample: len(sample.ids))
+    chosen = [ordered[index] for index in sorted({0, len(ordered) // 2, len(ordered) - 1})][: PADDED_ROWS - 1]
+    longest = ordered[-1]
+    half = max(1, len(longest.ids) // 2)
+    forced = [longest.tokens, *(sample.tokens for sample in chosen)]
+    steps = min(PADDED_STEPS, *(len(tokens) for tokens in forced))
+    work: dict[str, Any] = {
+        "prompts": [longest.ids[:half], *(sample.ids for sample in chosen)],
+        "continuations": [tokens[:steps] for tokens in forced],
+    }
+    if longest.types is not None:
+        work["types"] = [longest.types[:half], *(sample.types for sample in chosen)]
+    return work
+
+
+def padding_sides(live: Worker, subject: Subject, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
+    """The sides on which the live model itself can be padded. Language models: on the left, as all that decode batches do."""
+    if subject.kind == "causal":
+        return ["left"]
+    found = []
+    for side in ("right", "left"):
+        try:
+            error = live.ask("padding", side=side, **padding_work(subject, samples))["padding_error"]
+        except WorkerFailed as failure:
+            if failure.code == "worker-lost":
+                raise
+            warnings.append(f"The live model takes no batch of texts that is padded on the {side}, so none was tried: {failure.cause}.")
+            continue
+        if in_deviations(error, unit) <= PADDING_LIMIT:
+            found.append(side)
+        elif side == "right":
+            warnings.append("The live model itself says something else when texts are padded, so padded batches were not checked.")
+    return found
+
+
+def evenly(length: int, most: int) -> list[int]:
+    """At most `most` evenly spaced indices below `length`, the first and the last among them where two fit."""
+    if most >= length:
+        return list(range(length))
+    return sorted({round(value) for value in np.linspace(0, length - 1, most)})
+
+
+def _speed_work(subject: Subject, samples: list[Sample], context: int | None, speed_tokens: int) -> tuple[list[int], int]:
+    """A prompt of SPEED_PROMPT tokens made of the samples, and the tokens to decode after it, within the context."""
+    ids = [token for sample in samples for token in sample.ids + (sample.tokens if subject.kind == "causal" else [])]
+    ids = (ids * (SPEED_PROMPT // len(ids) + 1))[:SPEED_PROMPT]
+    if context is None:
+        return ids, speed_tokens
+    if subject.kind != "causal":
+        return ids[:context], speed_tokens if subject.kind == "encoder" else min(speed_tokens, max(0, context - 2))
+    ids = ids[: max(1, context // 2)]
+    return ids, min(speed_tokens, context - len(ids))

@@ -1,0 +1,29 @@
+"""One prompt on which artifacts are compared with the live model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt, and what the live model made of it."""
+
+    text: str
+    encoded: list[int]
+    """Token ids of the text."""
+    ids: list[int]
+    """The same, cut to what the model can address."""
+    tokens: list[int]
+    """Greedy continuation, of an encoder-decoder its greedy output; empty for an encoder."""
+    continuation: str | None
+    """Its text, None without a tokenizer."""
+    keep: list[int]
+    """Rows that are compared: of a language model's, positions of ids + tokens; see `texts.rows_that_count`."""
+    logits: Path
+    """.npy file of the live logits (len(keep), V) float32."""
+    types: list[int] | None = None
+    """Segment of each of `ids`, for tasks that read two texts at once."""
+    first: str | None = None
+    """The text that goes before `text` in the same input."""

@@ -1,0 +1,40 @@
+"""Did training see the segments that the model is run with? Called by `reference.py` while the live worker holds the model.
+
+PEFT's wrapper of a model for question answering (task type QUESTION_ANS) takes `token_type_ids` and hands none on, so that an adapter
+trained through it has only known inputs of one segment. The live model and the artifacts get the tokenizer's segments, as programs
+without PEFT feed them. Whether the installed PEFT does so is found out by running both, not taken for granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from handlers.validate.checks.comparison import in_deviations
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+if TYPE_CHECKING:
+    from handlers.validate.checks.samples import Sample
+
+NOISE = 1e-4
+"""Largest |Δ| in standard deviations of the outputs that is rounding."""
+
+
+def lost(live: Worker, samples: Iterable[Sample], unit: float) -> list[str]:
+    """A warning where PEFT's wrapper answers otherwise than the model inside of it does with segments, or could not be asked."""
+    pairs = [sample for sample in samples if sample.types and len(set(sample.types)) > 1]
+    try:
+        errors = [live.ask("wrapped", ids=sample.ids, types=sample.types)["wrapper_error"] for sample in pairs]
+    except WorkerFailed as failure:
+        if failure.code == "worker-lost":
+            raise
+        return [f"Whether PEFT's wrapper hands segments on to the model could not be found out: {failure.cause}."]
+    deviations = in_deviations(max((error for error in errors if error is not None), default=0.0), unit)
+    if deviations <= NOISE:
+        return []
+    return [
+        "PEFT's wrapper for question answering hands no segments (token_type_ids) on to the model, so an adapter that was trained"
+        " through it has never seen a second one; the live model and the artifacts were run with two, as the tokenizer gives them,"
+        f" which moves their logits by up to {deviations:.3g} standard deviations from what the wrapper gives: feed token_type_ids of"
+        " 0 to get the latter."
+    ]

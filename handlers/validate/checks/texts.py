@@ -1,0 +1,71 @@
+"""From prompts to what each task reads: pieces of texts, pairs for question answering, hidden tokens for masked models. Pure.
+
+Called by `reference.py`. The same prompts serve all tasks: what matters is that artifact and live model say the same of them, not
+that they say something wise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from handlers.validate.engines.task_profile import Subject
+
+_EVERY = 6
+"""Every so many tokens one is hidden."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One text as a model reads it."""
+
+    text: str
+    ids: list[int]
+    types: list[int] | None = None
+    """Segment of each token; None where there is one segment."""
+    first: str | None = None
+    """The question that goes before the text."""
+
+
+def pieces(subject: Subject, texts: Sequence[str]) -> list[str]:
+    """The texts to run. Where a text gets one answer its halves are texts too, so that one near tie does not decide a verdict."""
+    if not subject.one_answer:
+        return list(texts)
+    found = []
+    for text in texts:
+        words = text.split(" ")
+        middle = len(words) // 2
+        found += [text, " ".join(words[:middle]), " ".join(words[middle:])]
+    return list(dict.fromkeys(text for text in found if text.strip()))
+
+
+def question(text: str) -> str:
+    """What is asked about a text: its first words."""
+    words = text.split()
+    return " ".join(words[: max(1, len(words) // 3)])
+
+
+def hidden(ids: Sequence[int], special: Collection[int], mask: int | None) -> tuple[list[int], list[int]]:
+    """The ids with a few tokens hidden behind the mask token, and their places; without a mask token nothing is hidden."""
+    real = [place for place, token in enumerate(ids) if token not in special] or list(range(len(ids)))
+    places = real[len(real) // 2 % _EVERY :: _EVERY] or real[:1]
+    if mask is None:
+        return list(ids), places
+    return [mask if place in places else token for place, token in enumerate(ids)], places
+
+
+def rows_that_count(subject: Subject, ids: Sequence[int], targets: Sequence[int], special: Collection[int]) -> list[int]:
+    """Which rows of a model's outputs are compared.
+
+    All tokens of prompt and continuation; all target tokens; the one row of a classifier; start and end of an answer; all tokens that
+    are not special; of a bare encoder all tokens.
+    """
+    if subject.kind == "causal":
+        return list(range(len(ids) + len(targets)))
+    if subject.kind == "seq2seq":
+        return list(range(len(targets)))
+    if subject.one_answer:
+        return [0] if subject.task == "text-classification" else [0, 1]
+    if subject.task == "token-classification":
+        return [place for place, token in enumerate(ids) if token not in special] or list(range(len(ids)))
+    return list(range(len(ids)))

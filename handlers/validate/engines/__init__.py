@@ -1,0 +1,1 @@
+"""A model as its users load it."""

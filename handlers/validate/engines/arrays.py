@@ -1,0 +1,13 @@
+"""Differences of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
+    """max |first − second|; infinity when either holds something that is not a number."""
+    difference: Any = np.abs(first - second).max() if first.size else 0.0
+    return float(difference) if np.isfinite(difference) else float("inf")

@@ -1,0 +1,120 @@
+"""The engines of adapters: what training left behind, run as PEFT runs it. Imported only inside the live worker.
+
+Apart from `torch_engine`, since importing peft takes longer than importing torch and transformers together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peft import PeftModel
+from safetensors import safe_open
+
+from daemon.contract.errors import Permanent
+from handlers.models.tasks import BY_NAME, task_of
+from handlers.validate.engines import live_base
+from handlers.validate.engines.arrays import largest_difference
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.torch_causal import TorchEngine, TorchModel, load_model
+from handlers.validate.engines.torch_tasks import TorchEncoder, TorchSeq2Seq
+
+_WRAPPER = "base_model.model."
+"""What PEFT puts before the names of the base's modules in its files."""
+
+
+class Adapted(TorchModel):
+    """The base in fp32 with the adapter applied at run time, not merged.
+
+    The tokenizer is the checkpoint's own where it has one, else the base's. Where the adapter brings the head of a task that the base
+    has not, the base is loaded as that task's class. `rebase` gives it other values than those that are stored.
+    """
+
+    adapted = True
+
+    def _plain(self) -> Any:
+        return self._model.get_base_model()
+
+    def _load(self, spec: EngineSpec) -> Any:
+        assert spec.base is not None
+        pin, base = Path(spec.folder), Path(spec.base)
+        self._tokenizer_folders = [pin, base]
+        saved = _saved_shapes(pin)
+        model = self._load_base(base, spec.task, saved)
+        _resize_as_saved(model, saved)
+        self._base, self._pin = base, pin
+        self._parameters, self._prefix = dict(model.named_parameters()), model.base_model_prefix  # PEFT keeps them, under other names
+        return PeftModel.from_pretrained(model, str(pin), is_trainable=False)
+
+    def _load_base(self, base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> Any:
+        stored = task_of(base)
+        if stored is None or stored.name == task or BY_NAME[task].kind != "encoder":
+            return load_model(base, task)
+        self.adapted = False  # without the adapter there is only a head of random values
+        settings: dict[str, Any] = {}
+        if task not in ("question-answering", "fill-mask", "feature-extraction"):
+            settings["num_labels"] = _labels(base, task, saved)
+        return load_model(base, task, saved, **settings)
+
+    def rebase(self, values: str) -> int:
+        """Put the adapter on the base that `merge.base` names; the number of tensors that were set."""
+        return live_base.rebase(self._base, self._parameters, self._prefix, values, partly=not self.adapted)
+
+    def streams(self) -> str | None:
+        """Why the merge could take no other base than the original, as a clause; None where it could."""
+        return live_base.why_not(self._pin, self._base)
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, the model is the bare base."""
+        with self._model.disable_adapter():
+            yield
+
+
+class LiveEngine(Adapted, TorchEngine):
+    """A language model."""
+
+
+class LiveSeq2Seq(Adapted, TorchSeq2Seq):
+    """An encoder-decoder."""
+
+
+class LiveEncoder(Adapted, TorchEncoder):
+    """An encoder, with a head or without."""
+
+    def wrapper_difference(self, ids: Sequence[int], types: Sequence[int]) -> float:
+        """max |Δ| of a text's outputs between PEFT's wrapper and the model inside of it, both with the adapter and the segments `types`."""
+        row, segments = np.array([ids], np.int64), np.array([types], np.int64)
+        wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
+        return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
+
+
+def _saved_shapes(pin: Path) -> dict[str, tuple[int, ...]]:
+    """Name in the base → shape of every tensor that the adapter saved; those that are replaced whole have their own names."""
+    weights = pin / "adapter_model.safetensors"
+    if not weights.is_file():
+        return {}
+    with safe_open(weights, framework="pt") as stream:
+        return {key.removeprefix(_WRAPPER): tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+
+
+def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
+    """Number of labels of the head that the adapter brings: the rows of its last layer."""
+    heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
+    if not heads:
+        cause = f"the base is no model for {task}, and the adapter brings no head for it"
+        raise Permanent("no-head", "load the live model", cause, "train with modules_to_save naming the head", path=base)
+    return min(heads)
+
+
+def _resize_as_saved(base: Any, saved: dict[str, tuple[int, ...]]) -> None:
+    """Give the base the vocabulary that the adapter's saved embeddings have: training may have added tokens."""
+    rows = base.get_input_embeddings().weight.shape[0]
+    for name, shape in saved.items():
+        if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")):
+            if shape[0] != rows:
+                base.resize_token_embeddings(shape[0], mean_resizing=False)
+            return

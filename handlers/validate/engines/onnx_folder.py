@@ -1,0 +1,224 @@
+"""What all engines of ONNX folders share: which graphs there are, sessions, types of inputs, configuration, tokenizer.
+
+Used by `onnx_engine` and `onnx_tasks`. A folder says in graphs.json which file has which role; in one without it, the files' usual
+names say so. Free of torch and transformers, as a deployment would be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime import OrtValue
+
+from daemon.contract.errors import Permanent
+from handlers.onnx.folder import tokenizers
+from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
+from handlers.onnx.graphs import graphset
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.task_profile import context_length
+
+GRAPH = "model.onnx"
+USUAL = {
+    "model": GRAPH,
+    "encoder": "encoder_model.onnx",
+    "decoder": "decoder_model.onnx",
+    "decoder_with_past": "decoder_with_past_model.onnx",
+    "decoder_merged": "decoder_model_merged.onnx",
+}
+"""Role → file in a folder without graphs.json."""
+OPERATION = "run the ONNX graph"
+AGAIN = "export the variant again"
+_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+}
+
+
+def graph_files(folder: Path) -> dict[str, Path]:
+    """Role → file of the graphs of a folder. Permanent when graphs.json can't be read or names a file that is not there."""
+    if not (folder / graphset.FILE).is_file():
+        return {role: folder / name for role, name in USUAL.items() if (folder / name).is_file()}
+    files = {graph.role: folder / graph.file for graph in graphset.read(folder).graphs}
+    if lost := sorted(path.name for path in files.values() if not path.is_file()):
+        raise Permanent("graph-not-found", OPERATION, f"{graphset.FILE} names {lost[0]}, which is not there", AGAIN, path=folder)
+    return files
+
+
+def check_names(graph: Graph | Chain, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str]) -> None:
+    """See `Graph.check_names`."""
+    needed = list(needed)
+    missing = sorted(set(outputs) - set(graph.outputs)) + [name for name in needed if name not in graph.inputs]
+    unknown = sorted(set(graph.inputs) - {*needed, *optional, *graph.past})
+    if missing or unknown:
+        cause = f"its inputs and outputs are not those of {what} (missing {missing}, unknown {unknown})"
+        raise Permanent("onnx-names", OPERATION, cause, AGAIN, path=graph.path)
+
+
+class Graph:
+    """One session. Spinning threads lose more than they gain on a busy box, and would slow down the engine whose turn is next."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.path = path
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = {node.name: node for node in self.session.get_inputs()}
+        self.outputs = {node.name: node for node in self.session.get_outputs()}
+        self.past = [name for name in self.inputs if name.startswith("past_key_values.")]
+
+    def check_names(self, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str] = ()) -> None:
+        """Permanent unless the graph takes the inputs `needed` and none but those, `optional` and its past, and gives `outputs`."""
+        check_names(self, what, needed, outputs, optional)
+
+    def dtype(self, name: str) -> type[np.generic]:
+        """numpy's type of an input."""
+        kind = self.inputs[name].type
+        if kind not in _DTYPES:
+            raise Permanent("onnx-type", OPERATION, f"its input {name} is a {kind}, which numpy can't hold", AGAIN, path=self.path)
+        return _DTYPES[kind]
+
+    def value(self, name: str, array: np.ndarray) -> OrtValue:
+        """An array as the input `name` takes it."""
+        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array, dtype=self.dtype(name)))
+
+    def passed(self, name: str, value: OrtValue) -> OrtValue:
+        """Another graph's output as the input `name` takes it."""
+        return value if value.data_type() == self.inputs[name].type else self.value(name, value.numpy())
+
+    def empty_past(self, rows: int) -> dict[str, OrtValue]:
+        """A cache of no tokens."""
+        values = {}
+        for name in self.past:
+            shape = self.inputs[name].shape
+            if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
+                cause = f"the input {name} has the shape {shape}, which does not say the number of heads and their size"
+                raise Permanent("onnx-cache-shape", OPERATION, cause, AGAIN, path=self.path)
+            values[name] = self.value(name, np.zeros((rows, shape[1], 0, shape[3])))
+        return values
+
+    def run(self, outputs: list[str], feeds: dict[str, OrtValue]) -> dict[str, OrtValue]:
+        """Name → value of the outputs asked for."""
+        return dict(zip(outputs, self.session.run_with_ort_values(outputs, feeds), strict=True))
+
+    def width(self, output: str) -> int | None:
+        """Size of an output's last axis, None where it is not fixed."""
+        width = self.outputs[output].shape[-1]
+        return width if isinstance(width, int) else None
+
+
+class Chain:
+    """The graphs of a decoder that is one graph after another, in the manner of `Graph`: the first's inputs and the last's outputs,
+    with the pasts and presents of all."""
+
+    def __init__(self, graphs: Sequence[Graph]) -> None:
+        self._graphs = graphs
+        self.path = graphs[0].path
+        self.inputs = {name: node for graph in graphs for name, node in graph.inputs.items() if name != HIDDEN}
+        self.outputs = {name: node for graph in graphs for name, node in graph.outputs.items() if name != NEXT}
+        self.past = [name for graph in graphs for name in graph.past]
+
+    def check_names(self, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str] = ()) -> None:
+        """As `Graph.check_names`; each graph but the last must also hand its vectors on to one that takes them."""
+        for graph in self._graphs[:-1]:
+            if NEXT not in graph.outputs:
+                raise Permanent("onnx-names", OPERATION, f"it gives no {NEXT} for the next graph of the chain", AGAIN, path=graph.path)
+        for graph in self._graphs[1:]:
+            if HIDDEN not in graph.inputs:
+                raise Permanent("onnx-names", OPERATION, f"it takes no {HIDDEN} from the graph before it", AGAIN, path=graph.path)
+        check_names(self, what, needed, outputs, optional)
+
+    def value(self, name: str, array: np.ndarray) -> OrtValue:
+        """See `Graph.value`."""
+        return next(graph for graph in self._graphs if name in graph.inputs).value(name, array)
+
+    def empty_past(self, rows: int) -> dict[str, OrtValue]:
+        """See `Graph.empty_past`."""
+        return {name: value for graph in self._graphs for name, value in graph.empty_past(rows).items()}
+
+    def run(self, outputs: list[str], feeds: dict[str, OrtValue]) -> dict[str, OrtValue]:
+        """See `Graph.run`."""
+        found: dict[str, OrtValue] = {}
+        for graph in self._graphs:
+            if NEXT in found:
+                feeds = feeds | {HIDDEN: graph.passed(HIDDEN, found[NEXT])}
+            wanted = [name for name in graph.outputs if name in outputs or name == NEXT]
+            found |= graph.run(wanted, {name: feeds[name] for name in graph.inputs})
+        return {name: found[name] for name in outputs}
+
+    def width(self, output: str) -> int | None:
+        """See `Graph.width`."""
+        return self._graphs[-1].width(output)
+
+
+class OnnxFolder:
+    """Configuration and tokenizer of an ONNX folder."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._folder = Path(spec.folder)
+        self._tokenizer: tokenizers.FolderTokenizer | None = None
+        self._files = graph_files(self._folder)
+        self._config = self._json("config.json")
+        self._generation = self._json("generation_config.json")
+        self.context_length: int | None = context_length(self._config)
+        self.pad: int = self._config.get("pad_token_id") or 0
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Nothing: importing this module is all there is to prepare."""
+
+    def _graph(self, role: str, threads: int) -> Graph:
+        """The graph with a role; Permanent where the folder has none."""
+        if role not in self._files:
+            cause = f"the folder holds no {USUAL[role]}"
+            raise Permanent("graph-not-found", OPERATION, cause, AGAIN, path=self._folder)
+        return Graph(self._files[role], threads)
+
+    def _decoder(self, threads: int) -> Graph | Chain:
+        """The decoder: one graph, or a chain of all of the folder's graphs in their order."""
+        if EMBEDDING not in self._files:
+            return self._graph("model", threads)
+        return Chain([Graph(path, threads) for path in self._files.values()])
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self._folder / name
+        value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return value
+
+    def encode(self, text: str) -> list[int]:
+        """See `Loaded.encode`; by the folder's own files, without transformers."""
+        return self._loaded_tokenizer().encode(text)
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """See `Loaded.encode_pair`."""
+        return self._loaded_tokenizer().encode_pair(first, second)
+
+    def text(self, ids: list[int]) -> str:
+        """See `Loaded.text`."""
+        return self._loaded_tokenizer().decode(ids)
+
+    def _loaded_tokenizer(self) -> tokenizers.FolderTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = tokenizers.load(self._folder)
+        return self._tokenizer
+
+
+def present(past: str) -> str:
+    """The output that becomes the input `past` of the next step."""
+    return past.replace("past_key_values.", "present.", 1)
+
+
+def floats(value: OrtValue) -> np.ndarray:
+    """An output in float32."""
+    array: np.ndarray = value.numpy().astype(np.float32, copy=False)
+    return array

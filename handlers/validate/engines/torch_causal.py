@@ -1,0 +1,148 @@
+"""The engine of transformers folders, on PyTorch: what all models share, and language models. Imported only inside workers.
+
+It computes in fp32, whatever the stored dtype: bf16 and fp16 weights are exact in fp32, so what is compared is the
+model itself without the rounding of low-precision arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from daemon.contract.errors import Permanent
+from handlers.models.tasks import BY_NAME
+from handlers.validate.engines.generation_rules import end_tokens
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.task_profile import context_length
+
+
+class TorchModel:
+    """A transformers folder, loaded with its task's auto class in fp32."""
+
+    adapted = False
+    """There is an adapter that can be switched off."""
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Import the module of the model's class, which transformers would otherwise do inside the timed loading."""
+        with contextlib.suppress(Exception):  # whatever is wrong with the folder, loading it will say so
+            config = json.loads(Path(spec.base or spec.folder, "config.json").read_text())
+            getattr(transformers, config["architectures"][0])
+
+    def __init__(self, spec: EngineSpec) -> None:
+        torch.set_num_threads(spec.threads)
+        self._tokenizer: Any = None
+        self._tokenizer_folders = [Path(spec.folder)]
+        self._model = self._load(spec)
+        self._model.eval()
+        plain = self._plain()
+        self._takes = frozenset(inspect.signature(plain.forward).parameters)
+        config = plain.config.get_text_config()
+        self.vocabulary: int | None = getattr(config, "vocab_size", None)
+        self.input_vocabulary = self.vocabulary
+        about = ("model_type", "max_position_embeddings", "pad_token_id")  # by getattr, since some configurations name them otherwise
+        self.context_length: int | None = context_length({key: getattr(config, key, None) for key in about})
+        self.pad: int = getattr(config, "pad_token_id", None) or 0
+
+    def _plain(self) -> Any:
+        """The model itself, without a wrapper around it."""
+        return self._model
+
+    def _load(self, spec: EngineSpec) -> Any:
+        return load_model(Path(spec.folder), spec.task)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Loaded.encode`."""
+        return list(self._loaded_tokenizer()(text)["input_ids"])
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """See `Loaded.encode_pair`; all tokens are of segment 0 where the tokenizer makes no segments."""
+        encoded = self._loaded_tokenizer()(first, second, return_token_type_ids=True)
+        ids = list(encoded["input_ids"])
+        return ids, list(encoded.get("token_type_ids", [0] * len(ids)))
+
+    def text(self, ids: list[int]) -> str:
+        """See `Loaded.text`."""
+        return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=True))
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
+        return frozenset(self._loaded_tokenizer().all_special_ids)
+
+    @property
+    def mask_token(self) -> int | None:
+        """Id of the token that stands for a hidden one; None where the tokenizer has none."""
+        token = self._loaded_tokenizer().mask_token_id
+        return None if token is None else int(token)
+
+    def _loaded_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            folder = next((folder for folder in self._tokenizer_folders if has_tokenizer(folder)), None)
+            if folder is None:
+                raise Permanent(
+                    "tokenizer-not-found", "load the tokenizer", "the folder holds no tokenizer files",
+                    "put the tokenizer's files beside the model", path=self._tokenizer_folders[0],
+                )  # fmt: skip
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            except Exception as error:  # a file that is missing or damaged: transformers has no type of its own for it
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                raise Permanent(
+                    "tokenizer-unreadable", "load the tokenizer", f"transformers can't load it: {lines[0].rstrip('.')}",
+                    "give the folder all files of its tokenizer", path=folder,
+                ) from error  # fmt: skip
+        return self._tokenizer
+
+
+class TorchEngine(TorchModel):
+    """A language model."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        generation = self._plain().generation_config
+        self.end_tokens = end_tokens({"eos_token_id": generation.eos_token_id if generation else None}, {})
+
+    @torch.inference_mode()
+    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+        """See `Engine.step`; `position_ids` are left out for models that compute them from the mask alone."""
+        inputs: dict[str, Any] = {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(attention_mask),
+            "use_cache": True,
+            "past_key_values": cache,
+        }
+        if "position_ids" in self._takes:
+            inputs["position_ids"] = torch.from_numpy(position_ids)
+        output = self._model(**inputs)
+        return output.logits.float().numpy(), output.past_key_values
+
+
+def load_model(folder: Path, task: str, made: Container[str] = (), **settings: Any) -> Any:
+    """The model of a transformers folder in fp32, as its task's class; Permanent when weights would be made up, but for those `made` later.
+
+    `settings` are keys of its configuration to change.
+    """
+    loader: Any = getattr(transformers, BY_NAME[task].auto)
+    loaded: Any = loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **settings)
+    model, info = loaded
+    lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
+    if lost:
+        cause = f"{len(lost)} weights are missing from its files or have another shape, for example {lost[0]}"
+        raise Permanent("missing-weights", "load the model", cause, "restore the model's files", path=folder)
+    return model
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer of its own, in any of the forms that transformers reads."""
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+    return any((folder / name).is_file() for name in names)

@@ -1,0 +1,166 @@
+"""The stage's side of a worker: start it, ask it, learn how it died, end it.
+
+Used by the validate stage alone. A worker never outlives its `with` block; a command that gets no answer in its time
+ends the worker. Everything that goes wrong with a worker is a `WorkerFailed`: the caller decides whose verdict it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import handlers
+from daemon.contract.messages import ChildLimits
+from handlers.child import process
+from handlers.child.progress import Interrupted
+from handlers.validate.engines.registry import EngineSpec
+
+LOAD_SECONDS = 1800.0
+LOADING = ("load", "rebase")
+"""Commands that read a whole model."""
+COMMAND_SECONDS = 600.0
+TOKEN_SECONDS = 20.0
+"""Added for every token of a command: slow enough for a large model on a box that is busy training."""
+END_SECONDS = 10.0
+STDERR_LIMIT = 4000
+RETRY = "run `ckptd retry` on the job; if it fails again, read the attempt's log"
+
+
+class WorkerFailed(Exception):
+    """A worker that could not do what it was asked."""
+
+    def __init__(self, cause: str, remedy: str, details: str | None = None, *, code: str = "worker-lost", transient: bool = False) -> None:
+        super().__init__(cause)
+        self.code = code
+        self.cause = cause
+        """Why, as a clause that can follow a colon."""
+        self.remedy = remedy
+        self.details = details
+        self.transient = transient
+        """Killed, hung or short of memory: the same may succeed later."""
+
+
+def environment() -> dict[str, str]:
+    """The environment of a child that imports these packages, wherever this process was started."""
+    root = str(Path(handlers.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+class Worker:
+    """One engine in a child process; it takes `load` first, then the commands of `worker.Commands`."""
+
+    def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits) -> None:
+        self.name = name
+        self.folder = spec.folder
+        self._buffer = b""
+        job = {
+            "spec": spec.model_dump(),
+            "limits": limits.model_copy(update={"parent_pid": os.getpid()}).model_dump(),
+            "temporary": str(folder),
+        }
+        spec_file = folder / f"worker-{name}.json"
+        spec_file.write_text(json.dumps(job))
+        self._stderr = folder / f"worker-{name}.log"
+        with open(self._stderr, "wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "handlers.validate.workers.worker", str(spec_file)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment(),
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def load(self) -> dict[str, Any]:
+        """Let the worker load its model; give what the engine says about itself."""
+        return self.ask("load")
+
+    def ask(self, command: str, *, limit: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """The answer to one command. `limit` is in seconds; by default that of loading, or one that grows with the tokens in the arguments.
+
+        Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
+        together with the stage.
+        """
+        usual = LOAD_SECONDS if command in LOADING else COMMAND_SECONDS + TOKEN_SECONDS * _tokens(arguments)
+        seconds = usual if limit is None else limit
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._line(seconds, command))
+        if error := answer.get("error"):
+            memory = "alloc" in error["cause"].lower() or "MemoryError" in error["cause"]
+            raise WorkerFailed(error["cause"], error["remedy"] or RETRY, error["details"], code=error["code"], transient=memory)
+        return answer
+
+    def _line(self, seconds: float, command: str) -> bytes:
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._process.kill()
+                cause = f"it gave no answer to `{command}` within {seconds:.0f} s and was ended"
+                remedy = "give the export more threads or a quieter box, then retry the job"
+                raise WorkerFailed(cause, remedy, self._stderr_end(), transient=True)
+            block = os.read(descriptor, 1 << 16)
+            if not block:
+                raise self._died()
+            self._buffer += block
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _died(self) -> WorkerFailed:
+        code = self._process.wait()
+        if code == -signal.SIGTERM and process.told_to_stop():
+            raise Interrupted  # no verdict about the artifact: the whole stage is being ended
+        end = self._stderr_end()
+        last = next((line.strip() for line in reversed(end.splitlines()) if line.strip()), "")
+        said = f"; it last said: {last[:300]}" if last else ""
+        if code == -signal.SIGKILL:
+            cause = f"its process was killed by SIGKILL, as the kernel does when memory runs out{said}"
+            return WorkerFailed(cause, "free memory or raise limits.memory_fraction, then retry the job", end, transient=True)
+        if code < 0:
+            cause = f"its process was ended by {signal.Signals(-code).name}{said}"
+            return WorkerFailed(cause, "retry the job; if it crashes again, try another release of the runtime", end, transient=True)
+        return WorkerFailed(f"its process ended with code {code}{said}", RETRY, end)
+
+    def _stderr_end(self) -> str:
+        return self._stderr.read_bytes()[-STDERR_LIMIT:].decode(errors="replace")
+
+    def close(self) -> None:
+        """End the worker, gently first; safe to call again."""
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+        try:
+            self._process.wait(END_SECONDS if self._process.returncode is None else 0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._process.kill()
+        self.close()
+
+
+def _tokens(arguments: dict[str, Any]) -> int:
+    """Tokens that a command has to run, as far as its arguments tell."""
+    rows = [arguments.get("ids", []), arguments.get("targets", []), *arguments.get("prompts", []), *arguments.get("continuations", [])]
+    return sum(len(row) for row in rows) + int(arguments.get("tokens", 0))

@@ -1,0 +1,123 @@
+"""Decoding on top of an engine's `step`: teacher forcing, greedy decoding, left padding, self-consistency, timing.
+
+Called by the workers and by `handlers.validate.generate`. numpy alone, so that every engine is driven by the same code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from handlers.validate.engines.arrays import largest_difference
+from handlers.validate.engines.registry import Engine
+
+Choose = Callable[[np.ndarray, Sequence[int]], int]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A greedy continuation: its tokens, the logits (n, V) float32 each was chosen from, and where the time went."""
+
+    tokens: list[int]
+    logits: np.ndarray
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class Batch:
+    """Rows of different lengths, padded on the left, that advance together through one cache."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> None:
+        self._engine = engine
+        width = max(len(prompt) for prompt in prompts)
+        ids = np.zeros((len(prompts), width), dtype=np.int64)
+        self._mask = np.zeros((len(prompts), width), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = prompt
+            self._mask[row, width - len(prompt) :] = 1
+        positions = np.maximum(np.cumsum(self._mask, axis=1) - 1, 0)
+        self.prefill, self._cache = engine.step(ids, self._mask, positions, None)
+        """Logits (B, S, V) of the prompts; rows of padding mean nothing."""
+
+    def advance(self, tokens: Sequence[int]) -> np.ndarray:
+        """Append one token to each row; give the logits (B, V) after it."""
+        positions = self._mask.sum(axis=1, keepdims=True)
+        self._mask = np.concatenate([self._mask, np.ones((len(self._mask), 1), dtype=np.int64)], axis=1)
+        ids = np.asarray(tokens, dtype=np.int64)[:, None]
+        logits, self._cache = self._engine.step(ids, self._mask, positions, self._cache)
+        last: np.ndarray = logits[:, -1]
+        return last
+
+
+def teacher_forced(engine: Engine, ids: Sequence[int]) -> np.ndarray:
+    """Logits (S, V) of all positions of `ids`, in one pass without a cache."""
+    logits: np.ndarray = Batch(engine, [ids]).prefill[0]
+    return logits
+
+
+def most_likely(logits: np.ndarray, _seen: Sequence[int]) -> int:
+    """The plain greedy choice: the first largest of logits (V,)."""
+    return int(np.argmax(logits))
+
+
+def greedy(
+    engine: Engine, prompt: Sequence[int], count: int, *, choose: Choose = most_likely, end_tokens: Sequence[int] = (), least: int = 0
+) -> Decoded:
+    """Decode `count` tokens through the cache; an end token ends it early once `least` tokens are there.
+
+    `prefill_seconds` covers the prompt's pass, `decode_seconds` the single-token steps after it.
+    """
+    started = time.perf_counter()
+    batch = Batch(engine, [prompt])
+    prefilled = time.perf_counter()
+    row = batch.prefill[0, -1]
+    tokens: list[int] = []
+    rows: list[np.ndarray] = []
+    while True:
+        rows.append(row)
+        tokens.append(choose(row, [*prompt, *tokens]))
+        if len(tokens) >= count or (tokens[-1] in end_tokens and len(tokens) >= least):
+            break
+        row = batch.advance(tokens[-1:])[0]
+    return Decoded(tokens, np.stack(rows), prefilled - started, time.perf_counter() - prefilled)
+
+
+def timed(engine: Engine, prompt: Sequence[int], count: int) -> tuple[float, float]:
+    """Seconds of the prompt's pass and of `count` single-token greedy steps after it."""
+    started = time.perf_counter()
+    batch = Batch(engine, [prompt])
+    row = batch.prefill[0, -1]
+    prefilled = time.perf_counter()
+    for _ in range(count):
+        row = batch.advance([int(np.argmax(row))])[0]
+    return prefilled - started, time.perf_counter() - prefilled
+
+
+def cache_error(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps: int) -> float:
+    """max |Δlogit| between the first `steps` cached steps of `decoded` and one pass over the same tokens without a cache."""
+    steps = min(steps, len(decoded.tokens))
+    whole = teacher_forced(engine, [*prompt, *decoded.tokens[: steps - 1]])
+    return largest_difference(whole[len(prompt) - 1 :], decoded.logits[:steps])
+
+
+def padding_error(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> float:
+    """max |Δlogit| between a left-padded batch and each of its rows alone, after the prompt and after each forced token.
+
+    `continuations` are of one length. Rows must differ in length for this to say something about the mask.
+    """
+    together = _forced(engine, prompts, continuations)
+    return max(
+        largest_difference(together[row], _forced(engine, [prompt], [continuation])[0])
+        for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True))
+    )
+
+
+def _forced(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> np.ndarray:
+    """Logits (B, 1+k, V) after the prompts and after each of k forced tokens."""
+    batch = Batch(engine, prompts)
+    rows = [batch.prefill[:, -1]]
+    rows += [batch.advance(tokens) for tokens in zip(*continuations, strict=True)]
+    return np.stack(rows, axis=1)

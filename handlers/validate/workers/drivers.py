@@ -1,0 +1,76 @@
+"""What a worker can be asked about its model, whatever the model is for; one driver for each kind of model.
+
+Called by the worker. Language models are driven by `decoding.py`, encoder-decoders by `translating.py`, encoders by `one_pass.py`.
+All use numpy alone, so that every engine is driven by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from handlers.models.tasks import BY_NAME
+from handlers.validate.engines.registry import Engine
+from handlers.validate.workers import decoding
+from handlers.validate.workers.encoder_pass import EncoderDriver
+from handlers.validate.workers.seq2seq_decoding import Seq2SeqDriver
+
+VERIFIED_STEPS = 64
+"""Cached steps that are compared with a pass without a cache: their logits are held in memory."""
+
+
+class Driver(Protocol):
+    """The verbs; every array is fp32. `ids` are a prompt's, a source's or a text's, `targets` what was decoded after it."""
+
+    def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
+        """Rows of outputs (P, V) of one pass without a cache; the drivers say which."""
+
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
+        """Decode; "tokens", and with `verify` the "cache_error" against a pass without a cache (max |Δ|)."""
+
+    def padding(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
+    ) -> float:
+        """max |Δ| between a batch that is padded on one side and its rows alone. `continuations` are of one length, or empty."""
+
+    def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:
+        """Seconds of the first pass, seconds of the work after it, and the tokens of that work."""
+
+
+class CausalDriver:
+    """Language models; rows: logits at every token of prompt and continuation. Batches are padded on the left alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
+        """See `Driver.rows`."""
+        return decoding.teacher_forced(self._engine, [*ids, *targets])
+
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
+        """See `Driver.greedy`."""
+        decoded = decoding.greedy(self._engine, ids, tokens, end_tokens=self._engine.end_tokens if stop else (), least=least)
+        answer: dict[str, Any] = {"tokens": decoded.tokens}
+        if verify:
+            answer["cache_error"] = decoding.cache_error(self._engine, ids, decoded, VERIFIED_STEPS)
+        return answer
+
+    def padding(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
+    ) -> float:
+        """See `Driver.padding`."""
+        return decoding.padding_error(self._engine, prompts, continuations)
+
+    def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:
+        """See `Driver.timed`: the prompt's pass, then single-token greedy steps."""
+        return *decoding.timed(self._engine, ids, tokens), tokens
+
+
+def drive(task: str, engine: Any) -> Driver:
+    """The driver for an engine of a task."""
+    kind = BY_NAME[task].kind
+    if kind == "seq2seq":
+        return Seq2SeqDriver(engine, VERIFIED_STEPS)
+    return EncoderDriver(engine) if kind == "encoder" else CausalDriver(engine)

@@ -1,0 +1,70 @@
+"""Encoders on top of an engine's `run`: rows of outputs, padding, timing.
+
+Called by the workers through `drivers.py`. numpy alone. Rows are what one text gets: of a classifier its one row of logits, of a
+tagger, a masked model or a bare encoder one row for each token, of question answering two rows, for the start and the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from handlers.validate.engines.arrays import largest_difference
+from handlers.validate.engines.registry import EncoderEngine
+from handlers.validate.workers.seq2seq_decoding import padded
+
+TOKENS_A_PASS = 8
+"""A pass over a text is timed for so many tokens that decoding would have been timed for."""
+
+
+def rows_of(outputs: tuple[np.ndarray, ...], row: int, real: slice) -> np.ndarray:
+    """The rows (P, V) that the text in row `row` of a batch got, those of padding left out."""
+    if len(outputs) == 2:
+        return np.stack([output[row, real] for output in outputs])
+    (output,) = outputs
+    found: np.ndarray = output[row, real] if output.ndim == 3 else output[row][None]
+    return found
+
+
+class EncoderDriver:
+    """See `handlers.validate.workers.drivers.Driver`. There is nothing to decode."""
+
+    def __init__(self, engine: EncoderEngine) -> None:
+        self._engine = engine
+
+    def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
+        """See `Driver.rows`."""
+        return self._batch([ids], None if types is None else [types], "right")[0]
+
+    def _batch(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str) -> list[np.ndarray]:
+        ids, mask = padded(texts, self._engine.pad, side)
+        segments = padded(types, 0, side)[0] if types is not None else np.zeros_like(ids)
+        outputs = self._engine.run(ids, mask, segments)
+        width = ids.shape[1]
+        reals = [slice(0, len(text)) if side == "right" else slice(width - len(text), width) for text in texts]
+        return [rows_of(outputs, row, real) for row, real in enumerate(reals)]
+
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
+        """See `Driver.greedy`: an encoder gives no text."""
+        raise TypeError("an encoder decodes nothing")
+
+    def padding(
+        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
+    ) -> float:
+        """See `Driver.padding`."""
+        together = self._batch(prompts, types, side)
+        alone = [self.rows(text, (), None if types is None else types[row]) for row, text in enumerate(prompts)]
+        return max(largest_difference(mine, theirs) for mine, theirs in zip(together, alone, strict=True))
+
+    def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:
+        """See `Driver.timed`: one pass over the text, then one for every TOKENS_A_PASS of `tokens`."""
+        started = time.perf_counter()
+        self.rows(ids, (), None)
+        once = time.perf_counter()
+        passes = max(1, tokens // TOKENS_A_PASS)
+        for _ in range(passes):
+            self.rows(ids, (), None)
+        return once - started, time.perf_counter() - once, passes * len(ids)

@@ -1,0 +1,73 @@
+"""The import law notices a file in a wrong room, and a room that has no place in the order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+WRONG = {
+    "daemon/contract/wrong.py": "from daemon.config import settings",
+    "daemon/journal/wrong.py": "from daemon.running import runner",
+    "daemon/checkpoints/wrong.py": "import torch",
+    "daemon/running/rules/wrong.py": "from daemon.running import runner",
+    "daemon/operating/wrong.py": "import handlers",
+    "daemon/new_room/__init__.py": "",
+    "handlers/new_room/__init__.py": "",
+    "handlers/pytorch/wrong.py": "from daemon.journal import rows",
+    "handlers/models/wrong.py": "from handlers.onnx.graphs import graphset",
+    "handlers/onnx/graphs/wrong.py": "from handlers.onnx.folder import playback",
+    "handlers/onnx/new_room/__init__.py": "",
+    "handlers/merge/weights/wrong.py": "from handlers.merge.plan import operations",
+    "handlers/validate/checks/wrong.py": "from handlers.onnx.export import stage",
+}
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the contracts of the tree in `folder`."""
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", PROGRAM, "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the two packages and of the law."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("daemon", "handlers"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "pyproject.toml", folder / "pyproject.toml")
+    return folder
+
+
+def test_the_tree_as_it_is_keeps_the_law(tree: Path) -> None:
+    done = lint(tree)
+    assert done.returncode == 0, done.stdout
+    assert " 0 broken" in done.stdout and "Contracts: 0 kept" not in done.stdout
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_a_file_in_a_wrong_room_breaks_it(tree: Path, place: str) -> None:
+    wrong = tree / place
+    made = wrong.parent if not wrong.parent.exists() else wrong
+    wrong.parent.mkdir(exist_ok=True)
+    wrong.write_text(WRONG[place] + "\n")
+    try:
+        done = lint(tree)
+    finally:
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+    assert done.returncode != 0, done.stdout
+
+
+def test_the_list_of_what_stages_may_not_import_names_every_room_of_the_daemon() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    listed = next(one["forbidden_modules"] for one in contracts if one.get("source_modules") == ["handlers"])
+    rooms = {path.parent.name for path in (ROOT / "daemon").glob("*/__init__.py")}
+    assert set(listed) == {f"daemon.{room}" for room in rooms - {"contract"}}
