@@ -18,13 +18,14 @@ from typing import Any
 
 from pydantic import ByteSize, ValidationError
 
+import daemon
 from daemon.contract import plan
 from daemon.contract.errors import Fault, UsageError
 from daemon.contract.files import temporary_of
 from daemon.contract.messages import StageContext
 from daemon.contract.values import Frozen, digest_of
 
-DEFINITIONS = Path(plan.__file__).with_name("toolchains")
+DEFINITIONS = Path(daemon.__file__).parents[1] / "handlers" / "toolchains"
 BOOTSTRAP = DEFINITIONS / "bootstrap.py"
 MANIFEST = "toolchain.json"
 IN_USE = "in-use"

@@ -76,7 +76,7 @@ def test_a_truncated_adapter_fails_with_figures_and_leaves_a_report(tmp_path: Pa
     answer = export(tmp_path, broken)
     assert answer.returncode == 1
     sentence = one_sentence(answer)
-    assert f"{weights.stat().st_size} bytes long, but its header promises {weights.stat().st_size + 100}" in sentence
+    assert f"the file has {weights.stat().st_size:,} bytes, its header describes {weights.stat().st_size + 100:,}" in sentence
     failed = tmp_path / "out" / "run" / "step-4.failed"
     report = json.loads((failed / "report.json").read_bytes())
     assert report["status"] == "failed"
