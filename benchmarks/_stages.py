@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks import _common
 from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, OnnxOptions, ValidateOptions, Work
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from handlers.onnx.options import OnnxOptions
 
 BASE = """
 import json, sys

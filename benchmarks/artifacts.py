@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
 from daemon.cli.demo.setup import PROMPTS
-from daemon.contract.plan import VARIANTS
+from daemon.contract.plan import variant_names
 
 WRONG = 1
 """Exit code of an export in which nothing succeeded; one in which a variant failed (3) still has figures."""
@@ -69,7 +69,7 @@ prompts = {json.dumps(str(prompts))}
 def main() -> None:
     """Train, export, print the table, write the JSON file."""
     parser = _common.parser("What each variant is worth beside the live model.")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), help="default: all")
+    parser.add_argument("--variants", nargs="+", default=list(variant_names()), help="default: all")
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of the base")
     parser.add_argument("--steps", type=int, default=60, help="training steps of the adapter")
     options = parser.parse_args()

@@ -23,9 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
 from daemon.contract.messages import ChildLimits
-from daemon.contract.options import OnnxOptions
-from daemon.contract.plan import BY_NAME
 from daemon.toolchains.registry import Toolchains
+from handlers.onnx.options import OnnxOptions
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import Worker
 
@@ -151,7 +150,7 @@ def main() -> None:
                 engines["optimum"] = EngineSpec(engine="onnx", folder=str(theirs))
             for name in VARIANTS:
                 inputs = {"merge": base, "onnx": made}
-                variant, told, _, _ = stage(folder / name, name, {need: inputs[need] for need in BY_NAME[name].needs}, base)
+                variant, told, _, _ = stage(folder / name, name, {need: inputs[need] for need in stage(name).needs}, base)
                 engine = "onnx-genai" if "genai" in name else "onnx"
                 engines[name] = EngineSpec(engine=engine, folder=str(variant))
                 figures |= {f"{name}_nodes": told.get("nodes"), f"{name}_mb": round(size(variant) / 1e6, 2)}

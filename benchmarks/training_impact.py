@@ -28,8 +28,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.plan import spec_of
 
 SETTLE_SECONDS = 0.4
 """Of the beginning of a phase that do not count: the step in which the phases changed."""
@@ -89,7 +91,8 @@ def job_file(folder: Path, base: Path, checkpoint: Path, stage: str, limits: Chi
         root=str(folder), run="bench", step=1, path=str(checkpoint), layout="adapter", digest="0", method="LORA", base_name=str(base)
     )  # fmt: skip
     context = StageContext(
-        job="bench", stage=stage, attempt=1, checkpoint=reference, pin=str(checkpoint), base=str(base), inputs=inputs,
+        job="bench", stage=stage, entry=spec_of(stage).entry, formats=catalog().entries, attempt=1,
+        checkpoint=reference, pin=str(checkpoint), base=str(base), inputs=inputs,
         staging=str(folder / "staging"), result=str(folder / "result.json"), temporary=str(folder / "tmp"), cache=str(folder / "cache"),
         work=Work(export=ExportOptions(), validation=ValidateOptions()), limits=limits,
     )  # fmt: skip

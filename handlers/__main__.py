@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import json
 import os
 import pkgutil
@@ -20,11 +21,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from daemon.contract import failpoints
+from daemon.contract import catalog, failpoints
 from daemon.contract.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.files import seal, write_atomic
+from daemon.contract.formats import FormatEntry
 from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
-from daemon.contract.plan import BY_NAME
 from handlers.child import process
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
@@ -75,20 +76,32 @@ def read_job(job_file: str) -> StageContext:
     if version != CONTRACT_VERSION:
         raise BadJob(f"it speaks version {version} of the contract and this program version {CONTRACT_VERSION}")
     try:
+        # Before anything is read: the sections of the configuration are theirs, and another Python can't look for them itself.
+        if listed := raw.get("formats"):
+            catalog.use(FormatEntry.model_validate(entry) for entry in listed)
         context = StageContext.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         raise BadJob(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None
-    if context.stage not in BY_NAME:
-        raise BadJob(f"it asks for the stage {context.stage!r}, which this version does not have")
+    if not _exists(context.entry):
+        raise BadJob(f"it asks for the stage {context.stage!r} by {context.entry!r}, which this version does not have")
     return context
+
+
+def _exists(entry: str) -> bool:
+    """Whether there is a module for an entry; nothing of it is imported but the packages that it lies in."""
+    module, _, function = entry.partition(":")
+    try:
+        return bool(function) and importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _work(context: StageContext, reporter: Reporter) -> StageResult:
     process.prepare(context)
-    stage = pkgutil.resolve_name(BY_NAME[context.stage].entry)
+    run_stage = pkgutil.resolve_name(context.entry)
     failpoints.point(f"child.{context.stage}.run")
-    output: StageOutput = stage(context, reporter)
+    output: StageOutput = run_stage(context, reporter)
     failpoints.point(f"child.{context.stage}.ran")
     reporter.progress(1.0, "sealing files")
     files = seal(Path(context.staging), output.digests)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from daemon.contract.errors import CkptdError, Fault, Permanent
 from daemon.contract.messages import CheckpointRef
-from daemon.contract.plan import ModelSize
 from daemon.contract.safetensors import model_size, parse_header
+from daemon.contract.stages import ModelSize
 
 REMEMBERED = 64
 """Sizes of models that are kept."""

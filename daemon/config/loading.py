@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from daemon.config import suggestions
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
-from daemon.contract.plan import VARIANTS
+from daemon.contract.plan import variant_names
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -76,14 +76,14 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     """Values that are each right but do not go together, each with a value that would."""
     problems: list[str] = []
     for name in settings.export.variants:
-        if name not in VARIANTS:
-            problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, VARIANTS)}")
+        if name not in variant_names():
+            problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}")
     if not problems and not settings.variants:
         problems.append('export.variants: nothing is left to make; name at least one, for example ["pytorch"]')
     problems += [
-        f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, VARIANTS)}"
+        f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, variant_names())}"
         for name in settings.validate.thresholds
-        if name not in VARIANTS
+        if name not in variant_names()
     ]
     if settings.select.policy == "every" and settings.select.every < 1:
         problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')

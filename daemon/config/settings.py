@@ -10,14 +10,15 @@ import os
 import string
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, create_model, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
 from daemon.config.sources import ListFriendlyEnv, over, short_names
-from daemon.contract.options import ExportOptions, MergeOptions, OnnxOptions, ValidateOptions, Work
+from daemon.contract.catalog import catalog
+from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.plan import effective_variants
 
 PLACEHOLDERS = ("run", "step", "identity", "date")
@@ -187,7 +188,7 @@ with warnings.catch_warnings():
     # The section is called [validate]; pydantic warns that a long-deprecated class method has the same name.
     warnings.simplefilter("ignore", UserWarning)
 
-    class Settings(BaseSettings):
+    class _Settings(BaseSettings):
         """All sections."""
 
         model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="CKPTD_", env_nested_delimiter="__")
@@ -200,7 +201,6 @@ with warnings.catch_warnings():
         pin: PinSettings = PinSettings()
         merge: MergeOptions = MergeOptions()
         export: ExportOptions = ExportOptions()
-        onnx: OnnxOptions = OnnxOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
         schedule: ScheduleSettings = ScheduleSettings()
@@ -242,7 +242,8 @@ with warnings.catch_warnings():
         @property
         def work(self) -> Work:
             """What determines a job's output."""
-            return Work(export=self.export, validation=self.validate, merge=self.merge, onnx=self.onnx)
+            sections = {name: getattr(self, name) for name in catalog().sections}
+            return Work(export=self.export, validation=self.validate, merge=self.merge, formats=sections)
 
         @property
         def variants(self) -> tuple[str, ...]:
@@ -264,3 +265,14 @@ with warnings.catch_warnings():
                 return value
 
             return self.model_copy(update={name: absolute(getattr(self, name)) for name in type(self).model_fields})
+
+
+if TYPE_CHECKING:
+    Settings = _Settings
+else:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        # The formats that are installed bring sections of their own, each with the class that its declaration names.
+        Settings = create_model(
+            "Settings", __base__=_Settings, __module__=__name__, **{name: (kind, kind()) for name, kind in catalog().sections.items()}
+        )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_settings import EnvSettingsSource
 
+from daemon.contract.catalog import catalog
 from daemon.contract.options import ExportOptions
 
 _YES = ("1", "true", "yes", "on")
@@ -47,7 +48,8 @@ def short_names(environment: dict[str, str]) -> dict[str, Any]:
             raise ValueError(f"EXPORT_ENABLE_ONNX (environment): is neither yes nor no (it is {enabled!r}); for example 'true' or 'false'")
         wants = word in _YES
         defaults = ExportOptions().variants
-        export["variants"] = [name for name in defaults if wants or not name.startswith("onnx")]
+        known = catalog().variants
+        export["variants"] = [name for name in defaults if wants or "onnx" not in known[name].traits]
     if export:
         values["export"] = export
     if level := environment.get("EXPORT_LOG_LEVEL"):

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from daemon.contract.errors import Fault
+from daemon.contract.formats import FormatEntry
 from daemon.contract.options import Work
 from daemon.contract.values import Frozen, digest_of
 
@@ -175,6 +176,10 @@ class StageContext(Frozen):
     contract: int = CONTRACT_VERSION
     job: str
     stage: str
+    entry: str = ""
+    """`module:function` of the code that makes the stage."""
+    toolchain: str = ""
+    """The toolchain whose Python runs it; "" for the one that ckptd is installed in."""
     attempt: int
     strategy: str = "default"
     checkpoint: CheckpointRef
@@ -197,6 +202,8 @@ class StageContext(Frozen):
     key: str | None = None
     """Resume key: digest of all that determines the stage's output."""
     limits: ChildLimits = ChildLimits()
+    formats: tuple[FormatEntry, ...] = ()
+    """The formats that the daemon knows: a child, perhaps in another Python, takes the same ones."""
     facts: JobFacts | None = None
     """Only for the report stage."""
 

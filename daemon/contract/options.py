@@ -1,28 +1,33 @@
-"""What a user can set that changes what a job makes: the options of export, ONNX, merge and validation, and all of them together.
+"""What a user can set that changes what a job makes: the options of export, merge and validation, those of the formats, and all of them.
 
-Written into the job file as they are; `daemon.config.settings` reads them from config.toml, where each key is explained.
+Written into the job file as they are; `daemon.config.settings` reads them from config.toml, where each key is explained. A format's own
+options are declared beside its code (`daemon.contract.formats`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ByteSize, Field, ValidationError, field_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    SerializationInfo,
+    SerializeAsAny,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)  # fmt: skip
 
+from daemon.contract.catalog import catalog
+from daemon.contract.formats import Thresholds
 from daemon.contract.values import Frozen, digest_of
 
-
-class Thresholds(Frozen):
-    """What an artifact must reach against the live model to be published."""
-
-    agreement: float = Field(ge=0, le=1)
-    """Smallest share of positions whose most likely token is the reference's."""
-    kl: float = Field(ge=0)
-    """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
-    error: float = Field(ge=0)
-    """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
+Options = TypeVar("Options", bound=Frozen)
 
 
 class ExportOptions(Frozen):
@@ -34,45 +39,6 @@ class ExportOptions(Frozen):
     """"" leaves `variants` as it is; "none" drops the quantized ones; "int8" and the others add that form of each format chosen."""
     opset: int = Field(default=18, ge=18, le=23)
     """ONNX operator set. 18 is the lowest that the exporter really produces and what most runtimes take."""
-
-
-def _as_layers(value: Any) -> Any:
-    """What stands in an environment variable as `layers` has it: there a word comes as a list of one, and one number alone."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value,)
-    if isinstance(value, list | tuple) and len(value) == 1 and value[0] in ("last", "all"):
-        return value[0]
-    return value
-
-
-class OnnxOptions(Frozen):
-    """`[onnx]`: how graphs are exported, optimized and quantized."""
-
-    profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
-    """Which ways to export are tried, and in which order. "auto" chooses by architecture, size and what worked before."""
-    optimize: Literal["none", "basic", "extended", "all"] = "basic"
-    """How far graphs are optimized; each step is kept only where the graph stays equal and does not get slower. "basic" keeps the
-    standard's operators, "extended" brings in onnxruntime's own, "all" binds the graph to onnxruntime."""
-    cache: bool = True
-    """Give decoders a KV cache."""
-    external_data: Literal["auto", "always"] = "auto"
-    """Weights in files of their own: "auto" above 128 MB, since writing one file takes several copies of them in memory."""
-    block_size: Literal[16, 32, 64, 128] = 32
-    """Weights that share a scale in onnx-int4, onnx-int8-weight and onnx-genai-int4. Smaller is more exact and larger."""
-    symmetric: bool = True
-    """No zero points in these three: smaller, a little less exact."""
-    algorithm: Literal["rtn", "hqq", "k-quant"] = "rtn"
-    """How 4-bit values are chosen: rounding to nearest, half-quadratic (onnx-genai-int4 takes k-quant instead), or k-quant."""
-    accuracy_level: Literal[-1, 0, 1, 2, 3, 4] = -1
-    """What onnxruntime computes products of blocks in: 1 fp32 … 4 int8, which is fastest; -1 chooses by measurement."""
-    calibration_samples: int = Field(default=32, ge=1, le=4096)
-    """Texts that onnx-int8-static is calibrated with."""
-    layers_per_graph: int = Field(default=0, ge=0)
-    """Split a decoder into a chain of graphs with so many layers each; 0 makes one graph."""
-    layers: Annotated[Literal["last", "all"] | tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_layers)] = "last"
-    """Layers whose activations onnx-activations gives."""
-    kinds: tuple[Literal["hidden_states", "attentions", "embeddings", "mlp"], ...] = ("hidden_states",)
-    """What onnx-activations gives of them."""
 
 
 class MergeOptions(Frozen):
@@ -94,23 +60,6 @@ class MergeOptions(Frozen):
     """Copy the Python files of a model's own code. They are never executed here, but whoever loads the model may execute them."""
 
 
-DEFAULT_THRESHOLDS: dict[str, Thresholds] = {
-    "pytorch": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx-int8": Thresholds(agreement=0.85, kl=0.05, error=2.0),
-    "onnx-fp16": Thresholds(agreement=0.96, kl=0.002, error=0.3),
-    "onnx-int8-static": Thresholds(agreement=0.85, kl=0.05, error=2.0),
-    "onnx-int8-weight": Thresholds(agreement=0.95, kl=0.005, error=0.5),
-    "onnx-int4": Thresholds(agreement=0.8, kl=0.1, error=3.0),
-    "onnx-activations": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx-activations-fp16": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx-activations-int8": Thresholds(agreement=0.85, kl=0.05, error=2.0),
-    "onnx-genai-fp32": Thresholds(agreement=0.97, kl=0.001, error=0.25),
-    "onnx-genai-fp16": Thresholds(agreement=0.96, kl=0.002, error=0.3),
-    "onnx-genai-int4": Thresholds(agreement=0.8, kl=0.1, error=3.0),
-}
-
-
 class ValidateOptions(Frozen):
     """`[validate]`: how artifacts are compared with the live model."""
 
@@ -125,7 +74,7 @@ class ValidateOptions(Frozen):
     bases: bool = False
     """Compare the adapter on the base as it is stored, and after nf4, by the likelihood of the prompts. For language models whose base
     is not stored quantized; always done where `merge.base` is not "original". Two more passes over the prompts."""
-    thresholds: dict[str, Thresholds] = Field(default_factory=lambda: dict(DEFAULT_THRESHOLDS))
+    thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
     """Limits by variant; a variant or a limit that is not named keeps its default."""
 
     @field_validator("thresholds", mode="before")
@@ -133,20 +82,64 @@ class ValidateOptions(Frozen):
     def _over_the_defaults(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        merged: dict[str, Any] = dict(DEFAULT_THRESHOLDS)
+        merged: dict[str, Any] = dict(catalog().thresholds)
         for name, limits in value.items():
-            known = DEFAULT_THRESHOLDS.get(name)
+            known = catalog().thresholds.get(name)
             merged[name] = {**known.model_dump(), **limits} if known and isinstance(limits, dict) else limits
         return merged
 
 
 class Work(Frozen):
-    """The effective configuration of a job: everything a user can set that changes its output."""
+    """The effective configuration of a job: everything a user can set that changes its output.
+
+    As JSON the formats' sections stand beside the others: {"export": …, "validation": …, "merge": …, "onnx": …}.
+    """
 
     export: ExportOptions
     validation: ValidateOptions
     merge: MergeOptions = MergeOptions()
-    onnx: OnnxOptions = OnnxOptions()
+    formats: dict[str, SerializeAsAny[Frozen]] = Field(default_factory=dict)
+    """Section → options, for each section that a format declares."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_of_formats(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        own = {name: section for name, section in value.items() if name in cls.model_fields and name != "formats"}
+        given = {**value.get("formats", {}), **{name: section for name, section in value.items() if name not in cls.model_fields}}
+        sections = catalog().sections
+        if unknown := sorted(given.keys() - sections.keys()):
+            raise ValueError(f"no format that is installed has a section [{unknown[0]}]")
+        found = {}
+        for name, options in sections.items():
+            section = given.get(name, {})
+            found[name] = section if isinstance(section, options) else options.model_validate(section)
+        return {**own, "formats": found}
+
+    @model_serializer(mode="wrap")
+    def _flat(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        data = handler(self)
+        formats = data.pop("formats", {})
+        return {**data, **{name: section for name, section in formats.items() if section or not info.exclude_defaults}}
+
+    def options(self, kind: type[Options]) -> Options:
+        """The section of a format whose options are of this class."""
+        return next((one for one in self.formats.values() if isinstance(one, kind)), None) or kind()
+
+    def with_options(self, options: Frozen) -> Work:
+        """The same configuration with another section of a format."""
+        section = next(name for name, kind in catalog().sections.items() if isinstance(options, kind))
+        return self.model_copy(update={"formats": {**self.formats, section: options}})
+
+    def setting(self, path: str) -> Any:
+        """The value of a section, or of a key in it ("export.opset"), as JSON has it. Raises KeyError or AttributeError
+        for one that does not exist."""
+        section, _, key = path.partition(".")
+        value = self.formats[section] if section in self.formats else getattr(self, section)
+        if not key:
+            return value.model_dump(mode="json")
+        return value.model_dump(mode="json", include={key})[key]
 
     @property
     def digest(self) -> str:
@@ -159,16 +152,9 @@ class Work(Frozen):
         try:
             return cls.model_validate_json(text)
         except ValidationError:
-            sections: dict[str, Any] = {
-                "export": ExportOptions(),
-                "validation": ValidateOptions(),
-                "merge": MergeOptions(),
-                "onnx": OnnxOptions(),
-            }
+            sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions(), "merge": MergeOptions()}
+            sections |= {name: kind() for name, kind in catalog().sections.items()}
             for name, default in sections.items():
                 with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
                     sections[name] = type(default).model_validate(json.loads(text)[name])
             return cls(**sections)
-
-
-_SECTIONS = {"export": ExportOptions, "validation": ValidateOptions, "merge": MergeOptions, "onnx": OnnxOptions}

@@ -63,8 +63,6 @@ class StageSpec:
     arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
     """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
     int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""
-    form: tuple[str, str] | None = None
-    """(format, level) where it is a quantized form of another variant: ("onnx", "int8")."""
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""

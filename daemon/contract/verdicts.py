@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from daemon.contract.errors import Fault
 from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Verdict
-from daemon.contract.plan import BY_NAME, effective_variants
+from daemon.contract.plan import effective_variants, find_spec
 
 Status = Literal["succeeded", "partial", "failed"]
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
@@ -63,7 +63,8 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
         stage = stages.get(name)
         if stage is not None and (fault := fault_of(stage)):
             return name, fault
-        queue.extend(BY_NAME[name].needs if name in BY_NAME else ())
+        spec = find_spec(name)
+        queue.extend(spec.needs if spec else ())
     return None
 
 

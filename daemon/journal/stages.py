@@ -12,7 +12,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import ModelSize
+from daemon.contract.stages import ModelSize
 from daemon.journal.database import Database
 from daemon.journal.rows import AttemptRow, StageRow, attempt_of, now, stage_of
 

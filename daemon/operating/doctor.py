@@ -11,7 +11,7 @@ from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
-from daemon.contract.plan import BY_NAME, STAGES
+from daemon.contract.plan import all_specs, spec_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import Toolchains, describe
@@ -28,9 +28,9 @@ def formats_here(state: Path) -> dict[str, Any]:
     """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise; the processor,
     and what a check on it leaves open."""
     chains, rows, here = Toolchains(state), {}, cpu.here()
-    for spec in STAGES:
+    for spec in all_specs():
         if spec.artifact:
-            missing = sorted({name for name in (*BY_NAME["merge"].libraries, *spec.libraries) if _version(name) is None})
+            missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
             lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
             rows[spec.name] = {
                 "available": not missing and lacking is None, "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
@@ -47,7 +47,7 @@ def formats_here(state: Path) -> dict[str, Any]:
 
 def _doubts(here: cpu.Cpu) -> dict[str, str]:
     """Variant → what a check on this box's processor can't say about other ones."""
-    return {spec.name: found for spec in STAGES if spec.artifact and (found := cpu.doubt(spec.arithmetic, here))}
+    return {spec.name: found for spec in all_specs() if spec.artifact and (found := cpu.doubt(spec.arithmetic, here))}
 
 
 def _unwritable(key: str, folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from daemon.contract import failpoints
 from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageContext, StageResult
-from daemon.contract.plan import ModelSize, StageSpec
+from daemon.contract.stages import ModelSize, StageSpec
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.running.job_file import bounds_of, make_context, staging_of

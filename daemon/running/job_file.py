@@ -8,8 +8,9 @@ from pathlib import Path
 
 from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import ChildLimits, StageContext
-from daemon.contract.plan import StageSpec
+from daemon.contract.stages import StageSpec
 from daemon.journal.rows import JobRow, StageRow
 from daemon.running.workers.worker import Bounds
 from daemon.system.box import memory
@@ -25,6 +26,8 @@ def make_context(
     return StageContext(
         job=job.id,
         stage=spec.name,
+        entry=spec.entry,
+        toolchain=spec.toolchain,
         attempt=number,
         checkpoint=job.checkpoint,
         pin=str(job.pin),
@@ -40,6 +43,7 @@ def make_context(
         cache=str(paths.cache),
         work=job.work,
         key=key,
+        formats=catalog().entries,
         limits=ChildLimits(
             threads=threads,
             device=limits.device,

@@ -14,7 +14,7 @@ import structlog
 from daemon.config.settings import LimitSettings
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import BY_NAME
+from daemon.contract.plan import find_spec
 from daemon.journal.journal import Journal
 from daemon.journal.stages import Measured
 from daemon.publishing.publication import same_files
@@ -42,7 +42,8 @@ def settle(
         decision = decide(result, row.failures, limits.attempts, limits.retry_seconds, _jitter)
     if result.outcome != Outcome.SUCCEEDED:
         result = result.model_copy(update={"fault": decision.fault})
-        resumable = stage in BY_NAME and BY_NAME[stage].resumable
+        spec = find_spec(stage)
+        resumable = bool(spec and spec.resumable)
         if not (resumable and decision.state == "waiting"):
             _clear(attempt.staging)
     _clear(attempt.folder / "tmp")

@@ -17,7 +17,8 @@ from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
 from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import BY_NAME, ModelSize, StageSpec
+from daemon.contract.plan import find_spec, spec_of
+from daemon.contract.stages import ModelSize, StageSpec
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.running.children import Children
@@ -143,8 +144,8 @@ class Starter:
         """The variants asked for whose stages all fit into `allowed` bytes of memory."""
 
         def fits(name: str) -> bool:
-            spec = BY_NAME[name]
+            spec = spec_of(name)
             need = estimate(spec, size, self._journal.measurements(name)).memory
             return need <= allowed and all(fits(other) for other in spec.needs)
 
-        return [name for name in job.work.export.variants if name in BY_NAME and fits(name)]
+        return [name for name in job.work.export.variants if find_spec(name) is not None and fits(name)]

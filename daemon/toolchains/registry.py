@@ -166,7 +166,7 @@ def describe(chains: Toolchains) -> dict[str, Any]:
         rows[name] = {
             "about": definition.about, "installed": lacking is None, "state": chains.state(name),
             "command": None if lacking is None else f"ckptd toolchain install {name}",
-            "disk": int(definition.disk), "stages": [spec.name for spec in plan.STAGES if spec.toolchain == name],
+            "disk": int(definition.disk), "stages": [spec.name for spec in plan.all_specs() if spec.toolchain == name],
             "folders": [{"folder": str(one.folder), "current": one.current, **one.manifest.model_dump()} for one in chains.versions(name)],
         }  # fmt: skip
     return {"toolchains": rows}
@@ -190,9 +190,8 @@ def command_in(folder: Path, module: str) -> tuple[str, ...]:
 
 
 def command_of(context: StageContext) -> tuple[str, ...]:
-    """The command that runs an attempt, less the job file: in its own environment where the plan names one. Raises OSError where
+    """The command that runs an attempt, less the job file: in its own environment where it asks for one. Raises OSError where
     that is gone."""
-    spec = plan.BY_NAME.get(context.stage)
-    if spec is None or not spec.toolchain:
+    if not context.toolchain:
         return HANDLERS
-    return command_in((Path(context.cache) / "toolchains" / spec.toolchain).resolve(strict=True), "handlers")
+    return command_in((Path(context.cache) / "toolchains" / context.toolchain).resolve(strict=True), "handlers")

@@ -1,8 +1,7 @@
 """`README.md` of an export: what it is and how to run each artifact. Called by `handlers.report.stage`.
 
-The template is readme.md; its code blocks run as they stand from the export's folder, and the tests run them. An ONNX folder
-brings its example with it. What
-comes from outside is escaped for Markdown, or written as a Python literal inside a block.
+The template is readme.md; how each artifact is run says the usage text of its format's declaration. Code blocks run as they stand from the
+export's folder, and the tests run them. What comes from outside is escaped for Markdown, or written as a Python literal inside a block.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import shlex
 from typing import Any
 
-from daemon.contract.plan import BY_NAME
+from daemon.contract.plan import find_variant
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import html
 from handlers.report.model import Report
@@ -23,10 +22,24 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
 def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
     made = html.environment()
-    made.filters.update(md=escape, literal=literal, word=word, about=_about)
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
-    about = {"auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq"}
-    return made.get_template("readme.md").render(report=report, prompt=_prompt(report), **about)
+    facts = {"prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq"}
+
+    def usage(name: str) -> str:
+        """How a variant is run, by its format's own words."""
+        variant = find_variant(name)
+        if variant is None or variant.usage is None:
+            return "Its format does not say how it is run."
+        about = variant.about[:1].upper() + variant.about[1:]
+        return (
+            made.overlay(autoescape=False)
+            .from_string(variant.usage.read_text(encoding="utf-8"))
+            .render(variant=name, about=about, **facts)
+            .strip()
+        )
+
+    made.filters.update(md=escape, literal=literal, word=word, usage=usage)
+    return made.get_template("readme.md").render(report=report)
 
 
 def escape(value: Any) -> str:
@@ -38,12 +51,6 @@ def escape(value: Any) -> str:
 def literal(text: str) -> str:
     """`text` as an ASCII Python literal that cannot end the code block around it."""
     return ascii(text).replace("`", "\\x60")
-
-
-def _about(variant: str) -> str:
-    """What a variant is, with a capital."""
-    text = BY_NAME[variant].about
-    return text[:1].upper() + text[1:]
 
 
 def word(text: str) -> str:

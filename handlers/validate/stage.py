@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract import cpu
+from daemon.contract.catalog import catalog
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
-from daemon.contract.plan import BY_NAME, effective_variants
+from daemon.contract.plan import effective_variants, find_variant
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood, external, optimum_reader, portability, speed
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Progress, Reference, measure
-from handlers.validate.engines.registry import ENGINES, EXACT, VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.registry import EXACT, EngineSpec, engines
 from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
 from handlers.validate.resume import Kept, folder_state
 from handlers.validate.verdict import blindness, judge
@@ -169,15 +170,15 @@ class _Validation:
     def check(self, variant: str) -> None:
         """Run one artifact in its own worker; whatever happens to it becomes its check."""
         self._done += 1
-        kind = VARIANT_KINDS.get(variant)
-        if kind is None or self._subject.kind not in ENGINES[kind.engine]:
+        known = find_variant(variant)
+        if known is None or self._subject.kind not in engines().get(known.limits.engine, {}):
             reason, remedy = f"no engine here can run {variant}", f"try {variant} on its own platform before it is used"
             self._add(ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy), None)
             return
         folder = self.context.inputs[variant]
         examination = self._kept.examination(variant, folder, merged=True) if self._comparable else None
         if examination is None:
-            spec = self._spec(kind.engine, folder)
+            spec = self._spec(known.limits.engine, folder)
             try:
                 examination = self._examined(variant, spec)
             except WorkerFailed as error:
@@ -185,7 +186,7 @@ class _Validation:
                 return
             if self._comparable:  # without the merged model's part it is not whole: a further attempt may find out more
                 self._kept.keep_examination(variant, folder, examination, merged=True)
-        self._add(judge(variant, kind, examination, self.context.work.validation.thresholds.get(variant)), examination)
+        self._add(judge(variant, known.limits, examination, self.context.work.validation.thresholds.get(variant)), examination)
         if told := optimum_reader.sentence(variant, examination.figures.get("foreign")):
             self.output.warnings.append(told)
 
@@ -203,7 +204,7 @@ class _Validation:
                 self.context, variant, spec, self._subject, self.reference, examination, logits_file(outputs, 0), self._reporter.checkpoint
             )
             examination.example = external.example_fault(spec, self.reference, examination)
-            portable, examination.portability = portability.check(Path(spec.folder), BY_NAME[variant].arithmetic)
+            portable, examination.portability = portability.check(Path(spec.folder), catalog().variants[variant].arithmetic)
             examination.figures |= portable
         except WorkerFailed:
             self._reporter.checkpoint()

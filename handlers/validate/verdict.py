@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from daemon.contract.formats import Limits, Thresholds
 from daemon.contract.messages import ArtifactCheck, Verdict
-from daemon.contract.options import Thresholds
 from daemon.contract.plan import fallback, unquantized
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.checks.examination import Examination
-from handlers.validate.engines.registry import Kind
 
 
-def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
+def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
     figures = examination.figures
     reasons = [examination.tokenizer] if examination.tokenizer else []
@@ -34,7 +33,7 @@ def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresh
             f"export {variant} again, whose weights leave room for 16 bits; where such a graph must be run as it is, let onnxruntime's"
             " session option session.x64quantprecision be 1"
         )
-    if defects := _defects(figures, kind):
+    if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
     if thresholds is not None and (distances := _distances(figures, thresholds)):
@@ -49,16 +48,16 @@ def judge(variant: str, kind: Kind, examination: Examination, thresholds: Thresh
     return ArtifactCheck(variant=variant, verdict=Verdict.PASSED, figures=figures)
 
 
-def _defects(figures: dict[str, Any], kind: Kind) -> list[str]:
+def _defects(figures: dict[str, Any], own: Limits) -> list[str]:
     """What is wrong whatever the thresholds say."""
-    noise = kind.noise_share * figures["error_max"]
+    noise = own.noise_share * figures["error_max"]
     ways, sides = (", ".join(_largest(figures.get(name))) for name in ("cache_errors", "padding_errors"))
     limits = (
-        ("cache_error_max_absolute", max(kind.cache_limit, noise),
+        ("cache_error_max_absolute", max(own.cache, noise),
          f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", "the cache is broken"),
-        ("padding_error_max_absolute", max(kind.padding_limit, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
+        ("padding_error_max_absolute", max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
          "it does not honour the attention mask or the positions"),
-        ("merged_error_max_absolute", kind.merged_limit, "it differs from the merged PyTorch model", "the conversion changed the model"),
+        ("merged_error_max_absolute", own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
     )  # fmt: skip
     found = []
     for name, limit, what, meaning in limits:

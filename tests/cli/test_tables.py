@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from daemon.cli.tables import artifact_table
-from daemon.contract.plan import VARIANTS
+from daemon.contract.plan import variant_names
 
 WIDE = {"error_max": 4.2e-07, "agreement": 0.9746, "tokens_per_second": 142523.4, "pytorch_tokens_per_second": 25659.1}
 
@@ -19,13 +19,14 @@ def printed(report: dict[str, object]) -> list[str]:
 
 def test_every_variant_fits_into_80_columns_with_nothing_cut() -> None:
     artifacts = [
-        {"variant": name, "verdict": "unverified", "size_bytes": 1023 * 1024, "size_ratio": 10.05, "figures": WIDE} for name in VARIANTS
+        {"variant": name, "verdict": "unverified", "size_bytes": 1023 * 1024, "size_ratio": 10.05, "figures": WIDE}
+        for name in variant_names()
     ]
     lines = printed({"artifacts": artifacts})
-    assert len(lines) == 1 + len(VARIANTS)
+    assert len(lines) == 1 + len(variant_names())
     assert not [line for line in lines if "…" in line]
     assert lines[0].split() == ["artifact", "verdict", "size", "×", "base", "error", "agree", "tok/s", "PyTorch"]
-    assert [line.split()[0] for line in lines[1:]] == list(VARIANTS)
+    assert [line.split()[0] for line in lines[1:]] == list(variant_names())
     assert lines[1].split()[-4:] == ["σ", "97.46%", "142523", "25659"]
 
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from daemon.config.settings import Settings
 from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
-from daemon.contract.plan import BY_NAME
+from daemon.contract.plan import spec_of
 
 
 def test_a_shard_size_is_written_with_a_unit_or_left_empty() -> None:
@@ -25,7 +25,7 @@ def test_the_options_travel_in_the_job_file_and_are_part_of_what_the_merge_depen
     options = MergeOptions.model_validate({"dtype": "float16", "max_shard_size": "1GiB", "base": "dequantized"})
     settings = Settings(merge=options)
     assert Work.model_validate_json(settings.work.model_dump_json()).merge == options
-    assert "merge" in BY_NAME["merge"].settings
+    assert "merge" in spec_of("merge").settings
     assert settings.work.digest != Settings().work.digest
 
 

@@ -19,11 +19,11 @@ from daemon.cli.demo import processes as demo_children
 
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts `daemon.demo.main(…)` in a process of its own whose temporary folders lie in `tmp_path`."""
+    """Starts `daemon.cli.demo.main(…)` in a process of its own whose temporary folders lie in `tmp_path`."""
     started: list[subprocess.Popen[str]] = []
 
     def start(call: str) -> subprocess.Popen[str]:
-        code = f"import sys; from daemon.demo import main; sys.exit(main({call}))"
+        code = f"import sys; from daemon.cli.demo import main; sys.exit(main({call}))"
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             text=True,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, OnnxOptions, ValidateOptions, Work
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.options import OnnxOptions
 from tests import models
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 
-from daemon.contract.options import OnnxOptions
-from daemon.contract.plan import BY_NAME
 from handlers.onnx.folder.playback import Call, Player, run, tokenize
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graph_file import GraphFile, external_files
 from handlers.onnx.graphs.sessions import described, open_session
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from tests import models
 from tests.onnx.conftest import Exported, make_context, silent
@@ -23,8 +22,8 @@ from tests.onnx.conftest import Exported, make_context, silent
 def derived(stage: str, source: Path, folder: Path, **options: Any) -> Exported:
     """Run the stage `onnx-…` on an ONNX folder."""
     context = make_context(folder, f"onnx-{stage.replace('_', '-')}", {"onnx": source}, source)
-    context = context.model_copy(update={"work": context.work.model_copy(update={"onnx": OnnxOptions(**options)})})
-    run_stage = pkgutil.resolve_name(BY_NAME[context.stage].entry)
+    context = context.model_copy(update={"work": context.work.with_options(OnnxOptions(**options))})
+    run_stage = pkgutil.resolve_name(stage(context.stage).entry)
     return Exported(source, Path(context.staging), run_stage(context, silent()))
 
 

@@ -18,15 +18,14 @@ import pytest
 from daemon.config.loading import load
 from daemon.contract.errors import Permanent
 from daemon.contract.messages import StageContext
-from daemon.contract.options import DEFAULT_THRESHOLDS, OnnxOptions
-from daemon.contract.plan import BY_NAME, QUANTIZED
+from daemon.contract.plan import effective_variants, find_variant, spec_of
 from handlers.onnx.activations import forms
 from handlers.onnx.activations import stage as activations
 from handlers.onnx.activations.check import broken_promises, main
 from handlers.onnx.activations.contract import FILE, Contract, content_version, hosted, read
 from handlers.onnx.activations.locate import NotInGraphError
 from handlers.onnx.graphs import graphset
-from handlers.validate.engines.registry import VARIANT_KINDS
+from handlers.onnx.options import OnnxOptions
 from tests.onnx.conftest import Exported, make_context, prompts, silent
 from tests.onnx.test_encoders import batch, make
 
@@ -36,7 +35,7 @@ Activate = Callable[..., Exported]
 
 def context_for(exported: Exported, folder: Path, **options: Any) -> StageContext:
     context = make_context(folder, "onnx-activations", {"merge": exported.source, "onnx": exported.folder}, exported.source)
-    return context.model_copy(update={"work": context.work.model_copy(update={"onnx": OnnxOptions(**options)})})
+    return context.model_copy(update={"work": context.work.with_options(OnnxOptions(**options))})
 
 
 @pytest.fixture(scope="session")
@@ -197,7 +196,7 @@ def test_the_checker_passes_a_folder_that_keeps_its_contract(everything: Exporte
 
 def test_the_checker_needs_no_torch(everything: Exported) -> None:
     code = (
-        f"import sys; from handlers.onnx import activations_check as c; c.main([{str(everything.folder)!r}]); print('torch' in sys.modules)"
+        f"import sys; from handlers.onnx.activations import check as c; c.main([{str(everything.folder)!r}]); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100).stdout.endswith("False\n")
 
@@ -376,9 +375,10 @@ def test_int8_and_fp16_forms_keep_the_contract_and_stay_near(everything: Exporte
 
 def test_each_variant_can_be_judged_and_asked_for_by_its_quantization() -> None:
     names = ["onnx-activations", "onnx-activations-fp16", "onnx-activations-int8"]
-    assert all(name in BY_NAME and name in VARIANT_KINDS and name in DEFAULT_THRESHOLDS for name in names)
-    assert QUANTIZED["onnx-activations", "int8"] == names[2] and QUANTIZED["onnx-activations", "fp16"] == names[1]
-    assert {"onnx.layers", "onnx.kinds"} <= set(BY_NAME["onnx-activations"].settings)
+    assert all(find_variant(name) for name in names)
+    assert effective_variants(["onnx-activations"], "int8") == (names[0], names[2])
+    assert effective_variants(["onnx-activations"], "fp16") == (names[0], names[1])
+    assert {"onnx.layers", "onnx.kinds"} <= set(spec_of("onnx-activations").settings)
 
 
 # R9

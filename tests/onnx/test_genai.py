@@ -18,9 +18,9 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.messages import StageContext, Verdict
-from daemon.contract.options import OnnxOptions
 from handlers.onnx.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import Trial
 from handlers.validate.engines import genai as genai_engine
 from handlers.validate.engines.genai import GenaiEngine
@@ -39,7 +39,7 @@ Build = Callable[..., Exported]
 
 
 def options(context: StageContext, **onnx_options: Any) -> StageContext:
-    work = context.work.model_copy(update={"onnx": OnnxOptions(**onnx_options)})
+    work = context.work.with_options(OnnxOptions(**onnx_options))
     return context.model_copy(update={"work": work})
 
 

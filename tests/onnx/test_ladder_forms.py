@@ -9,12 +9,12 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from daemon.contract.options import OnnxOptions
 from handlers.onnx.export import profiles, stage
 from handlers.onnx.export.history import FILE, Entry, History
 from handlers.onnx.families.base import Form
 from handlers.onnx.folder.fixed_window import Window
 from handlers.onnx.graphs import graphset
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request, legacy
 from handlers.onnx.tracing.strategies import LADDER, Strategy, named
 from tests.onnx.conftest import Exported, make_context, prompts, silent, torch_logits
@@ -114,7 +114,7 @@ def test_each_thing_given_up_is_a_recorded_fallback(static: Exported) -> None:
 
 def test_no_cache_that_was_asked_for_is_no_loss(pico_base: Path, tmp_path: Path) -> None:
     context = make_context(tmp_path, "onnx", {"merge": pico_base}, pico_base)
-    work = context.work.model_copy(update={"onnx": OnnxOptions(cache=False, external_data="always")})
+    work = context.work.with_options(OnnxOptions(cache=False, external_data="always"))
     output = stage.export(context.model_copy(update={"work": work}), silent(), (LEGACY,))
     assert output.fallbacks == [] and output.figures["outputs"] == ["logits"]
     assert output.figures["external_data"] is True

@@ -16,7 +16,6 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.messages import StageContext
-from daemon.contract.options import OnnxOptions
 from handlers.child.progress import StageOutput
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.onnx.export import stage
@@ -29,6 +28,7 @@ from handlers.onnx.folder.chain_signature import links
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.graphs.signature import CacheLayer
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request, legacy
 from handlers.onnx.tracing.strategies import LADDER, Strategy, named
 from tests.onnx import qwen
@@ -43,7 +43,7 @@ SLIDING = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window":
 def wish(context: StageContext, per_graph: int, **options: Any) -> StageContext:
     """The same with `onnx.layers_per_graph`."""
     onnx_options = OnnxOptions(layers_per_graph=per_graph, **options)
-    return context.model_copy(update={"work": context.work.model_copy(update={"onnx": onnx_options})})
+    return context.model_copy(update={"work": context.work.with_options(onnx_options)})
 
 
 def export(source: Path, folder: Path, pin: Path, per_graph: int, *strategies: Strategy, **options: Any) -> tuple[Path, StageOutput]:

@@ -13,11 +13,11 @@ import onnx
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.options import OnnxOptions
 from handlers.merge import merge_adapter
 from handlers.onnx.export import family_choice, stage
 from handlers.onnx.families.base import Tracing
 from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.strategies import STRATEGIES
 from tests import marian
 from tests.onnx import seq2seq
@@ -47,7 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
 
 def run(source: Path, folder: Path, strategy: str = "legacy-eager", *, opset: int = 18, cache: bool = True) -> Exported:
     context = make_context(folder, "onnx", {"merge": source}, source, opset=opset)
-    context = context.model_copy(update={"work": context.work.model_copy(update={"onnx": OnnxOptions(cache=cache)})})
+    context = context.model_copy(update={"work": context.work.with_options(OnnxOptions(cache=cache))})
     chosen = [row for row in STRATEGIES if row.name == strategy]
     return Exported(source, Path(context.staging), stage.export(context, silent(), chosen))
 

@@ -9,7 +9,7 @@ import pytest
 from daemon.contract import cpu
 from daemon.contract.messages import StageContext
 from daemon.contract.options import ValidateOptions
-from daemon.contract.plan import STAGES
+from daemon.contract.plan import all_specs
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
 from handlers.merge.engine.resume_ledger import purpose
@@ -37,10 +37,10 @@ def context(tmp_path: Path) -> StageContext:
 
 def test_no_stages_output_is_taken_over_from_another_processor(context: StageContext, elsewhere: pytest.MonkeyPatch) -> None:
     job = JobRow("job", "running", context.checkpoint, context.work, Path("/pin"), Path("/target"), None, "now", None, None)
-    before = {spec.name: stage_key(spec, job, {}, None, "cpu") for spec in STAGES}
-    assert before == {spec.name: stage_key(spec, job, {}, None, "cpu") for spec in STAGES}
+    before = {spec.name: stage_key(spec, job, {}, None, "cpu") for spec in all_specs()}
+    assert before == {spec.name: stage_key(spec, job, {}, None, "cpu") for spec in all_specs()}
     elsewhere.setattr(*MOVE)
-    assert not before.items() & {spec.name: stage_key(spec, job, {}, None, "cpu") for spec in STAGES}.items()
+    assert not before.items() & {spec.name: stage_key(spec, job, {}, None, "cpu") for spec in all_specs()}.items()
 
 
 def test_a_merge_does_not_go_on_with_another_processors_shards(elsewhere: pytest.MonkeyPatch) -> None:

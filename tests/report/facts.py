@@ -184,7 +184,8 @@ def context(facts: JobFacts | None, folder: Path) -> StageContext:
         (folder / name).mkdir(parents=True, exist_ok=True)
     reference = facts.checkpoint if facts else checkpoint()
     return StageContext(
-        job="7f3a9c21", stage="report", attempt=1, checkpoint=reference, pin=str(folder / "pin"), staging=str(folder / "staging"),
+        job="7f3a9c21", stage="report", entry="handlers.report.stage:run", attempt=1,
+        checkpoint=reference, pin=str(folder / "pin"), staging=str(folder / "staging"),
         result=str(folder / "result.json"), temporary=str(folder / "temporary"), cache=str(folder / "cache"),
         work=facts.work if facts else Work(export=ExportOptions(), validation=ValidateOptions()), facts=facts,
         limits=ChildLimits(nice=0, idle=False),

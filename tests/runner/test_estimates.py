@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from daemon.config.windows import Windows, problem_of, zone_problem
 from daemon.contract.errors import Fault
 from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import BY_NAME, ModelSize
+from daemon.contract.plan import spec_of
+from daemon.contract.stages import ModelSize
 from daemon.journal.rows import Lane
 from daemon.journal.stages import Measured
 from daemon.running.rules.estimates import MARGIN, estimate
@@ -21,7 +22,7 @@ from daemon.running.rules.ready import next_lane
 from daemon.running.rules.retry import after_crash, decide
 
 GIB = 1 << 30
-SPEC = BY_NAME["onnx"]
+SPEC = spec_of("onnx")
 SIZE = ModelSize(2 * GIB, GIB)
 
 
@@ -35,7 +36,7 @@ def test_without_experience_the_formula_counts() -> None:  # R6.2
 
 
 def test_disk_follows_the_dtype_that_the_job_merges_in() -> None:  # R6.2
-    merge, size = BY_NAME["merge"], ModelSize(stored_bytes=2 * GIB, parameters=GIB)
+    merge, size = spec_of("merge"), ModelSize(stored_bytes=2 * GIB, parameters=GIB)
     assert [estimate(merge, size, [], dtype).disk for dtype in ("base", "bfloat16", "float32")] == [2 * GIB, 2 * GIB, 4 * GIB]
 
 

@@ -21,6 +21,7 @@ from handlers.onnx.export.attempts import AllFailed
 from handlers.onnx.families.base import Part
 from handlers.onnx.families.seq2seq.ports import DECODER_WITH_PAST, FILES, ports
 from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing import optimum as toolchain_engine
 from handlers.onnx.tracing.strategies import LADDER, named
 from tests.onnx.conftest import Exported, Runner, make_context, prompts, silent, torch_logits
@@ -151,8 +152,8 @@ def test_a_graph_that_was_not_made_is_named(context: StageContext, tmp_path: Pat
 @pytest.mark.parametrize("cache", [True, False])
 def test_the_real_optimum_gives_a_verified_qwen3(climb: Climb, optimum: Path, million: Path, tmp_path: Path, cache: bool) -> None:
     made_for = make_context(tmp_path / "job", "onnx", {"merge": million}, million)
-    options = made_for.work.onnx.model_copy(update={"cache": cache})
-    made_for = made_for.model_copy(update={"work": made_for.work.model_copy(update={"onnx": options})})
+    options = made_for.work.options(OnnxOptions).model_copy(update={"cache": cache})
+    made_for = made_for.model_copy(update={"work": made_for.work.with_options(options)})
     output = climb(offered(made_for, optimum))
     assert output.strategy == "optimum" and output.figures["opset"] == 18 and output.figures["relative_error"] < 1e-4
     assert ("past_key_values.1.value" in output.figures["inputs"]) == cache

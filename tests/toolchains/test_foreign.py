@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from daemon.contract.messages import StageContext
+from handlers.onnx.options import OnnxOptions
 from handlers.validate.checks import optimum_reader
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.registry import EngineSpec, load
@@ -197,7 +198,7 @@ def test_the_real_reader_reads_a_language_model_without_a_cache(
     from tests.onnx.conftest import silent
 
     made_for = make_context(tmp_path / "export", "onnx", {"merge": million}, million)
-    options = made_for.work.onnx.model_copy(update={"cache": False})
-    stage.run(made_for.model_copy(update={"work": made_for.work.model_copy(update={"onnx": options})}), silent())
+    options = made_for.work.options(OnnxOptions).model_copy(update={"cache": False})
+    stage.run(made_for.model_copy(update={"work": made_for.work.with_options(options)}), silent())
     figures = real(optimum, Path(made_for.staging), context)
     assert figures["greedy_identical"] and figures["error_max_absolute"] < LIMIT, figures

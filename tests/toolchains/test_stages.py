@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from daemon.config.settings import Settings
-from daemon.contract import plan
+from daemon.contract import catalog
 from daemon.contract.errors import Permanent
+from daemon.contract.formats import FormatEntry
 from daemon.contract.messages import Outcome, StageContext
+from daemon.contract.plan import spec_of
 from daemon.journal.rows import JobRow
 from daemon.operating.doctor import examine, formats_here
 from daemon.running.rules.resume_keys import stage_key
@@ -25,10 +26,9 @@ from tests.workers.helpers import BOUNDS, make_context, wait
 
 
 @pytest.fixture
-def in_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plan as if the stage `pytorch`, which needs no more than the contract does, ran in the toolchain `fake`."""
-    monkeypatch.setitem(plan.BY_NAME, "pytorch", replace(plan.BY_NAME["pytorch"], toolchain="fake"))
-    yield
+def in_fake(context: StageContext) -> StageContext:
+    """The same attempt, which needs no more than the contract does, in the toolchain `fake`."""
+    return context.model_copy(update={"toolchain": "fake"})
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def attempt(context: StageContext) -> Worker:
     return Worker(context, folder, BOUNDS)
 
 
-def test_a_stage_runs_in_its_toolchain_by_the_same_contract(in_fake: None, context: StageContext, fake: Fake) -> None:  # R7.1
-    worker = attempt(context)
+def test_a_stage_runs_in_its_toolchain_by_the_same_contract(in_fake: StageContext, fake: Fake) -> None:  # R7.1
+    worker = attempt(in_fake)
     assert [str(part) for part in worker.process.args][-5:-1] == list(registry.command_in(fake.installed.folder, "handlers"))[1:]  # type: ignore[union-attr]
     result = wait(worker)
     assert result.outcome is Outcome.SUCCEEDED, result.fault
@@ -57,10 +57,8 @@ def test_a_stage_runs_in_its_toolchain_by_the_same_contract(in_fake: None, conte
     assert "torch" not in result.versions and result.versions["python"] == fake.installed.manifest.python
 
 
-def test_what_the_main_environment_has_is_not_there(in_fake: None, context: StageContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx = replace(plan.BY_NAME["onnx"], toolchain="fake")
-    monkeypatch.setitem(plan.BY_NAME, "onnx", onnx)
-    result = wait(attempt(context.model_copy(update={"stage": "onnx"})))
+def test_what_the_main_environment_has_is_not_there(in_fake: StageContext) -> None:
+    result = wait(attempt(in_fake.model_copy(update={"stage": "onnx", "entry": spec_of("onnx").entry})))
     assert result.fault is not None
     assert result.fault.cause.startswith("ModuleNotFoundError: No module named"), result.fault
 
@@ -69,7 +67,7 @@ def test_a_stage_without_a_toolchain_is_run_as_ever(context: StageContext) -> No
     assert command_of(context) == HANDLERS
 
 
-def test_what_is_removed_is_offered_no_more(in_fake: None, context: StageContext, fake: Fake, tmp_path: Path) -> None:
+def test_what_is_removed_is_offered_no_more(in_fake: StageContext, context: StageContext, fake: Fake, tmp_path: Path) -> None:
     assert use.find(context, "fake") == fake.installed.folder
     assert use.require(context, "fake") == fake.installed.folder
     shutil.copytree(fake.chains.home, tmp_path / "state" / "toolchains", symlinks=True)
@@ -79,7 +77,7 @@ def test_what_is_removed_is_offered_no_more(in_fake: None, context: StageContext
     shutil.rmtree(chains.folder("fake"))
     assert use.find(context, "fake") is None
     with pytest.raises(OSError):
-        attempt(context)
+        attempt(in_fake)
     chains.offer(cache)
     assert list((cache / "toolchains").iterdir()) == []
     with pytest.raises(Permanent, match="run `ckptd toolchain install fake`"):
@@ -100,11 +98,12 @@ def test_a_module_run_inside_answers_or_says_what_went_wrong(context: StageConte
 
 
 def test_formats_and_check_name_what_brings_a_missing_toolchain(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: Fake
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: Fake, request: pytest.FixtureRequest
 ) -> None:  # R5.4
-    specs = tuple(replace(spec, toolchain="fake") if spec.name == "onnx-int8" else spec for spec in plan.STAGES)
-    monkeypatch.setattr("daemon.operating.doctor.STAGES", specs)
-    monkeypatch.setattr(plan, "STAGES", specs)
+    ours = [entry for entry in catalog.catalog().entries if entry.value != "handlers.onnx.format:FORMAT"]
+    toy = FormatEntry(value="tests.toolchains.toy_format:ONNX")
+    catalog.use([*ours, toy])
+    request.addfinalizer(lambda: catalog.use([*ours, FormatEntry(value="handlers.onnx.format:FORMAT")]))
     monkeypatch.setattr(registry, "definitions", lambda: fake.chains.known)
     row = formats_here(tmp_path)["variants"]["onnx-int8"]
     assert not row["available"] and row["lacks"] == ["the toolchain fake"]
@@ -116,7 +115,7 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
 
 
 def test_the_resume_key_knows_the_toolchains_requirements(monkeypatch: pytest.MonkeyPatch, fake: Fake, context: StageContext) -> None:
-    plain = plan.BY_NAME["pytorch"]
+    plain = spec_of("pytorch")
     inside = replace(plain, toolchain="fake")
     known: dict[str, Definition] = fake.chains.known
     monkeypatch.setattr(registry, "definitions", lambda: known)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import runpy
-from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract import plan
+from daemon.contract import catalog
+from daemon.contract.formats import FormatEntry
 from daemon.toolchains import registry
 
 if __name__ == "__main__":
     known = registry.definitions(Path(os.environ["TOY_DEFINITIONS"]))
     registry.definitions = lambda folder=None: known  # type: ignore[assignment,misc]
-    changed = tuple(replace(spec, toolchain="fake") if spec.name == "onnx-int8" else spec for spec in plan.STAGES)
-    plan.STAGES = changed
-    plan.BY_NAME.update({spec.name: spec for spec in changed})
+    ours = [entry for entry in catalog.catalog().entries if entry.value != "handlers.onnx.format:FORMAT"]
+    catalog.use([*ours, FormatEntry(value="tests.toolchains.toy_format:ONNX", root=str(Path(__file__).parents[2]))])
     runpy.run_module("tests.runner.toy_daemon", run_name="__main__", alter_sys=True)

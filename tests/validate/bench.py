@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import ArtifactCheck
-from daemon.contract.options import DEFAULT_THRESHOLDS, ValidateOptions
+from daemon.contract.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference, measure
-from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
 from handlers.validate.verdict import judge
 from handlers.validate.workers import worker
@@ -55,7 +56,7 @@ class Bench:
 
     def examine(self, variant: str, folder: Path, against: Path | None = None) -> Examination:
         """Run one folder."""
-        spec = EngineSpec(engine=VARIANT_KINDS[variant].engine, folder=str(folder), task=self.subject.task)
+        spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder), task=self.subject.task)
         outputs = self.outputs(folder)
         direct = cast(Worker, Direct(variant, spec))
         return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
@@ -65,7 +66,7 @@ class Bench:
         against = self.outputs(self.merged) if variant != "pytorch" else None
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
-        return judge(variant, VARIANT_KINDS[variant], self.examine(variant, folder, against), DEFAULT_THRESHOLDS[variant])
+        return judge(variant, catalog().variants[variant].limits, self.examine(variant, folder, against), catalog().thresholds[variant])
 
     def outputs(self, folder: Path) -> Path:
         """Where the rows of a folder go."""

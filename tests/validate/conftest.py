@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, ChildLimits, StageContext, StageResult
-from daemon.contract.options import DEFAULT_THRESHOLDS, ExportOptions, ValidateOptions, Work
+from daemon.contract.options import ExportOptions, ValidateOptions, Work
 from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import Reference, measure
-from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import Worker
 from tests.validate import artifacts
@@ -106,12 +107,12 @@ class Measured:
 
     def check(self, variant: str, folder: Path) -> ArtifactCheck:
         """Run one folder in a worker and judge it by the default thresholds."""
-        spec = EngineSpec(engine=VARIANT_KINDS[variant].engine, folder=str(folder))
+        spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder))
         with Worker(variant, spec, self.scratch, LIMITS) as worker:
             examination = examine(
                 worker, self.reference, self.scratch / "outputs", self.merged, tokenizer=True, progress=lambda fraction, message: None
             )
-        return judge(variant, VARIANT_KINDS[variant], examination, DEFAULT_THRESHOLDS[variant])
+        return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
 
 
 @pytest.fixture(scope="session")

@@ -11,15 +11,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, StageContext, Verdict
-from daemon.contract.options import DEFAULT_THRESHOLDS, ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter
 from handlers.merge.api import merge_adapter
 from handlers.validate import stage
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import Reference, measure
-from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, subject_of
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import Worker, WorkerFailed
@@ -45,7 +46,7 @@ def merged_check(base: Path, pin: Path, merged: Path, scratch: Path, *, live_on:
     reference = measure(live_worker(base, pin, subject.task), models.TEXTS[:3], options, scratch, QUIET, subject, live_on)
     artifact = cast(Worker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
     examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, progress=QUIET)
-    return judge("pytorch", VARIANT_KINDS["pytorch"], examination, DEFAULT_THRESHOLDS["pytorch"])
+    return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"])
 
 
 def qwen3(root: Path) -> tuple[Path, Path]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import Outcome, Verdict
-from daemon.contract.options import DEFAULT_THRESHOLDS
 from tests.validate.conftest import Validated
 
 NAMES = {
@@ -21,7 +21,7 @@ def test_sound_artifacts_pass_and_carry_every_figure(validated: Validated) -> No
         assert check.reasons == () and check.remedy is None
         portable = {"pytorch": set(), "onnx": {"needs"}, "onnx-int8": {"needs", "integer_products"}}
         assert set(check.figures) == NAMES | portable[variant]
-        limits = DEFAULT_THRESHOLDS[variant]
+        limits = catalog().thresholds[variant]
         assert check.figures["agreement"] >= limits.agreement
         assert 0 < check.figures["kl"] <= limits.kl
         assert 0 < check.figures["error_max"] <= limits.error

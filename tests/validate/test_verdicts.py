@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daemon.contract.catalog import catalog
 from daemon.contract.errors import Permanent
+from daemon.contract.formats import Thresholds
 from daemon.contract.messages import Verdict
-from daemon.contract.options import Thresholds, ValidateOptions
+from daemon.contract.options import ValidateOptions
 from handlers.models import prompts
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import evenly
-from handlers.validate.engines.registry import VARIANT_KINDS
 from handlers.validate.verdict import judge
 
 LIMITS = Thresholds(agreement=0.85, kl=0.05, error=2.0)
@@ -29,7 +30,7 @@ AT_THE_LIMITS: dict[str, Any] = {
 
 
 def _judge(variant: str = "onnx-int8", limits: Thresholds | None = LIMITS, **changes: Any) -> Any:
-    return judge(variant, VARIANT_KINDS[variant], Examination(figures=AT_THE_LIMITS | changes), limits)
+    return judge(variant, catalog().variants[variant].limits, Examination(figures=AT_THE_LIMITS | changes), limits)
 
 
 def test_figures_at_the_limits_pass() -> None:

@@ -51,9 +51,9 @@ def start(adopting: None, tmp_path: Path) -> Iterator[Start]:
     gc.collect()
     before, made = sorted(os.listdir("/proc/self/fd")), []
 
-    def begin(case: str, *, limits: dict[str, Any] | None = None, stage: str = "merge", **bounds: Any) -> Worker:
+    def begin(case: str, *, limits: dict[str, Any] | None = None, stage: str = "merge", entry: str = "", **bounds: Any) -> Worker:
         command = HANDLERS if case == "real" else (sys.executable, str(SCRIPT), case)
-        context = make_context(tmp_path, stage, **(limits or {}))
+        context = make_context(tmp_path, stage, entry, **(limits or {}))
         made.append(Worker(context, tmp_path / "attempt", Bounds(**{**vars(BOUNDS), **bounds}), command))
         return made[-1]
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.catalog import catalog
 from daemon.contract.errors import Fault
 from daemon.contract.messages import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.plan import spec_of
 from daemon.running.workers import containment, procfs
 from daemon.running.workers.worker import Bounds, Worker
 
@@ -22,13 +24,14 @@ SHORT = {"grace": 0.5}
 Start = Callable[..., Worker]
 
 
-def make_context(folder: Path, stage: str = "merge", **limits: Any) -> StageContext:
-    """A job that the real merge stage refuses at once: there is no checkpoint."""
+def make_context(folder: Path, stage: str = "merge", entry: str = "", **limits: Any) -> StageContext:
+    """A job that the real merge stage refuses at once: there is no checkpoint. `entry`: other code than the stage's own."""
     checkpoint = CheckpointRef(
         root="/r", run="run", step=1, path=str(folder / "none"), layout="trainer-adapter", digest="0" * 64, method="LORA"
     )
     return StageContext(
-        job="job", stage=stage, attempt=1, checkpoint=checkpoint, pin=str(folder / "none"), base=str(folder / "none"),
+        job="job", stage=stage, entry=entry or spec_of(stage).entry, formats=catalog().entries, attempt=1,
+        checkpoint=checkpoint, pin=str(folder / "none"), base=str(folder / "none"),
         staging=str(folder / "staging"), result=str(folder / "attempt/result.json"), temporary=str(folder / "attempt/tmp"),
         cache=str(folder / "cache"), work=Work(export=ExportOptions(), validation=ValidateOptions()),
         limits=ChildLimits(parent_pid=os.getpid(), **{"idle": False, "nice": 0, **limits}),

@@ -28,7 +28,7 @@ def test_a_real_child_fails_in_order(start: Start) -> None:
 
 
 def test_a_stage_of_another_version_is_a_bad_job(start: Start) -> None:
-    fault = fault_of(wait(start("real", stage="telepathy")))
+    fault = fault_of(wait(start("real", entry="handlers.telepathy:run")))
     assert fault.code == "bad-job"
     assert "telepathy" in fault.cause
     assert "Traceback" not in (fault.details or "")
@@ -85,12 +85,8 @@ def run_patient(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *
     """The real entry with a stage that swallows every exception and works for ever."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/patient.py").write_text(STAGE)
-    (tmp_path / "lib/sitecustomize.py").write_text(
-        "import dataclasses, daemon.contract.plan as plan\n"
-        "plan.BY_NAME['merge'] = dataclasses.replace(plan.BY_NAME['merge'], entry='patient:run')\n"
-    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
-    worker = start("real", limits={"resumable": resumable})
+    worker = start("real", limits={"resumable": resumable}, entry="patient:run")
     until(worker, lambda: worker.progress.message == "unit")
     return worker
 

@@ -1,6 +1,6 @@
 """The demo's child processes: started so that none outlives the demo, their JSON lines read, ended in order.
 
-Called by `daemon.demo` alone. Children write into files instead of pipes: nothing blocks when nobody reads, no thread
+Called by `daemon.cli.demo` alone. Children write into files instead of pipes: nothing blocks when nobody reads, no thread
 is needed, and with `--keep` everything that was said can be read afterwards. Linux only, like the daemon.
 """
 

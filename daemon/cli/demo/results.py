@@ -1,6 +1,6 @@
 """What the demo's exports came to: a row for each checkpoint and artifact, the closing table, good or not.
 
-Called by `daemon.demo` when all jobs have ended. It reads what a user would read, the published report.json, and
+Called by `daemon.cli.demo` when all jobs have ended. It reads what a user would read, the published report.json, and
 looks whether the files that it names are there; it never trusts the status alone.
 """
 

@@ -1,4 +1,4 @@
-"""The demo's folder and the configuration that its daemon runs with. Called by `daemon.demo` alone."""
+"""The demo's folder and the configuration that its daemon runs with. Called by `daemon.cli.demo` alone."""
 
 from __future__ import annotations
 

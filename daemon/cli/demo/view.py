@@ -1,6 +1,6 @@
 """What the demo shows while it runs: pure functions from the trainings' state and a status snapshot to rich renderables and lines.
 
-Called by `daemon.demo`. On a terminal `live` is drawn again and again; elsewhere `Training.take` and `changes` give a line
+Called by `daemon.cli.demo`. On a terminal `live` is drawn again and again; elsewhere `Training.take` and `changes` give a line
 for each thing that happens. Everything fits into 80 columns.
 """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from daemon.contract.messages import JobFacts, StageFacts
 from daemon.contract.options import Work
-from daemon.contract.plan import BY_NAME, stage_names
+from daemon.contract.plan import find_spec, spec_of, stage_names
 from daemon.contract.verdicts import asked_variants, judge, status_of
 from daemon.journal.integrity import unbelievable, unsound
 from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
@@ -157,14 +157,14 @@ def check_plans(scene: Scene) -> None:
             export = Work.model_validate_json(job["work"]).export
             planned[job["work"]] = tuple(stage_names(export.variants, export.quantization))
         names = stages[job["id"]]
-        if unknown := [name for name in names if name not in BY_NAME]:
+        if unknown := [name for name in names if find_spec(name) is None]:
             scene.find("stage-unknown", f"the plan knows no stage {', '.join(unknown)}", "install the ckptd that planned it, or cancel it",
                        job=job["id"])  # fmt: skip
         elif missing := [name for name in planned[job["work"]] if name not in names]:
             scene.find(
                 "plan-incomplete", f"it lacks the stage {', '.join(missing)}, which its configuration asks for", _REPORT, job=job["id"]
             )
-        elif early := [name for i, name in enumerate(names) if any(need in names[i:] for need in BY_NAME[name].needs)]:
+        elif early := [name for i, name in enumerate(names) if any(need in names[i:] for need in spec_of(name).needs)]:
             scene.find("plan-order", f"the stage {', '.join(early)} comes before one that it needs", _REPORT, job=job["id"])
 
 

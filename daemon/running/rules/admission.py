@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Fault
-from daemon.contract.plan import StageSpec
+from daemon.contract.stages import StageSpec
 from daemon.running.rules.estimates import Estimate
 from daemon.system import box
 from daemon.system.box import human

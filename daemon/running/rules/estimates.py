@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from daemon.contract.plan import ModelSize, StageSpec
+from daemon.contract.stages import ModelSize, StageSpec
 from daemon.journal.stages import Measured
 
 MARGIN = 1.15

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from daemon.contract.errors import Fault
-from daemon.contract.plan import BY_NAME, StageSpec
+from daemon.contract.plan import spec_of
+from daemon.contract.stages import StageSpec
 from daemon.journal.rows import ENDED_STAGE, Lane, StageRow
 
 
@@ -17,7 +18,7 @@ def ready_stages(stages: dict[str, StageRow]) -> list[StageSpec]:
     """The stages, in plan order, that wait and whose predecessors have all ended. None of them needs another."""
     ready = []
     for name, stage in stages.items():
-        spec = BY_NAME[name]
+        spec = spec_of(name)
         before = [other for other in (*spec.needs, *spec.after) if other in stages]
         if stage.state == "waiting" and all(stages[other].state in ENDED_STAGE for other in before):
             ready.append(spec)

@@ -13,11 +13,10 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from daemon.contract import cpu
-from daemon.contract.options import Work
-from daemon.contract.plan import BY_NAME, StageSpec
+from daemon.contract.plan import spec_of
+from daemon.contract.stages import StageSpec
 from daemon.contract.values import digest_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.toolchains.registry import digest_for
@@ -40,13 +39,6 @@ def stamp(folder: Path | None) -> list[tuple[str, int, int]]:
         return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries if entry.is_file())
 
 
-def _setting(work: Work, path: str) -> Any:
-    value: Any = work
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
-
-
 def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str) -> str:
     """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp."""
     return digest_of({
@@ -54,7 +46,7 @@ def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], ba
         "version": spec.version,
         "checkpoint": job.checkpoint.digest,
         "base": base,
-        "settings": {path: _setting(job.work, path) for path in spec.settings},
+        "settings": {path: job.work.setting(path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},
         "cpu": cpu.here().key,
         **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
@@ -68,7 +60,7 @@ def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str) -> dict[st
     base = stamp(job.base)
     keys: dict[str, str] = {}
     for name in stages:
-        spec = BY_NAME[name]
+        spec = spec_of(name)
         before = [other for other in (*spec.needs, *spec.after) if other in stages]
         inputs = {other: keys.get(other) if stages[other].state not in ("failed", "skipped") else None for other in before}
         keys[name] = stage_key(spec, job, inputs, base, device)

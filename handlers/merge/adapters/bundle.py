@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from handlers.merge.adapters.adapter import Adapter
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Bundle:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from daemon.contract.errors import Permanent
-from daemon.contract.options import OnnxOptions
 from handlers.onnx.activations.calls import Call
 from handlers.onnx.activations.contract import Kind
 from handlers.onnx.families.base import architecture
+from handlers.onnx.options import OnnxOptions
 
 OPERATION = "give the model's activations"
 FEED_FORWARD = ("mlp", "block_sparse_moe", "feed_forward", "ffn", "output.dense", "fc2")

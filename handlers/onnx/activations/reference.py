@@ -16,6 +16,7 @@ from handlers.onnx.families.base import Tracing, load_model, release
 from handlers.onnx.graphs.comparison import TOLERANCE, GraphMismatchError
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.options import OnnxOptions
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Torchs:
 def ask_torch(folder: Path, graphs: GraphSet, context: StageContext) -> Torchs:
     """Load the merged model, run it over a few calls, and let it go; Permanent where it can't give what was asked for."""
     model = load_model(folder, BY_NAME[graphs.task], Tracing("eager"))
-    wanted, layers = sites(model, folder, context.work.onnx)
+    wanted, layers = sites(model, folder, context.work.options(OnnxOptions))
     made = calls_of(folder, graphs)
     answers = values(model, wanted, made, folder)
     release(model)

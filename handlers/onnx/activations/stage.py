@@ -27,6 +27,7 @@ from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.graphs.derive import copy_beside
 from handlers.onnx.graphs.graphset import GraphSet, read
 from handlers.onnx.graphs.sessions import check_form, described
+from handlers.onnx.options import OnnxOptions
 
 FAMILIES = ("causal", "encoder")
 
@@ -96,7 +97,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     torchs = ask_torch(merged, graphs, context)
     gc.collect()
     outputs = promised(torchs, graphs)
-    warnings = [size_warning(outputs)] if context.work.onnx.layers == "all" else []
+    warnings = [size_warning(outputs)] if context.work.options(OnnxOptions).layers == "all" else []
     for warning in warnings:
         reporter.warn(warning)
     reporter.progress(0.3, "finding the activations in the graph")

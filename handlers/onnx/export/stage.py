@@ -34,6 +34,7 @@ from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.graphs.sessions import check_form, described
 from handlers.onnx.graphs.signature import Signature
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing import tracer_warnings
 from handlers.onnx.tracing.exporters import Request
 from handlers.onnx.tracing.library_warnings import LIMIT, Chatter
@@ -73,7 +74,7 @@ def metadata(context: StageContext, opset: int, task: Task) -> dict[str, object]
         "ckptd.base": checkpoint.base_name,
         "ckptd.opset": opset,
         "ckptd.dtype": "float32",
-        "ckptd.task": f"{task.name}-with-past" if task.kind != "encoder" and context.work.onnx.cache else task.name,
+        "ckptd.task": f"{task.name}-with-past" if task.kind != "encoder" and context.work.options(OnnxOptions).cache else task.name,
         "ckptd.model_type": read_json(Path(context.inputs["merge"]) / "config.json", "read the model's configuration").get("model_type"),
     }
 
@@ -91,7 +92,7 @@ class _Exported:
 
 def wanted_form(context: StageContext) -> Form:
     """The graphs that are asked for."""
-    return Form(cache=context.work.onnx.cache)
+    return Form(cache=context.work.options(OnnxOptions).cache)
 
 
 def _export_and_write(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> _Exported:
@@ -115,7 +116,7 @@ def _export_and_write(strategy: Strategy, family: Family, context: StageContext,
     reporter.progress(0.7, "saving the graph")
     files = {role: file for role, (file, _) in family.signatures(reference).items() if role in finished}
     staging = Path(context.staging)
-    apart = strategy.external or context.work.onnx.external_data == "always"
+    apart = strategy.external or context.work.options(OnnxOptions).external_data == "always"
     written = graph_file.write({files[role]: one for role, one in finished.items()}, staging, staging if apart else scratch)
     graph_file.let_go((*exported.values(), *finished.values()))
     release(model)
@@ -169,7 +170,7 @@ def _finished(exported: dict[str, Any], family: Family, reference: Any, opset: i
 def build(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> Built:
     """Export by one strategy and check the result against torch; whatever it wrote is gone again if it fails."""
     staging = Path(context.staging)
-    form, per_graph = strategy.form(wanted_form(context)), context.work.onnx.layers_per_graph
+    form, per_graph = strategy.form(wanted_form(context)), context.work.options(OnnxOptions).layers_per_graph
     family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
     family = family if isinstance(family, Layered) else shaped(family, form)
     try:
@@ -235,7 +236,7 @@ def _fallbacks(climbed: Climbed[Built], first: str, context: StageContext, known
     found = [Fallback(wanted=first, taken=strategy.name, reason=reasons)] if climbed.failures else []
     if not reasons and known is not None:
         reasons = "; ".join(f"{name}: {code}" for name, code in known.failed.items()) + " (at an earlier export with the same versions)"
-    found += forms(climbed.result.graphs.extra, context.work.onnx.layers_per_graph, climbed.result.undivided or reasons)
+    found += forms(climbed.result.graphs.extra, context.work.options(OnnxOptions).layers_per_graph, climbed.result.undivided or reasons)
     for loss in strategy.losses(opset, wanted_form(context)):
         wanted, taken = LOSSES[loss]
         if loss == "opset":
@@ -275,7 +276,7 @@ def _parameters(source: Path) -> int:
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Export the merged model into the staging folder, with configuration, tokenizer and chat template beside it."""
-    source, opset, options = Path(context.inputs["merge"]), context.work.export.opset, context.work.onnx
+    source, opset, options = Path(context.inputs["merge"]), context.work.export.opset, context.work.options(OnnxOptions)
     if context.strategy != "default":
         named(LADDER, context.strategy)
     family, name = choose(source), architecture(source)

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from daemon.contract.errors import Permanent
-from daemon.contract.plan import VARIANTS, plan
+from daemon.contract.plan import plan, variant_names
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import Task
 from handlers.onnx.graphs.signature import Signature
@@ -110,7 +110,7 @@ def extra_facts(family: Family, reference: Any) -> dict[str, Any]:
 
 def unsupported(folder: Path, cause: str) -> Permanent:
     """The error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
-    others = [name for name in VARIANTS if "onnx" not in {spec.name for spec in plan([name])}]
+    others = [name for name in variant_names() if "onnx" not in {spec.name for spec in plan([name])}]
     return Permanent(
         "unsupported-architecture", OPERATION, cause, f"leave the onnx variants out; these still work: {', '.join(others)}", path=folder
     )

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.messages import Fallback, StageContext
-from daemon.contract.options import OnnxOptions
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.genai import int4_levels
 from handlers.onnx.genai.source import OPERATION, narrowest_block
 from handlers.onnx.genai.stage import Order, build
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Build the folder in the staging folder and leave its graph at the accuracy level that is asked for, or best."""
-    options = context.work.onnx
+    options = context.work.options(OnnxOptions)
     algorithm, fallbacks = _algorithm(options)
     symmetric = options.symmetric and algorithm == "rtn"
     block, narrowed = _block(Path(context.inputs["merge"]), options, symmetric=symmetric)

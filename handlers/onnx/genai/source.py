@@ -13,7 +13,7 @@ from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.messages import StageContext
-from daemon.contract.plan import VARIANTS
+from daemon.contract.plan import variant_names
 from handlers.models.files import copy_tokenizer, edited, read_json, setting, tensors, weight_files
 from handlers.onnx.families.base import architecture
 from handlers.onnx.graphs.graph_file import fresh_folder
@@ -40,7 +40,7 @@ _WINDOW_EVERYWHERE = ("MistralForCausalLM", "Phi3ForCausalLM")
 
 def unsupported(folder: Path, cause: str) -> Permanent:
     """The error for a model that the builder can't build, or builds wrongly."""
-    others = [name for name in VARIANTS if name.startswith("onnx") and not name.startswith("onnx-genai")]
+    others = [name for name in variant_names() if name.startswith("onnx") and not name.startswith("onnx-genai")]
     remedy = (
         f"leave the onnx-genai variants out and use others, for example {', '.join(others)}; onnx-genai takes"
         f" {', '.join(sorted(SUPPORTED))}"

@@ -27,6 +27,7 @@ from handlers.onnx.graphs.graph_file import fresh_folder
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts, Product, find_products
 from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
@@ -100,7 +101,7 @@ class Calibration:
 def calibrate(context: StageContext, source: GraphSet) -> Calibration:
     """Texts through the fp32 graphs: without a past, and one token on top of the cache. Permanent where that can't be done."""
     folder, options = Path(context.inputs["onnx"]), context.work.validation
-    wanted = context.work.onnx.calibration_samples
+    wanted = context.work.options(OnnxOptions).calibration_samples
     texts, _ = prompts.load(options.model_copy(update={"samples": options.samples + wanted}))
     tokens = tokenize(folder, [*texts[options.samples :], *texts[: options.samples]][:wanted])
     rows = list(enumerate(tokens.rows))
@@ -189,7 +190,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
-    found, asked = tokens.figures, context.work.onnx.calibration_samples
+    found, asked = tokens.figures, context.work.options(OnnxOptions).calibration_samples
     texts, total, share = len(tokens.rows), sum(map(len, tokens.rows)), found["vocabulary_share"]
     warnings = []
     if texts < asked:

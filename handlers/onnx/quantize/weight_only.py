@@ -21,6 +21,7 @@ from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
 from handlers.onnx.graphs.sessions import open_session
+from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
@@ -33,14 +34,14 @@ ROWS_BITS = 4
 
 def int4(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `onnx-int4`. A result above 0.3 of the fp32 size is worth a warning."""
-    options = context.work.onnx
+    options = context.work.options(OnnxOptions)
     scheme = Scheme(4, options.block_size, options.symmetric, options.algorithm)
     return quantize(context, reporter, scheme, variant="onnx-int4", small_enough=0.3)
 
 
 def int8(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `onnx-int8-weight`. A result above 0.5 of the fp32 size is worth a warning."""
-    options = context.work.onnx
+    options = context.work.options(OnnxOptions)
     scheme = Scheme(8, options.block_size, options.symmetric)
     return quantize(context, reporter, scheme, variant="onnx-int8-weight", small_enough=0.5)
 
@@ -52,7 +53,7 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
     """
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
     operation = f"quantize the ONNX graph to {variant}"
-    asked = context.work.onnx.accuracy_level
+    asked = context.work.options(OnnxOptions).accuracy_level
     counts = Counts()
 
     def transform(_: Graph, model: ir.Model) -> ir.Model:

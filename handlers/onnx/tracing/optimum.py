@@ -17,6 +17,7 @@ from daemon.contract.messages import StageContext
 from handlers.models.tasks import task_of
 from handlers.onnx.families.base import Part
 from handlers.onnx.graphs.comparison import GraphMismatchError
+from handlers.onnx.options import OnnxOptions
 from handlers.toolchains import use
 
 NAME = "optimum"
@@ -55,7 +56,8 @@ def _export(opset: int, context: StageContext, toolchain: Path, scratch: Path, f
     work = scratch / f"{NAME}-scratch"
     work.mkdir()
     options = {
-        "source": source, "target": folder, "scratch": work, "task": task.name, "opset": opset, "cache": int(context.work.onnx.cache),
+        "source": source, "target": folder, "scratch": work, "task": task.name, "opset": opset,
+        "cache": int(context.work.options(OnnxOptions).cache),
     }  # fmt: skip
     use.run_module(toolchain, MODULE, options, scratch)
 

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import StageContext
 from handlers.validate.checks import example, optimum_reader
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
-from handlers.validate.engines.registry import VARIANT_KINDS, EngineSpec
+from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import Subject
 
 
@@ -32,7 +33,7 @@ def other_program(
     """What another program makes of the first prompt, as the figure `foreign`; it decides no verdict. `rows`: our engine's logits of it."""
     if spec.engine != "onnx":
         return {}
-    limit = VARIANT_KINDS[variant].cache_limit * reference.logit_std
+    limit = catalog().variants[variant].limits.cache * reference.logit_std
     tokens = examination.prompts[0].get("tokens", [])
     found = optimum_reader.compare(context, spec.folder, subject, reference.samples[0], rows, tokens, limit, safe_point=safe_point)
     return {} if found is None else {"foreign": found}

@@ -1,4 +1,4 @@
-"""What validation asks of an engine, and which engine runs which variant.
+"""What validation asks of an engine, and the engines that there are.
 
 An engine is a model as a user would load it, reduced to its primitive: one `step` of a language model, `start` and `step` of an
 encoder-decoder, one `run` of an encoder. Everything else (greedy decoding, teacher forcing, padding, timing) is the work of the
@@ -9,15 +9,15 @@ GPU that is busy training.
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
+import pkgutil
 from typing import Any, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from daemon.contract.catalog import catalog
+from daemon.contract.formats import Limits
 from handlers.models.tasks import BY_NAME
-from handlers.models.tasks import Kind as ModelKind
 from handlers.validate.engines.generation_rules import Rules
 
 
@@ -27,7 +27,7 @@ class EngineSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: str
-    """Name in ENGINES."""
+    """Name in `engines`."""
     folder: str
     """Folder of the model: a checkpoint's pin for `live`, an artifact otherwise."""
     base: str | None = None
@@ -100,7 +100,7 @@ class EncoderEngine(Loaded, Protocol):
         """All three (B, S) → the task's outputs in float32: one of (B, S, V) or (B, V), or starts and ends of answers, both (B, S)."""
 
 
-ENGINES: dict[str, dict[ModelKind, str]] = {
+_OURS: dict[str, dict[str, str]] = {
     "live": {
         "causal": "handlers.validate.engines.live:LiveEngine",
         "seq2seq": "handlers.validate.engines.live:LiveSeq2Seq",
@@ -111,53 +111,15 @@ ENGINES: dict[str, dict[ModelKind, str]] = {
         "seq2seq": "handlers.validate.engines.torch_tasks:TorchSeq2Seq",
         "encoder": "handlers.validate.engines.torch_tasks:TorchEncoder",
     },
-    "onnx": {
-        "causal": "handlers.validate.engines.onnx_causal:OnnxEngine",
-        "seq2seq": "handlers.validate.engines.onnx_tasks:OnnxSeq2Seq",
-        "encoder": "handlers.validate.engines.onnx_tasks:OnnxEncoder",
-    },
-    "onnx-genai": {"causal": "handlers.validate.engines.genai:GenaiEngine"},
 }
+"""The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
+EXACT = Limits("torch", cache=1e-3, padding=1e-3)
+"""Of the merged model in PyTorch, published or not."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How artifacts of one variant are run, and how far they may differ from themselves.
-
-    The limits are in units of the standard deviation of the reference's logits.
-    """
-
-    engine: str
-    cache_limit: float
-    """Largest |Δlogit| between the artifact's cached steps and its own prefill of the same tokens."""
-    padding_limit: float
-    """Largest |Δlogit| between a row of a left-padded batch and the same prompt alone."""
-    merged_limit: float | None = None
-    """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
-    noise_share: float = 0.0
-    """Raises the cache and padding limits to this multiple of the artifact's largest error against the live model."""
-
-
-EXACT = Kind("torch", cache_limit=1e-3, padding_limit=1e-3)
-VARIANT_KINDS: dict[str, Kind] = {
-    "pytorch": EXACT,
-    "onnx": Kind("onnx", cache_limit=1e-3, padding_limit=1e-3, merged_limit=1e-2),
-    "onnx-int8": Kind("onnx", cache_limit=1.0, padding_limit=1.0, noise_share=1.5),
-    "onnx-fp16": Kind("onnx", cache_limit=0.02, padding_limit=0.02, noise_share=1.5),
-    "onnx-int8-static": Kind("onnx", cache_limit=0.5, padding_limit=0.5, noise_share=1.5),
-    "onnx-int8-weight": Kind("onnx", cache_limit=0.1, padding_limit=0.1, noise_share=1.5),
-    "onnx-int4": Kind("onnx", cache_limit=0.5, padding_limit=0.5, noise_share=1.5),
-    "onnx-activations": Kind("onnx", cache_limit=1e-3, padding_limit=1e-3, merged_limit=1e-2),
-    "onnx-activations-fp16": Kind("onnx", cache_limit=0.05, padding_limit=0.05, merged_limit=0.1),
-    "onnx-activations-int8": Kind("onnx", cache_limit=1.0, padding_limit=1.0, noise_share=1.5),
-    "onnx-genai-fp32": Kind("onnx-genai", cache_limit=1e-3, padding_limit=1e-3, merged_limit=1e-2),
-    "onnx-genai-fp16": Kind("onnx-genai", cache_limit=0.05, padding_limit=0.05, noise_share=1.5),
-    "onnx-genai-int4": Kind("onnx-genai", cache_limit=0.5, padding_limit=0.5, noise_share=1.5),
-}
-"""Limits by measurement on a two-layer model: fp32 graphs stay below 1e-5, and a graph with a blanked cache or without its mask
-goes above 2. Dynamic int8 scales activations by the largest value of the whole tensor, so a row depends on its neighbours:
-there sound graphs reach 0.36 where their error against the live model is 0.42. On trained models of three layers (Qwen3, Llama,
-GPT-2) fp16 stays below 2e-4 in both, static int8 below 1e-4, 8-bit and 4-bit weights below 5e-3."""
+def engines() -> dict[str, dict[str, str]]:
+    """Engine → kind of model → `module:class`."""
+    return {**catalog().engines, **_OURS}
 
 
 def load(spec: EngineSpec) -> Any:
@@ -167,5 +129,4 @@ def load(spec: EngineSpec) -> Any:
 
 def engine_class(spec: EngineSpec) -> Any:
     """The class that loads `spec`; imports its libraries."""
-    module, _, attribute = ENGINES[spec.engine][BY_NAME[spec.task].kind].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(engines()[spec.engine][BY_NAME[spec.task].kind])

@@ -1,0 +1,169 @@
+"""All formats that are installed, ours and other packages', and what follows from their declarations.
+
+Declarations are found by entry points of the group `ckptd.formats`, each `module:attribute` of a `Format`. One that can't be loaded, or
+that does not fit the others, is left out and named in `problems`: somebody else's package must never keep the daemon from starting.
+A child in a Python of its own can't see the entry points of ours: the job file lists them, and `use` takes them as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from daemon.contract.formats import Format, FormatEntry, Level, Thresholds, Variant
+from daemon.contract.stages import StageSpec
+from daemon.contract.values import Frozen
+
+GROUP = "ckptd.formats"
+OWN_STAGES = frozenset({"merge", "reference", "validate", "report"})
+OWN_SECTIONS = frozenset({
+    "base", "export", "formats", "limits", "log", "merge", "metrics", "notify", "output", "pin", "retention", "schedule", "select", "state",
+    "validate", "validation", "watch",
+})  # fmt: skip
+"""Names of stages and of sections that no format may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """The formats in plan order."""
+
+    formats: tuple[Format, ...]
+    entries: tuple[FormatEntry, ...]
+    """Where each was found, for `use`."""
+    problems: tuple[str, ...] = ()
+    """One sentence for each declaration that was left out."""
+
+    @functools.cached_property
+    def variants(self) -> dict[str, Variant]:
+        """Name → variant, in plan order."""
+        return {variant.name: variant for one in self.formats for variant in one.variants}
+
+    @functools.cached_property
+    def sections(self) -> dict[str, type[Frozen]]:
+        """Section of the configuration → its class."""
+        return {one.section: one.options for one in self.formats if one.options is not None}
+
+    @functools.cached_property
+    def quantized(self) -> dict[tuple[str, Level], str]:
+        """(variant, level) → its smaller form."""
+        return {(one.form_of, one.level): one.name for one in self.variants.values() if one.form_of and one.level}
+
+    @functools.cached_property
+    def engines(self) -> dict[str, dict[str, str]]:
+        """Engine → kind of model → `module:class`."""
+        return {name: dict(kinds) for one in self.formats for name, kinds in one.engines.items()}
+
+    @functools.cached_property
+    def thresholds(self) -> dict[str, Thresholds]:
+        """Variant → its default thresholds."""
+        return {one.name: one.thresholds for one in self.variants.values()}
+
+    def format_of(self, variant: str) -> Format:
+        """The format of a variant. Raises KeyError."""
+        return next(one for one in self.formats if any(own.name == variant for own in one.variants))
+
+
+_used: tuple[FormatEntry, ...] | None = None
+
+
+def use(entries: Iterable[FormatEntry]) -> None:
+    """Take these declarations instead of looking for entry points; their packages become importable where they are not yet."""
+    global _used
+    _used = tuple(entries)
+    catalog.cache_clear()
+    for entry in _used:
+        package = entry.value.partition(":")[0].partition(".")[0]
+        if entry.root and importlib.util.find_spec(package) is None:
+            sys.meta_path.append(_Package(package, entry.root))
+
+
+class _Package(importlib.abc.MetaPathFinder):
+    """Finds one package, and nothing that lies beside it: what else its folder holds may be for another Python."""
+
+    def __init__(self, name: str, root: str) -> None:
+        self._name, self._root = name, root
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec of the package; its modules are found by way of the package itself."""
+        return importlib.machinery.PathFinder.find_spec(fullname, [self._root]) if fullname == self._name else None
+
+
+@functools.cache
+def catalog() -> Catalog:
+    """The formats, found once in a process."""
+    found: list[tuple[FormatEntry, Format]] = []
+    problems: list[str] = []
+    for entry in _entries() if _used is None else _used:
+        try:
+            declared = pkgutil.resolve_name(entry.value)
+            if not isinstance(declared, Format):
+                raise TypeError(f"it is a {type(declared).__name__} and no Format")
+        except Exception as error:  # another package's code
+            problems.append(f"the format {entry.value} was left out: {type(error).__name__}: {error}")
+            continue
+        found.append((entry, declared))
+    taken: list[tuple[FormatEntry, Format]] = []
+    for entry, declared in sorted(found, key=lambda pair: (pair[1].order, pair[1].name)):
+        if wrong := next(_clashes(declared, [one for _, one in taken], [one for _, one in found]), None):
+            problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
+        else:
+            taken.append((entry, declared))
+    return Catalog(tuple(one for _, one in taken), tuple(entry for entry, _ in taken), tuple(problems))
+
+
+def _entries() -> list[FormatEntry]:
+    found = []
+    for value in sorted({entry.value for entry in importlib.metadata.entry_points(group=GROUP)}):
+        package = importlib.util.find_spec(value.partition(":")[0].partition(".")[0])
+        places = list(package.submodule_search_locations or ()) if package else []
+        found.append(FormatEntry(value=value, root=str(Path(places[0]).parent) if places else ""))
+    return found
+
+
+def _clashes(declared: Format, taken: Iterable[Format], everyone: Iterable[Format]) -> Iterator[str]:
+    """What does not fit: names that others have, a section of another class, stages and engines that nobody has."""
+    taken, everyone = list(taken), list(everyone)
+    names = {spec.name for one in taken for spec in one.variants} | OWN_STAGES
+    own = [spec.name for spec in declared.variants]
+    if not own:
+        yield "it has no variants"
+    if declared.options and (declared.section in OWN_SECTIONS or not declared.section.isidentifier()):
+        yield f"its section can't be called {declared.section!r}"
+    if declared.name in {one.name for one in taken}:
+        yield "another format has that name"
+    for name in own:
+        if name in names or own.count(name) > 1:
+            yield f"there is another stage {name}"
+    for one in taken:
+        if declared.options and one.section == declared.section and one.options is not declared.options:
+            yield f"the format {one.name} has a section [{one.section}] of its own"
+    known = {spec.name for one in everyone for spec in one.variants} | OWN_STAGES
+    engines = {name for one in everyone for name in one.engines} | {"torch"}
+    for spec in declared.variants:
+        for other in (*spec.needs, *spec.after, *filter(None, (spec.form_of, spec.fallback))):
+            if other not in known:
+                yield f"{spec.name} names a stage {other}, which nobody has"
+        if spec.limits.engine not in engines:
+            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which nobody has"
+
+
+def ordered(specs: Iterable[StageSpec]) -> list[StageSpec]:
+    """Stages in an order in which each follows what it needs, else as they are given."""
+    left, result = list(specs), list[StageSpec]()
+    while left:
+        waiting = {spec.name for spec in left}
+        ready = next((spec for spec in left if not waiting.intersection((*spec.needs, *spec.after))), left[0])
+        left.remove(ready)
+        result.append(ready)
+    return result

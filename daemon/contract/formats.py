@@ -1,0 +1,105 @@
+"""What a format says of itself: one declaration in its own folder, from which everything else that knows formats is derived.
+
+A declaration (`handlers/onnx/format.py`, or that of another package) imports this module and nothing heavy, since the daemon reads it.
+It reaches both wings by an entry point of the group `ckptd.formats`; `daemon.contract.catalog` gathers them. The plan, the configuration's
+section and thresholds, `ckptd formats`, the checks, the report, the export's README and docs/formats.md follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from daemon.contract.stages import StageSpec
+from daemon.contract.values import Frozen
+
+Trait = Literal["onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"]
+"""onnx: it is made of ONNX graphs, so that EXPORT_ENABLE_ONNX switches it. graphs: `graphs.json` names its graphs, `example.py` runs it.
+cache: it decodes with a KV cache that is checked. padding: batches of unequal lengths are checked. dynamic axes: batch and lengths are
+free. tokenizer: what turns texts into ids lies inside."""
+Level = Literal["fp16", "int8", "int8-static", "int8-weight", "int4"]
+"""How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
+
+
+class Thresholds(Frozen):
+    """What an artifact must reach against the live model to be published."""
+
+    agreement: float = Field(ge=0, le=1)
+    """Smallest share of positions whose most likely token is the reference's."""
+    kl: float = Field(ge=0)
+    """Largest mean Kullback-Leibler divergence KL(reference ‖ artifact), in nats a token."""
+    error: float = Field(ge=0)
+    """Largest |Δlogit|, in units of the standard deviation of the reference's logits."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How an artifact is run, and how far it may differ from itself, in units of the standard deviation of the reference's logits.
+
+    Unlike `Thresholds` these are no matter of taste: beyond them something is broken, so that no key changes them.
+    """
+
+    engine: str
+    """Name in `Format.engines` of this or another format."""
+    cache: float
+    """Largest |Δlogit| between the artifact's cached steps and its own prefill of the same tokens."""
+    padding: float
+    """Largest |Δlogit| between a row of a left-padded batch and the same prompt alone."""
+    merged: float | None = None
+    """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
+    noise_share: float = 0.0
+    """Raises the limits of cache and padding to this multiple of the artifact's largest error against the live model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant(StageSpec):
+    """A stage whose output is published: a format in one of its forms."""
+
+    artifact: bool = True
+    limits: Limits
+    thresholds: Thresholds
+    """Defaults of `[validate.thresholds.NAME]`."""
+    form_of: str | None = None
+    """The variant that it is a smaller form of."""
+    level: Level | None = None
+    """Given with `form_of`."""
+    fallback: str | None = None
+    """The next less quantized variant, to take where this one is not exact enough."""
+    traits: frozenset[Trait] = frozenset()
+    usage: Path | None = None
+    """A Jinja template in Markdown: who runs it and how, for the export's README. It knows `variant`, `about`, `prompt`, `auto` (the
+    transformers class), `generates` and `pairs`, and the filters `md`, `literal` and `word`; code blocks run from the export's folder."""
+
+
+class FormatEntry(Frozen):
+    """Where a declaration is found."""
+
+    value: str
+    """`module:attribute` of a `Format`."""
+    root: str = ""
+    """Folder from which its package is imported, for a Python that does not have it; "" where none is needed."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to deploy a model."""
+
+    name: str
+    about: str
+    """One sentence for people who look for a format."""
+    variants: tuple[Variant, ...]
+    order: int = 1000
+    """Place among the formats in the plan and in every list."""
+    options: type[Frozen] | None = None
+    """Its section of the configuration: every key with default, and unit and reason in its docstring. Formats may share one class."""
+    section: str = ""
+    """Name of that section."""
+    engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Engine → kind of model ("causal", "seq2seq", "encoder") → `module:class` that loads a folder of this format, see
+    `handlers.validate.engines.registry`."""
+    families: Mapping[str, str] = field(default_factory=dict)
+    """Family of models → what was verified of it, for docs/formats.md."""

@@ -1,0 +1,54 @@
+"""The format `onnx-activations`: the ONNX graph with activations as further outputs, for interpretability and for probes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.stages import MIB
+from handlers.onnx.options import OnnxOptions
+
+USAGE = Path(__file__).parents[1] / "usage.md"
+TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
+
+FORMAT = Format(
+    name="onnx-activations",
+    about="The ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as further outputs.",
+    order=30,
+    options=OnnxOptions,
+    section="onnx",
+    variants=(
+        Variant(
+            "onnx-activations", "handlers.onnx.activations.stage:run", 1,
+            about="the ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as further outputs",
+            needs=("merge", "onnx"), memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=2.2,
+            settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),
+            limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-activations-fp16", "handlers.onnx.activations.forms:half", 1, arithmetic="half",
+            about="the ONNX graph with activations, in half precision",
+            needs=("onnx-activations",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=1.6, libraries=("onnx", "onnxruntime"),
+            form_of="onnx-activations", level="fp16", fallback="onnx-activations",
+            limits=Limits("onnx", cache=0.05, padding=0.05, merged=0.1),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-activations-int8", "handlers.onnx.activations.forms:integers", 2, arithmetic="integers",
+            about="the ONNX graph with activations, with int8 weights",
+            needs=("onnx-activations",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=("onnx", "onnxruntime"),
+            form_of="onnx-activations", level="int8", fallback="onnx-activations-fp16",
+            limits=Limits("onnx", cache=1.0, padding=1.0, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            traits=TRAITS, usage=USAGE,
+        ),
+    ),
+    families={
+        "decoders": "Qwen3, Qwen3-MoE, Llama, GPT-2: every kind of activation against torch's own",
+        "encoder-decoders": "none: the export says so",
+        "encoders and heads": "BERT and its relatives: every kind of activation against torch's own",
+    },
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""The format `onnx`: graphs that onnxruntime runs, in fp32 and in five smaller forms, all derived from one export.
+
+The limits are measured on a two-layer model: fp32 graphs stay below 1e-5, and a graph with a blanked cache or without its mask goes
+above 2. Dynamic int8 scales activations by the largest value of the whole tensor, so a row depends on its neighbours: there correct
+graphs reach 0.36 where their error against the live model is 0.42. On trained models of three layers (Qwen3, Llama, GPT-2) fp16 stays
+below 2e-4 in both, static int8 below 1e-4, 8-bit and 4-bit weights below 5e-3.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.stages import MIB
+from handlers.onnx.options import OnnxOptions
+
+USAGE = Path(__file__).with_name("usage.md")
+TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
+RUNTIME = ("onnx", "onnxruntime")
+TEXTS = ("validation.prompts", "validation.samples")
+"""What measures on texts depends on them."""
+BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *TEXTS)
+
+FORMAT = Format(
+    name="onnx",
+    about="ONNX graphs for onnxruntime, and for every other runtime that reads the standard's operators.",
+    order=20,
+    options=OnnxOptions,
+    section="onnx",
+    engines={
+        "onnx": {
+            "causal": "handlers.validate.engines.onnx_causal:OnnxEngine",
+            "seq2seq": "handlers.validate.engines.onnx_tasks:OnnxSeq2Seq",
+            "encoder": "handlers.validate.engines.onnx_tasks:OnnxEncoder",
+        },
+    },
+    variants=(
+        Variant(
+            "onnx", "handlers.onnx.export.stage:run", 4,
+            about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
+            needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
+            settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data", "onnx.optimize", "onnx.layers_per_graph"),
+            libraries=("torch", "transformers", "tokenizers", "sentencepiece", "onnx", "onnxscript", "onnxslim", "onnxruntime"),
+            limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-int8", "handlers.onnx.quantize.int8:run", 2, arithmetic="integers",
+            about="the ONNX graph with int8 weights, dynamic activations, per channel",
+            needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=RUNTIME,
+            form_of="onnx", level="int8", fallback="onnx-int8-weight",
+            limits=Limits("onnx", cache=1.0, padding=1.0, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 1, arithmetic="half",
+            about="the ONNX graph in half precision, norms and angles in fp32",
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
+            form_of="onnx", level="fp16", fallback="onnx",
+            limits=Limits("onnx", cache=0.02, padding=0.02, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 2, arithmetic="integers",
+            about="the ONNX graph with int8 weights, and activations of ranges measured on texts",
+            needs=("onnx",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
+            settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,
+            form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
+            limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 2, arithmetic="blocks",
+            about="the ONNX graph with 8-bit weights in blocks, activations in fp32, or int8 where that is as good",
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
+            form_of="onnx", level="int8-weight", fallback="onnx-fp16",
+            limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 2, arithmetic="blocks",
+            about="the ONNX graph with 4-bit weights in blocks, activations in fp32, or int8 where that is as good",
+            needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
+            libraries=RUNTIME,
+            form_of="onnx", level="int4", fallback="onnx-int8-weight",
+            limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=TRAITS, usage=USAGE,
+        ),
+    ),
+    families={
+        "decoders": "Qwen3, Qwen3-MoE, Llama, GPT-2: prefill, cached steps, padded batches, past the window; Gemma, Mistral, Phi and "
+        "others by the same code",
+        "encoder-decoders": "MarianMT, T5, BART: both decoders, their caches, padded batches",
+        "encoders and heads": "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches",
+    },
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""The format `onnx-genai`: folders that onnxruntime-genai runs, tokenizer, cache and search included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.stages import MIB
+from handlers.onnx.options import OnnxOptions
+
+USAGE = Path(__file__).with_name("usage.md")
+TRAITS: frozenset[Trait] = frozenset({"onnx", "cache", "padding", "dynamic axes", "tokenizer"})
+LIBRARIES = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai")
+
+FORMAT = Format(
+    name="onnx-genai",
+    about="Folders that onnxruntime-genai runs on CPUs and GPUs, tokenizer, cache and search included.",
+    order=40,
+    options=OnnxOptions,
+    section="onnx",
+    engines={"onnx-genai": {"causal": "handlers.validate.engines.genai:GenaiEngine"}},
+    variants=(
+        Variant(
+            "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 1,
+            about="a folder that onnxruntime-genai runs, fp32",
+            needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
+            limits=Limits("onnx-genai", cache=1e-3, padding=1e-3, merged=1e-2),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 1, arithmetic="half",
+            about="a folder that onnxruntime-genai runs, in half precision, for GPUs and the CPU",
+            needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
+            form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
+            limits=Limits("onnx-genai", cache=0.05, padding=0.05, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
+            traits=TRAITS, usage=USAGE,
+        ),
+        Variant(
+            "onnx-genai-int4", "handlers.onnx.genai.int4:run", 1, arithmetic="blocks",
+            about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, activations in fp32 or int8",
+            needs=("merge",), memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
+            settings=(
+                "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",
+                "validation.samples",
+            ),
+            libraries=LIBRARIES,
+            form_of="onnx-genai-fp32", level="int4", fallback="onnx-genai-fp16",
+            limits=Limits("onnx-genai", cache=0.5, padding=0.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=TRAITS, usage=USAGE,
+        ),
+    ),
+    families={
+        "decoders": "Qwen3, Llama and the other families of onnxruntime-genai's builder: logits, decoding, padded batches",
+        "encoder-decoders": "none: the export says so",
+        "encoders and heads": "none: the export says so",
+    },
+)  # fmt: skip

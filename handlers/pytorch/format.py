@@ -1,0 +1,30 @@
+"""The format `pytorch`: the merged model as transformers' own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats import Format, Limits, Thresholds, Variant
+
+FORMAT = Format(
+    name="pytorch",
+    about="The merged model as transformers reads it, for PyTorch and for whatever else reads safetensors.",
+    order=10,
+    variants=(
+        Variant(
+            "pytorch", "handlers.pytorch.stage:run", 1,
+            about="a standard transformers folder: config, safetensors, tokenizer, chat template",
+            needs=("merge",), heavy=False, threads=1,
+            settings=("merge.trust_remote_code",), libraries=("transformers", "tokenizers"),
+            limits=Limits("torch", cache=1e-3, padding=1e-3),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=frozenset({"tokenizer"}),
+            usage=Path(__file__).with_name("usage.md"),
+        ),
+    ),
+    families={
+        "decoders": "compared with base + adapter, greedy decoding included",
+        "encoder-decoders": "compared with base + adapter, greedy decoding included",
+        "encoders and heads": "compared with base + adapter",
+    },
+)  # fmt: skip
