@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from daemon.config import suggestions
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.plan import VARIANTS
 
 
@@ -25,11 +26,11 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise UsageError("config-missing", operation, "there is no such file", "name another with --config", path=path) from None
+        raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", "name another with --config", path=path) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("config-unreadable", operation, str(error), "make it a readable UTF-8 file", path=path) from None
+        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError("config-syntax", operation, f"it is not TOML: {error}", "mend that line", path=path) from None
+        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "mend that line", path=path) from None
 
 
 def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
@@ -54,7 +55,9 @@ def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
     if problems or settings is None:
         listing = "\n".join(f"  {problem}" for problem in problems)
         count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
-        raise UsageError("config-invalid", "use the configuration", count, "change those keys; config.toml documents each", path=path)
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "use the configuration", count, "change those keys; config.toml documents each", path=path
+        )
     return settings
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.values import digest_of
 
@@ -93,7 +94,8 @@ def existing(state: Path) -> Path:
     journal = state / "journal.sqlite3"
     if not journal.is_file():
         raise UsageError(
-            "no-journal", "open the journal", "no daemon has run on this state directory", "name the right one with --config", path=state
+            FaultCode.NO_JOURNAL, "open the journal", "no daemon has run on this state directory",
+            "name the right one with --config", path=state,
         )  # fmt: skip
     return journal
 
@@ -106,7 +108,7 @@ def foreground_state(state: Path, checkpoint: Path) -> Path:
 def not_writable(key: str, folder: Path, cause: str) -> UsageError:
     """The error for a folder of the configuration that can't be written to."""
     remedy = f"give this user access, or set {key} to a folder that can be written"
-    return UsageError("not-writable", f"write to {key}", cause, remedy, path=folder)
+    return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
 def prepare(state: Path, output: Path) -> Paths:

@@ -21,6 +21,7 @@ from daemon.config.paths import foreground_state
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.journal.database import reading
 from daemon.operating.status import snapshot
 from daemon.watching.intake import digest_of_fingerprint
@@ -35,7 +36,7 @@ def explain(settings: Settings, path: Path) -> dict[str, Any]:
     """
     path = Path(os.path.abspath(path))
     if not path.exists():
-        raise UsageError("no-such-path", "explain", "there is no such file or directory", "check the path", path=path)
+        raise UsageError(FaultCode.NO_SUCH_PATH, "explain", "there is no such file or directory", "check the path", path=path)
     folder = path if path.is_dir() else path.parent
     unreadable: list[str] = []
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.system.lock import is_locked
 
 PATIENCE_SECONDS = 30.0
@@ -45,7 +46,7 @@ def ask_for_reload(settings: Settings) -> None:
     """
     state, operation = settings.state_directory, "reload the configuration"
     if not is_locked(state / "lock"):
-        raise UsageError("not-running", operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
+        raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
     before = _configuration(state)
     os.kill(int((state / "lock").read_text()), signal.SIGHUP)
     end = time.monotonic() + PATIENCE_SECONDS
@@ -53,10 +54,12 @@ def ask_for_reload(settings: Settings) -> None:
         now = _configuration(state)
         if now.get("at") != before.get("at"):
             if now.get("problem"):
-                raise UsageError("reload-refused", operation, str(now["problem"]).rstrip("."), "correct it and reload again", path=state)
+                raise UsageError(
+                    FaultCode.RELOAD_REFUSED, operation, str(now["problem"]).rstrip("."), "correct it and reload again", path=state
+                )
             return
         time.sleep(0.1)
-    raise Retryable("no-answer", operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
+    raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
 
 
 def _configuration(state: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
@@ -176,8 +177,8 @@ class Daemon:
                 return
             if self._parts.paths.suspect.exists():
                 raise Permanent(
-                    "journal-damaged", "go on", "the journal has turned out to be damaged", "start again: it is set aside and rebuilt then",
-                    path=self._parts.paths.journal,
+                    FaultCode.JOURNAL_DAMAGED, "go on", "the journal has turned out to be damaged",
+                    "start again: it is set aside and rebuilt then", path=self._parts.paths.journal,
                 )  # fmt: skip
             if self._reload_wanted:
                 self._take_over_configuration()
@@ -197,7 +198,7 @@ class Daemon:
         if found is not None:
             problem = changed_for_good(self._parts.settings, found)
         if found is None or problem:
-            log.error(f"The configuration stays as it was: {problem}", code="reload-refused")
+            log.error(f"The configuration stays as it was: {problem}", code=FaultCode.RELOAD_REFUSED)
         else:
             self._watcher.stop()
             self._ticks.stop()
