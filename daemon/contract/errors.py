@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from daemon.contract.fault_codes import Code, FaultCode
 
@@ -20,7 +21,7 @@ class Fault(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    code: Code = Field(union_mode="left_to_right")
+    code: Annotated[Code, Field(union_mode="left_to_right"), WithJsonSchema({"type": "string"})]
     """Stable name for programs. What an old journal or another package says is read as it is: a plain string where it is no FaultCode."""
     operation: str
     """What was being done, as a verb phrase: "merge the adapter"."""

@@ -112,14 +112,14 @@ class Daemon:
         self._announce_rebuilding()
 
     def _announce_rebuilding(self) -> None:
-        """Tell people, once, that the journal was damaged and came back."""
-        rebuilt = self._custodian.state()["rebuilt"]
-        if rebuilt and self._parts.settings.notify.urls:
+        """Tell people, once, that the journal was damaged and came back: a failure, for those who are told of failures."""
+        rebuilt, notify = self._custodian.state()["rebuilt"], self._parts.settings.notify
+        if rebuilt and notify.urls and "failed" in notify.on:
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
                 "Look at that disk."
             )
-            self._parts.journal.announce(f"rebuilt {rebuilt.get('token')}", "partial", "ckptd: the journal was damaged", body)
+            self._parts.journal.announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
 
     def _make_watcher(self) -> Watcher:
         return Watcher(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
