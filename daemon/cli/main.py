@@ -149,8 +149,9 @@ def logs(
 ) -> None:
     """Show the daemon's log readably."""
     from daemon.cli.tables import print_log
+    from daemon.config.paths import StatePaths
 
-    print_log(load_settings(config).state_directory / "ckptd.log", follow=follow, lines=lines, job=job, as_json=json_)
+    print_log(StatePaths(load_settings(config).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
 
 
 @app.command()

@@ -16,13 +16,19 @@ STAGING = ".staging"
 KEPT = ".kept"
 
 
+JOB_FILE = "job.json"
+"""What a child is told, in the folder of its attempt."""
+LOG_FILE = "log.txt"
+"""What the child and all that it starts print, in the same folder."""
+RESULT_FILE = "result.json"
+"""What the child answers, in the same folder."""
+
+
 @dataclass(frozen=True)
-class Paths:
-    """Folders and files of one journal. `instance` keeps the staging of several journals with one output apart."""
+class StatePaths:
+    """Folders and files of a state directory: what there is to read for one who does not write."""
 
     state: Path
-    output: Path
-    instance: str
 
     @property
     def journal(self) -> Path:
@@ -74,6 +80,18 @@ class Paths:
         """What children may reuse."""
         return self.state / "cache"
 
+    def attempt(self, job: str, stage: str, number: int) -> Path:
+        """Folder of an attempt's job file, result file, log and temporary files."""
+        return self.jobs / job / f"{stage}.{number}"
+
+
+@dataclass(frozen=True)
+class Paths(StatePaths):
+    """The same with the output. `instance` keeps the staging of several journals with one output apart."""
+
+    output: Path
+    instance: str
+
     @property
     def staging(self) -> Path:
         """Unpublished output, on the output's file system."""
@@ -84,14 +102,10 @@ class Paths:
         """Finished outputs by their resume key, on the output's file system."""
         return self.output / KEPT / self.instance
 
-    def attempt(self, job: str, stage: str, number: int) -> Path:
-        """Folder of an attempt's job file, result file, log and temporary files."""
-        return self.jobs / job / f"{stage}.{number}"
-
 
 def existing(state: Path) -> Path:
     """The journal of a state directory that is in use. Raises UsageError where there is none: a wrong path makes no new one."""
-    journal = state / "journal.sqlite3"
+    journal = StatePaths(state).journal
     if not journal.is_file():
         raise UsageError(
             FaultCode.NO_JOURNAL, "open the journal", "no daemon has run on this state directory",

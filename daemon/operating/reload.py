@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
@@ -45,10 +46,10 @@ def ask_for_reload(settings: Settings) -> None:
     Raises UsageError where none runs or it refuses, Retryable where it does not answer.
     """
     state, operation = settings.state_directory, "reload the configuration"
-    if not is_locked(state / "lock"):
+    if not is_locked(StatePaths(state).lock):
         raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
     before = _configuration(state)
-    os.kill(int((state / "lock").read_text()), signal.SIGHUP)
+    os.kill(int(StatePaths(state).lock.read_text()), signal.SIGHUP)
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         now = _configuration(state)
@@ -64,6 +65,6 @@ def ask_for_reload(settings: Settings) -> None:
 
 def _configuration(state: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((state / "live.json").read_bytes())["configuration"])
+        return dict(json.loads(StatePaths(state).live.read_bytes())["configuration"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -28,15 +28,13 @@ from daemon.contract.messages import CheckpointRef
 from daemon.journal import backups
 from daemon.journal.database import Database, mark_suspect, reading
 from daemon.journal.journal import Journal
+from daemon.journal.overview import REBUILT
 from daemon.journal.rows import now
 from daemon.journal.sql import SCHEMA_VERSION
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
 
 log = structlog.get_logger("journal")
-
-REBUILT = "journal-rebuilt"
-"""Row of the table `control` that tells how the journal came back: JSON with at, from, set_aside, why, jobs."""
 
 TargetOf = Callable[[CheckpointRef], Path]
 
