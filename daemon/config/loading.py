@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from daemon.config import suggestions
 from daemon.config.settings import Settings
+from daemon.config.sources import variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.plan import VARIANTS
@@ -53,12 +54,20 @@ def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
         settings = settings.anchored((path.parent if path else Path()).absolute())
         problems += conflicts(settings, need_roots=need_roots)
     if problems or settings is None:
+        problems = [_with_source(problem) for problem in problems]
+        of_file = any("(environment)" not in problem.partition(":")[0] for problem in problems)
         listing = "\n".join(f"  {problem}" for problem in problems)
         count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
-        raise UsageError(
-            FaultCode.CONFIG_INVALID, "use the configuration", count, "change those keys; config.toml documents each", path=path
-        )
+        what = "keys; config.toml documents each" if of_file else "variables; config.toml documents each key"
+        raise UsageError(FaultCode.CONFIG_INVALID, "use the configuration", count, f"change those {what}", path=path if of_file else None)
     return settings
+
+
+def _with_source(problem: str) -> str:
+    """A problem that begins with a key's dotted path; with the variable before it where the environment gave the value."""
+    key, colon, said = problem.partition(":")
+    variable = variable_for(key, Settings, os.environ)
+    return f"{variable} (environment) for {key}{colon}{said}" if variable else problem
 
 
 def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:
