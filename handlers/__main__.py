@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from daemon.contract import catalog, failpoints
 from daemon.contract.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import seal, write_atomic
 from daemon.contract.formats import FormatEntry
 from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
@@ -55,7 +56,11 @@ def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
     cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     remedy = "free memory or raise limits.memory_fraction" if memory else "read the attempt's log; report it if the input looks sound"
     fault = Fault(
-        code="out-of-memory" if memory else "unexpected", operation=operation, cause=cause, remedy=remedy, details=_bounded_traceback()
+        code=FaultCode.OUT_OF_MEMORY if memory else FaultCode.UNEXPECTED,
+        operation=operation,
+        cause=cause,
+        remedy=remedy,
+        details=_bounded_traceback(),
     )
     return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from daemon.contract.errors import CkptdError, Fault, Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import CheckpointRef
 from daemon.contract.safetensors import model_size, parse_header
 from daemon.contract.stages import ModelSize
@@ -47,7 +48,7 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
             return mapped[name]
         cause = f"base.map sends it to {mapped[name]}, which holds no config.json with weights"
         raise Permanent(
-            "base-not-found", f"find the base model {name!r}", cause,
+            FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", cause,
             f'correct base.map."{name}" or put the model there', path=mapped[name],
         )  # fmt: skip
     leaf = name.rstrip("/").rsplit("/", 1)[-1]
@@ -61,7 +62,7 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
             return candidate
     looked = ", ".join(str(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
     raise Permanent(
-        "base-not-found", f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
+        FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
         f'set base.map."{name}" = "/folder/of/the/model", or add the folder that holds it to base.search',
     )  # fmt: skip
 
@@ -81,7 +82,7 @@ def measure(folder: Path) -> ModelSize:
             headers.append(parse_header(file))
         except ValueError as error:
             raise Permanent(
-                "base-damaged", "read the base model", f"{file.name}: {error}", "download or copy that model again", path=file
+                FaultCode.BASE_DAMAGED, "read the base model", f"{file.name}: {error}", "download or copy that model again", path=file
             ) from None
     return ModelSize(*model_size(headers))
 

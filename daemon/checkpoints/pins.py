@@ -22,6 +22,7 @@ from daemon.checkpoints.inspection import Fingerprint, export_files, fingerprint
 from daemon.config.paths import Paths
 from daemon.config.settings import PinSettings
 from daemon.contract.errors import Retryable
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import clone, fsync_directory, fsync_file, remove_tree, write_atomic
 from daemon.system.box import free_disk, human
 
@@ -127,7 +128,7 @@ def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
     free = free_disk(target.parent)
     if free - size < rules.reserve:
         raise Retryable(
-            "disk-now", "pin the checkpoint",
+            FaultCode.DISK_NOW, "pin the checkpoint",
             f"{source.name} takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps {human(rules.reserve)}",
             "free space there, point pin.directory at a larger disk or at the checkpoint's own, or lower limits.disk_reserve",
             path=target.parent,

@@ -22,6 +22,7 @@ from daemon.config.paths import existing, foreground_state, prepare
 from daemon.config.settings import BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.plan import stage_names
 from daemon.journal.journal import RETRIED, Journal
@@ -31,7 +32,7 @@ from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import snapshot
 from daemon.watching.intake import damaged
 
-LACKING = ("disk-now", "memory-now", "disk-full", "read-only", "unexpected")
+LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
 PATIENCE_SECONDS = 30.0
 """How long the runner may fail, round after round, before the export ends with its error: longer than a journal is ever busy."""
@@ -80,13 +81,17 @@ def _adjusted(settings: Settings, checkpoint: Path, output: Path | None, base: P
     folder = settings.output.directory
     if folder == checkpoint or checkpoint in folder.parents:
         raise UsageError(
-            "output-in-checkpoint", "export", "the output would lie inside the checkpoint, where only the trainer may write",
+            FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would lie inside the checkpoint, where only the trainer may write",
             "name another folder with --output", path=folder,
         )  # fmt: skip
     if base is not None:
         if not is_model(base):
             raise UsageError(
-                "base-not-found", "use --base", "it holds no config.json with weights", "name the folder of the base model", path=base
+                FaultCode.BASE_NOT_FOUND,
+                "use --base",
+                "it holds no config.json with weights",
+                "name the folder of the base model",
+                path=base,
             )
         name = _inspected(checkpoint).base_name or ""
         mapped = {**settings.base.map, name: base.absolute()}
@@ -98,9 +103,9 @@ def _inspected(checkpoint: Path) -> Inspection:
     """Raises UsageError for a path that can't be a checkpoint at all, Permanent for a layout that is not exported."""
     operation = "export"
     if not checkpoint.exists():
-        raise UsageError("no-such-path", operation, "there is no such directory", "check the path", path=checkpoint)
+        raise UsageError(FaultCode.NO_SUCH_PATH, operation, "there is no such directory", "check the path", path=checkpoint)
     if not checkpoint.is_dir():
-        raise UsageError("not-a-directory", operation, "it is a file", "give the checkpoint's directory", path=checkpoint)
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, operation, "it is a file", "give the checkpoint's directory", path=checkpoint)
     found = inspect(checkpoint)
     if found.layout is None:
         inside = sorted(path.name for path in checkpoint.glob("checkpoint-*") if step_of(path) is not None)
@@ -108,7 +113,7 @@ def _inspected(checkpoint: Path) -> Inspection:
         remedy = (
             f"name one of its checkpoints, for example {checkpoint / inside[-1]}" if inside else "give the directory that a trainer wrote"
         )
-        raise UsageError("not-a-checkpoint", operation, "it holds neither an adapter nor model weights", remedy, path=checkpoint)
+        raise UsageError(FaultCode.NOT_A_CHECKPOINT, operation, "it holds neither an adapter nor model weights", remedy, path=checkpoint)
     if found.refusal is not None:
         raise Permanent(**found.refusal.model_dump())
     return found
@@ -125,7 +130,11 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         candidate = intake.pin(root, run, found, seen) if found.complete else intake.damaged(root, run, found, seen)
     except Moved:
         raise Retryable(
-            "still-written", "export", "the checkpoint changes while it is read", "wait until the trainer is done with it", path=found.path
+            FaultCode.STILL_WRITTEN,
+            "export",
+            "the checkpoint changes while it is read",
+            "wait until the trainer is done with it",
+            path=found.path,
         ) from None
     except OSError as error:
         raise from_oserror(error, "pin the checkpoint") from error
@@ -192,7 +201,7 @@ def retry_job(settings: Settings, job: str) -> None:
             changed = work is not None and row is not None and work != row.work
             if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
                 remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
-                raise UsageError("nothing-to-retry", operation, f"it is {row.state if row else 'unknown'}", remedy)
+                raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, f"it is {row.state if row else 'unknown'}", remedy)
             if row.untidy:
                 raise _not_yet(operation)
             _pin_again(row, operation)
@@ -216,10 +225,10 @@ def _pin_again(row: JobRow, operation: str) -> None:
     if not same:
         remove_tree(row.pin)
         raise UsageError(
-            "checkpoint-gone", operation, "its checkpoint is gone, damaged, or has other content by now",
+            FaultCode.CHECKPOINT_GONE, operation, "its checkpoint is gone, damaged, or has other content by now",
             "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
         )  # fmt: skip
 
 
 def _not_yet(operation: str) -> UsageError:
-    return UsageError("not-yet", operation, "what is left of it is still being cleared away", "try again in a moment")
+    return UsageError(FaultCode.NOT_YET, operation, "what is left of it is still being cleared away", "try again in a moment")

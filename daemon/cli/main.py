@@ -15,6 +15,7 @@ import typer
 from daemon.cli import maintenance, queue, toolchain
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
 from daemon.contract.errors import CkptdError, Retryable, UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
@@ -68,7 +69,7 @@ def export(
 ) -> None:
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
-        raise UsageError("no-checkpoint", "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
+        raise UsageError(FaultCode.NO_CHECKPOINT, "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
     settings = load_settings(config)
     from daemon.cli.export import export_now
 
@@ -148,8 +149,9 @@ def logs(
 ) -> None:
     """Show the daemon's log readably."""
     from daemon.cli.tables import print_log
+    from daemon.config.paths import StatePaths
 
-    print_log(load_settings(config).state_directory / "ckptd.log", follow=follow, lines=lines, job=job, as_json=json_)
+    print_log(StatePaths(load_settings(config).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
 
 
 @app.command()

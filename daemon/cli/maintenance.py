@@ -161,16 +161,18 @@ def prune_command(
 
 def _busy(state: Path) -> set[str]:
     """Ids of all jobs that are open now. Raises UsageError for a journal of another version."""
+    from daemon.config.paths import StatePaths
     from daemon.journal.database import reading
+    from daemon.journal.overview import open_ids
     from daemon.operating.integrity.scene import usable_version
 
     found: set[str] = set()
     for folder in _states(state):
-        journal = folder / "journal.sqlite3"
+        journal = StatePaths(folder).journal
         if journal.exists():
             with reading(journal) as connection:
                 if usable_version(connection, journal):
-                    found |= {row[0] for row in connection.execute("SELECT id FROM job WHERE state IN ('pending', 'running')")}
+                    found |= open_ids(connection)
     return found
 
 

@@ -13,6 +13,7 @@ import typer
 
 from daemon.cli.common import ConfigOption, load_settings
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -37,7 +38,7 @@ def find_job(settings: Settings, wanted: str, *, attempts: bool = False) -> dict
     found = find(settings.state_directory, wanted, attempts=attempts)
     if len(found) != 1:
         cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"
-        raise UsageError("no-such-job", "find the job", cause, "take an id from `ckptd list`")
+        raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`")
     return found[0]
 
 
@@ -54,7 +55,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
 
 
 def _refuse(job: dict[str, Any], operation: str, remedy: str) -> UsageError:
-    return UsageError("wrong-state", f"{operation} {job['id']}", f"it is {job['state']}", remedy)
+    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job['id']}", f"it is {job['state']}", remedy)
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:

@@ -15,7 +15,9 @@ from pydantic import ValidationError
 
 from daemon.config import suggestions
 from daemon.config.settings import Settings
+from daemon.config.sources import variable_for
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.plan import variant_names
 
 
@@ -25,11 +27,11 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise UsageError("config-missing", operation, "there is no such file", "name another with --config", path=path) from None
+        raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", "name another with --config", path=path) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("config-unreadable", operation, str(error), "make it a readable UTF-8 file", path=path) from None
+        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError("config-syntax", operation, f"it is not TOML: {error}", "mend that line", path=path) from None
+        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "mend that line", path=path) from None
 
 
 def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
@@ -52,10 +54,20 @@ def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
         settings = settings.anchored((path.parent if path else Path()).absolute())
         problems += conflicts(settings, need_roots=need_roots)
     if problems or settings is None:
+        problems = [_with_source(problem) for problem in problems]
+        of_file = any("(environment)" not in problem.partition(":")[0] for problem in problems)
         listing = "\n".join(f"  {problem}" for problem in problems)
         count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
-        raise UsageError("config-invalid", "use the configuration", count, "change those keys; config.toml documents each", path=path)
+        what = "keys; config.toml documents each" if of_file else "variables; config.toml documents each key"
+        raise UsageError(FaultCode.CONFIG_INVALID, "use the configuration", count, f"change those {what}", path=path if of_file else None)
     return settings
+
+
+def _with_source(problem: str) -> str:
+    """A problem that begins with a key's dotted path; with the variable before it where the environment gave the value."""
+    key, colon, said = problem.partition(":")
+    variable = variable_for(key, Settings, os.environ)
+    return f"{variable} (environment) for {key}{colon}{said}" if variable else problem
 
 
 def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:

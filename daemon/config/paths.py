@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.values import digest_of
 
@@ -15,13 +16,19 @@ STAGING = ".staging"
 KEPT = ".kept"
 
 
+JOB_FILE = "job.json"
+"""What a child is told, in the folder of its attempt."""
+LOG_FILE = "log.txt"
+"""What the child and all that it starts print, in the same folder."""
+RESULT_FILE = "result.json"
+"""What the child answers, in the same folder."""
+
+
 @dataclass(frozen=True)
-class Paths:
-    """Folders and files of one journal. `instance` keeps the staging of several journals with one output apart."""
+class StatePaths:
+    """Folders and files of a state directory: what there is to read for one who does not write."""
 
     state: Path
-    output: Path
-    instance: str
 
     @property
     def journal(self) -> Path:
@@ -73,6 +80,18 @@ class Paths:
         """What children may reuse."""
         return self.state / "cache"
 
+    def attempt(self, job: str, stage: str, number: int) -> Path:
+        """Folder of an attempt's job file, result file, log and temporary files."""
+        return self.jobs / job / f"{stage}.{number}"
+
+
+@dataclass(frozen=True)
+class Paths(StatePaths):
+    """The same with the output. `instance` keeps the staging of several journals with one output apart."""
+
+    output: Path
+    instance: str
+
     @property
     def staging(self) -> Path:
         """Unpublished output, on the output's file system."""
@@ -83,17 +102,14 @@ class Paths:
         """Finished outputs by their resume key, on the output's file system."""
         return self.output / KEPT / self.instance
 
-    def attempt(self, job: str, stage: str, number: int) -> Path:
-        """Folder of an attempt's job file, result file, log and temporary files."""
-        return self.jobs / job / f"{stage}.{number}"
-
 
 def existing(state: Path) -> Path:
     """The journal of a state directory that is in use. Raises UsageError where there is none: a wrong path makes no new one."""
-    journal = state / "journal.sqlite3"
+    journal = StatePaths(state).journal
     if not journal.is_file():
         raise UsageError(
-            "no-journal", "open the journal", "no daemon has run on this state directory", "name the right one with --config", path=state
+            FaultCode.NO_JOURNAL, "open the journal", "no daemon has run on this state directory",
+            "name the right one with --config", path=state,
         )  # fmt: skip
     return journal
 
@@ -106,7 +122,7 @@ def foreground_state(state: Path, checkpoint: Path) -> Path:
 def not_writable(key: str, folder: Path, cause: str) -> UsageError:
     """The error for a folder of the configuration that can't be written to."""
     remedy = f"give this user access, or set {key} to a folder that can be written"
-    return UsageError("not-writable", f"write to {key}", cause, remedy, path=folder)
+    return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
 def prepare(state: Path, output: Path) -> Paths:

@@ -19,6 +19,7 @@ from daemon.config import suggestions
 from daemon.config.loading import conflicts
 from daemon.config.settings import Settings
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 
 NAME = "ckptd.toml"
 SIZE_LIMIT = 1 << 16
@@ -51,7 +52,7 @@ def effective(settings: Settings, run: Path) -> Effective:
         return Effective(settings if text is None else _merged(settings, text))
     except _Refused as refused:
         fault = Fault(
-            code="run-config-invalid", operation="use the run's own configuration", cause=f"{refused}; the main one is used",
+            code=FaultCode.RUN_CONFIG_INVALID, operation="use the run's own configuration", cause=f"{refused}; the main one is used",
             remedy=f"correct {NAME}; a run may set {', '.join(f'{section}.{key}' for section, keys in ALLOWED.items() for key in keys)}",
             path=str(path),
         )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-ENV_PREFIX = "CKPTD_"
+from daemon.config.sources import PREFIX
+
 OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE", "CKPTD_ATTEMPT"})
 """Variables with our prefix that are not settings."""
 
@@ -54,12 +55,12 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 def unknown_environment(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
     """One line for each `CKPTD_…` variable that names no setting."""
-    known = {f"{ENV_PREFIX}{section}__{key}".upper() for section, field in model.model_fields.items() for key in _keys(field.annotation)}
-    known |= {f"{ENV_PREFIX}{section}".upper() for section in model.model_fields}
+    known = {f"{PREFIX}{section}__{key}".upper() for section, field in model.model_fields.items() for key in _keys(field.annotation)}
+    known |= {f"{PREFIX}{section}".upper() for section in model.model_fields}
     lines = []
     for name in sorted(environment):
         upper = name.upper()
-        if not upper.startswith(ENV_PREFIX) or upper in known or upper in OTHER_VARIABLES:
+        if not upper.startswith(PREFIX) or upper in known or upper in OTHER_VARIABLES:
             continue
         if any(upper.startswith(f"{free}__") for free in known if "__" in free):
             continue  # a key inside a free-form table; the table's own type checks it

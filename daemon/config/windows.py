@@ -14,6 +14,7 @@ from apscheduler.triggers.cron import CronTrigger
 from tzlocal import get_localzone
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 
 
 def problem_of(expression: str) -> str | None:
@@ -61,6 +62,7 @@ class Windows:
         opens = self.opens(moment)
         when = f"the next one begins at {opens:%Y-%m-%d %H:%M %Z}" if opens else "none ever begins"
         return Fault(
-            code="window-closed", operation=f"start the stage {stage}", cause=f"schedule.heavy allows it in its windows alone, and {when}",
+            code=FaultCode.WINDOW_CLOSED, operation=f"start the stage {stage}",
+            cause=f"schedule.heavy allows it in its windows alone, and {when}",
             remedy="nothing, it waits for the window; change schedule.heavy to have it sooner",
         )  # fmt: skip

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from daemon.contract.fault_codes import Code, FaultCode
 
 
 class Fault(BaseModel):
@@ -18,8 +21,8 @@ class Fault(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    code: str
-    """Stable kebab-case name for programs, for example `base-not-found`."""
+    code: Annotated[Code, Field(union_mode="left_to_right"), WithJsonSchema({"type": "string"})]
+    """Stable name for programs. What an old journal or another package says is read as it is: a plain string where it is no FaultCode."""
     operation: str
     """What was being done, as a verb phrase: "merge the adapter"."""
     cause: str
@@ -41,7 +44,7 @@ class CkptdError(Exception):
     """Base of all errors that ckptd raises on purpose."""
 
     def __init__(
-        self, code: str, operation: str, cause: str, remedy: str, *, path: str | Path | None = None, details: str | None = None
+        self, code: Code, operation: str, cause: str, remedy: str, *, path: str | Path | None = None, details: str | None = None
     ) -> None:
         self.fault = Fault(
             code=code, operation=operation, cause=cause, remedy=remedy, path=None if path is None else str(path), details=details
@@ -59,7 +62,7 @@ class Retryable(CkptdError):
     delay: float | None = None
 
     @classmethod
-    def after(cls, delay: float, code: str, operation: str, cause: str, remedy: str, *, path: str | Path | None = None) -> Retryable:
+    def after(cls, delay: float, code: Code, operation: str, cause: str, remedy: str, *, path: str | Path | None = None) -> Retryable:
         """The error with a delay in seconds of the raiser's own choosing."""
         error = cls(code, operation, cause, remedy, path=path)
         error.delay = delay
@@ -69,6 +72,9 @@ class Retryable(CkptdError):
 class UsageError(CkptdError):
     """The command line or the configuration is wrong: exit code 2."""
 
+
+DISK_RETRY_SECONDS = 60.0
+"""How long an attempt waits after a full disk, or one that can only be read: space comes back by a person's hand."""
 
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -83,13 +89,20 @@ def from_oserror(error: OSError, operation: str, where: str | None = None) -> Ck
     cause = error.strerror or str(error)
     if error.errno in FULL_DISK:
         return Retryable.after(
-            60, "disk-full", operation, cause, "free space on that file system, or point output.directory at a larger one", path=path
+            DISK_RETRY_SECONDS,
+            FaultCode.DISK_FULL,
+            operation,
+            cause,
+            "free space on that file system, or point output.directory at a larger one",
+            path=path,
         )
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE):
-        return Retryable("system-resources", operation, cause, "look at the system's limits and its kernel log", path=path)
+        return Retryable(FaultCode.SYSTEM_RESOURCES, operation, cause, "look at the system's limits and its kernel log", path=path)
     if error.errno == errno.EROFS:
         remedy = "look into the kernel's log for the disk's errors and mount it for writing again"
-        return Retryable.after(60, "read-only", operation, cause, remedy, path=path)
+        return Retryable.after(DISK_RETRY_SECONDS, FaultCode.READ_ONLY, operation, cause, remedy, path=path)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Permanent("no-permission", operation, cause, "give the daemon's user access to that path, or configure another", path=path)
-    return Permanent("os-error", operation, cause, "look at that path and at the attempt's log", path=path)
+        return Permanent(
+            FaultCode.NO_PERMISSION, operation, cause, "give the daemon's user access to that path, or configure another", path=path
+        )
+    return Permanent(FaultCode.OS_ERROR, operation, cause, "look at that path and at the attempt's log", path=path)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from daemon.contract.errors import Permanent, from_oserror
+from daemon.contract.fault_codes import FaultCode
 
 OPERATION = "read the safetensors header"
 MAX_HEADER = 32 << 20
@@ -82,12 +83,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise from_oserror(error, OPERATION, str(path)) from None
     except ValueError as error:
         raise Permanent(
-            "truncated-weights", OPERATION, str(error), "copy or download the file again, or take another checkpoint", path=path
+            FaultCode.TRUNCATED_WEIGHTS, OPERATION, str(error), "copy or download the file again, or take another checkpoint", path=path
         ) from None
 
 
 def _missing(path: Path, operation: str) -> Permanent:
-    return Permanent("file-missing", operation, "the file does not exist", "check that the folder is complete", path=path)
+    return Permanent(FaultCode.FILE_MISSING, operation, "the file does not exist", "check that the folder is complete", path=path)
 
 
 def open_regular(path: Path, operation: str) -> BinaryIO:

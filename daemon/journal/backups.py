@@ -16,6 +16,7 @@ from pathlib import Path
 
 from daemon.contract import failpoints
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file
 from daemon.journal import integrity
 
@@ -49,7 +50,7 @@ def write_backup(source: sqlite3.Connection, target: Path) -> None:
             problems = integrity.unsound(copy, full=True)
         if problems:
             raise Permanent(
-                "journal-damaged", "back the journal up", f"it is not a sound database: {'; '.join(problems[:3])}",
+                FaultCode.JOURNAL_DAMAGED, "back the journal up", f"it is not a sound database: {'; '.join(problems[:3])}",
                 "start ckptd again; it sets the file aside and rebuilds the journal", path=target,
             )  # fmt: skip
         fsync_file(beside)

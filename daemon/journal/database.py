@@ -23,6 +23,7 @@ import structlog
 
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.journal import backups, integrity
 from daemon.journal.sql import SCHEMA_VERSION, statements
@@ -114,7 +115,7 @@ class Database:
             # The rollback journal is gone, and that is the commit: to call it refused would let it be done twice.
             self._drop()
             log.error("a change of the journal is made and may not outlast a power cut: its folder could not be synced",
-                      code="journal-not-durable", path=str(self.path))  # fmt: skip
+                      code=FaultCode.JOURNAL_NOT_DURABLE, path=str(self.path))  # fmt: skip
 
     @contextmanager
     def _explaining(self, operation: str) -> Iterator[None]:
@@ -123,7 +124,7 @@ class Database:
             with explaining(operation, self.path):
                 yield
         except Permanent as error:
-            if error.fault.code == "journal-damaged":
+            if error.fault.code == FaultCode.JOURNAL_DAMAGED:
                 mark_suspect(self.path.with_name(SUSPECT), error.fault.cause)
             raise
         except Retryable as error:
@@ -215,7 +216,7 @@ class Database:
         fsync_directory(self.path.parent)
         self._drop()
         log.critical("the journal was deleted while it was in use; it was put back with all its contents",
-                     code="journal-gone", path=str(self.path))  # fmt: skip
+                     code=FaultCode.JOURNAL_GONE, path=str(self.path))  # fmt: skip
 
 
 def mark_suspect(marker: Path, why: str) -> None:
@@ -279,7 +280,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 def _refuse_newer(version: int, path: Path) -> None:
     if version > SCHEMA_VERSION:
         raise UsageError(
-            "journal-newer", "open the journal", f"a newer ckptd wrote it (schema {version}, this one knows {SCHEMA_VERSION})",
+            FaultCode.JOURNAL_NEWER, "open the journal", f"a newer ckptd wrote it (schema {version}, this one knows {SCHEMA_VERSION})",
             "install that version again, or name another state.directory", path=path,
         )  # fmt: skip
 
@@ -290,7 +291,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _not_upgraded(number: int, error: sqlite3.Error, path: Path) -> CkptdError:
     return Permanent(
-        "journal-upgrade", "open the journal", f"it is sound, and schema {number} can't be made of it: {error}",
+        FaultCode.JOURNAL_UPGRADE, "open the journal", f"it is sound, and schema {number} can't be made of it: {error}",
         "install the version that wrote it again, and report this sentence", path=path,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.fault_codes import FaultCode
 
 _CAUSES = {
     sqlite3.SQLITE_BUSY: ("another process holds it for too long", "end the other process that uses it"),
@@ -29,12 +30,12 @@ MEND = "start ckptd again; it sets the file aside and rebuilds the journal from 
 
 def damaged(operation: str, cause: str, path: Path) -> Permanent:
     """The error of a journal that is not a sound database."""
-    return Permanent("journal-damaged", operation, f"it is not a sound database: {cause}", MEND, path=path)
+    return Permanent(FaultCode.JOURNAL_DAMAGED, operation, f"it is not a sound database: {cause}", MEND, path=path)
 
 
 def gone(operation: str, cause: str, path: Path) -> Permanent:
     """The error of a journal that is no longer at its place while it is open."""
-    return Permanent("journal-gone", operation, cause, "stop ckptd, put the right file there, and start it again", path=path)
+    return Permanent(FaultCode.JOURNAL_GONE, operation, cause, "stop ckptd, put the right file there, and start it again", path=path)
 
 
 def explained(error: sqlite3.Error, operation: str, path: Path) -> CkptdError | None:
@@ -49,7 +50,7 @@ def explained(error: sqlite3.Error, operation: str, path: Path) -> CkptdError | 
         return damaged(operation, str(error), path)
     if code & 0xFF in _CAUSES:
         cause, remedy = _CAUSES[code & 0xFF]
-        return Retryable("journal-unavailable", operation, f"{cause} ({error.sqlite_errorname}: {error})", remedy, path=path)
+        return Retryable(FaultCode.JOURNAL_UNAVAILABLE, operation, f"{cause} ({error.sqlite_errorname}: {error})", remedy, path=path)
     return None
 
 

@@ -17,11 +17,13 @@ from daemon.checkpoints.inspection import Inspection, export_files, fingerprint,
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.selection import choice_for
-from daemon.config.paths import foreground_state
+from daemon.config.paths import StatePaths, foreground_state
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.journal.database import reading
+from daemon.journal.overview import seen_as
 from daemon.operating.status import snapshot
 from daemon.watching.intake import digest_of_fingerprint
 from daemon.watching.scan import checkpoint_of, find_checkpoints
@@ -35,7 +37,7 @@ def explain(settings: Settings, path: Path) -> dict[str, Any]:
     """
     path = Path(os.path.abspath(path))
     if not path.exists():
-        raise UsageError("no-such-path", "explain", "there is no such file or directory", "check the path", path=path)
+        raise UsageError(FaultCode.NO_SUCH_PATH, "explain", "there is no such file or directory", "check the path", path=path)
     folder = path if path.is_dir() else path.parent
     unreadable: list[str] = []
     try:
@@ -123,22 +125,13 @@ def _remembered(settings: Settings, path: Path) -> dict[str, Any] | None:
     state = settings.state_directory
     for by, folder in (("daemon", state), ("export", foreground_state(state, path))):
         try:
-            with reading(folder / "journal.sqlite3") as connection:
-                row = connection.execute(
-                    "SELECT seen.*, job.state AS job_state FROM seen LEFT JOIN job ON job.id = seen.job WHERE path = ?", (str(path),)
-                ).fetchone()
+            with reading(StatePaths(folder).journal) as connection:
+                row = seen_as(connection, str(path))
         except (FileNotFoundError, sqlite3.OperationalError):
-            continue  # no journal there, or one that has no tables yet
+            continue  # no journal there, or one that can't be read now
         if row is not None:
-            current = row["fingerprint"] == digest_of_fingerprint(fingerprint(path))
-            return {
-                "by": by,
-                "verdict": row["verdict"],
-                "at": row["at"],
-                "job": row["job"],
-                "job_state": row["job_state"],
-                "current": current,
-            }
+            current = row.fingerprint == digest_of_fingerprint(fingerprint(path))
+            return {"by": by, "verdict": row.verdict, "at": row.at, "job": row.job, "job_state": row.job_state, "current": current}
     return None
 
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.system.lock import is_locked
 
 PATIENCE_SECONDS = 30.0
@@ -44,23 +46,25 @@ def ask_for_reload(settings: Settings) -> None:
     Raises UsageError where none runs or it refuses, Retryable where it does not answer.
     """
     state, operation = settings.state_directory, "reload the configuration"
-    if not is_locked(state / "lock"):
-        raise UsageError("not-running", operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
+    if not is_locked(StatePaths(state).lock):
+        raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
     before = _configuration(state)
-    os.kill(int((state / "lock").read_text()), signal.SIGHUP)
+    os.kill(int(StatePaths(state).lock.read_text()), signal.SIGHUP)
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         now = _configuration(state)
         if now.get("at") != before.get("at"):
             if now.get("problem"):
-                raise UsageError("reload-refused", operation, str(now["problem"]).rstrip("."), "correct it and reload again", path=state)
+                raise UsageError(
+                    FaultCode.RELOAD_REFUSED, operation, str(now["problem"]).rstrip("."), "correct it and reload again", path=state
+                )
             return
         time.sleep(0.1)
-    raise Retryable("no-answer", operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
+    raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
 
 
 def _configuration(state: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((state / "live.json").read_bytes())["configuration"])
+        return dict(json.loads(StatePaths(state).live.read_bytes())["configuration"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}

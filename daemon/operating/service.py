@@ -23,6 +23,7 @@ from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
@@ -111,14 +112,14 @@ class Daemon:
         self._announce_rebuilding()
 
     def _announce_rebuilding(self) -> None:
-        """Tell people, once, that the journal was damaged and came back."""
-        rebuilt = self._custodian.state()["rebuilt"]
-        if rebuilt and self._parts.settings.notify.urls:
+        """Tell people, once, that the journal was damaged and came back: a failure, for those who are told of failures."""
+        rebuilt, notify = self._custodian.state()["rebuilt"], self._parts.settings.notify
+        if rebuilt and notify.urls and "failed" in notify.on:
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
                 "Look at that disk."
             )
-            self._parts.journal.announce(f"rebuilt {rebuilt.get('token')}", "partial", "ckptd: the journal was damaged", body)
+            self._parts.journal.announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
 
     def _make_watcher(self) -> Watcher:
         return Watcher(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
@@ -176,8 +177,8 @@ class Daemon:
                 return
             if self._parts.paths.suspect.exists():
                 raise Permanent(
-                    "journal-damaged", "go on", "the journal has turned out to be damaged", "start again: it is set aside and rebuilt then",
-                    path=self._parts.paths.journal,
+                    FaultCode.JOURNAL_DAMAGED, "go on", "the journal has turned out to be damaged",
+                    "start again: it is set aside and rebuilt then", path=self._parts.paths.journal,
                 )  # fmt: skip
             if self._reload_wanted:
                 self._take_over_configuration()
@@ -197,7 +198,7 @@ class Daemon:
         if found is not None:
             problem = changed_for_good(self._parts.settings, found)
         if found is None or problem:
-            log.error(f"The configuration stays as it was: {problem}", code="reload-refused")
+            log.error(f"The configuration stays as it was: {problem}", code=FaultCode.RELOAD_REFUSED)
         else:
             self._watcher.stop()
             self._ticks.stop()

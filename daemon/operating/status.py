@@ -6,40 +6,37 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Fault
-from daemon.contract.messages import StageResult
+from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
+from daemon.journal.overview import JobView, Overview, attempts_of, jobs_named, overview
+from daemon.journal.rows import AttemptRow, StageRow
+from daemon.publishing.closing import target_of
 from daemon.system.lock import is_locked
 
 
-def _live(state: Path) -> dict[str, Any]:
+def _live(paths: StatePaths) -> dict[str, Any]:
     try:
-        value = json.loads((state / "live.json").read_bytes())
+        value = json.loads(paths.live.read_bytes())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def _sentence(text: str | None) -> str | None:
-    return Fault.model_validate_json(text).sentence() if text else None
-
-
-def _stage(row: Any, progress: dict[str, Any]) -> dict[str, Any]:
-    live = progress.get(row["name"], {}) if row["state"] == "running" else {}
-    result = StageResult.model_validate_json(row["result"]) if row["result"] else None
+def _stage(stage: StageRow, progress: dict[str, Any]) -> dict[str, Any]:
+    live = progress.get(stage.name, {}) if stage.state == "running" else {}
     return {
-        "name": row["name"],
-        "state": row["state"],
-        "attempts": row["attempts"],
-        "fraction": 1.0 if row["state"] == "succeeded" else live.get("fraction"),
+        "name": stage.name,
+        "state": stage.state,
+        "attempts": stage.attempts,
+        "fraction": 1.0 if stage.state == "succeeded" else live.get("fraction"),
         "message": live.get("message"),
-        "seconds": result.seconds if result else live.get("seconds"),
-        "error": _sentence(row["fault"]),
-        "checks": {check.variant: str(check.verdict) for check in result.checks} if result else {},
+        "seconds": stage.result.seconds if stage.result else live.get("seconds"),
+        "error": stage.fault.sentence() if stage.fault else None,
     }
 
 
@@ -48,104 +45,77 @@ def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
 
     Raises ValueError where the journal can't be read.
     """
-    running = is_locked(state / "lock")
-    live = _live(state) if running else {}
-    value: dict[str, Any] = {
+    paths = StatePaths(state)
+    running = is_locked(paths.lock)
+    live = _live(paths) if running else {}
+    try:
+        with reading(paths.journal) as connection:
+            seen = overview(connection, limit)
+    except FileNotFoundError:
+        seen = Overview()
+    return {
         "version": __version__,
         "state_directory": str(state),
         "daemon": {"running": running, **{key: live.get(key) for key in ("pid", "started", "healthy", "configuration", "journal")}},
-        "paused": None,
-        "journal": None,
+        "paused": seen.paused_since,
+        "journal": seen.rebuilt,
         "roots": live.get("roots", []),
         "incomplete": live.get("incomplete", []),
-        "lost": [],
-        "jobs": [],
-        "counts": {},
-        "outbox": {},
+        "lost": [asdict(row) for row in seen.lost],
+        "jobs": [_job(view, live) for view in seen.jobs],
+        "counts": seen.counts,
+        "outbox": seen.outbox,
     }
-    try:
-        with reading(state / "journal.sqlite3") as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                return value
-            if version >= 2:
-                value["lost"] = [dict(row) for row in connection.execute(
-                    "SELECT path, first_seen, last_seen, lived, at FROM lost ORDER BY id DESC LIMIT ?", (limit,)
-                )]  # fmt: skip
-            if version >= 3:
-                said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")}
-                value["paused"] = said["paused"][1] if "paused" in said else None
-                value["journal"] = json.loads(said["journal-rebuilt"][0]) if "journal-rebuilt" in said else None
-            value["counts"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM job GROUP BY state")}
-            value["outbox"] = {row[0]: row[1] for row in connection.execute("SELECT state, count(*) FROM outbox GROUP BY state")}
-            rows = connection.execute(
-                "SELECT * FROM (SELECT * FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?)"
-                " ORDER BY created, step",
-                (limit,),
-            ).fetchall()
-            for row in rows:
-                stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],)).fetchall()
-                value["jobs"].append(_job(row, stages, live))
-    except FileNotFoundError:
-        pass
-    return value
 
 
 def find(state: Path, wanted: str, *, attempts: bool = False) -> list[dict[str, Any]]:
     """The jobs whose id is `wanted`, else those whose id begins with it, at most two; with their attempts if asked."""
-    live = _live(state) if is_locked(state / "lock") else {}
+    paths = StatePaths(state)
+    live = _live(paths) if is_locked(paths.lock) else {}
     try:
-        with reading(state / "journal.sqlite3") as connection:
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                return []
-            rows = connection.execute("SELECT * FROM job WHERE id = ?", (wanted,)).fetchall() or connection.execute(
-                "SELECT * FROM job WHERE substr(id, 1, ?) = ? LIMIT 2", (len(wanted), wanted)
-            ).fetchall()  # fmt: skip
+        with reading(paths.journal) as connection:
             found = []
-            for row in rows:
-                stages = connection.execute("SELECT * FROM stage WHERE job = ? ORDER BY position", (row["id"],)).fetchall()
-                found.append(_job(row, stages, live))
+            for view in jobs_named(connection, wanted):
+                found.append(_job(view, live))
                 if attempts:
-                    tried = connection.execute("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", (row["id"],))
-                    found[-1]["attempts"] = [_attempt(one) for one in tried]
+                    found[-1]["attempts"] = [_attempt(one) for one in attempts_of(connection, view.job.id)]
             return found
     except FileNotFoundError:
         return []
 
 
-def _attempt(row: Any) -> dict[str, Any]:
+def _attempt(row: AttemptRow) -> dict[str, Any]:
     return {
-        **{key: row[key] for key in ("stage", "number", "strategy", "outcome", "estimate", "started", "ended")},
-        "error": _sentence(row["fault"]),
-        "job_file": str(Path(row["folder"]) / "job.json"),
-        "log": str(Path(row["folder"]) / "log.txt"),
+        **{key: getattr(row, key) for key in ("stage", "number", "strategy", "outcome", "estimate", "started", "ended")},
+        "error": row.fault.sentence() if row.fault else None,
+        "job_file": str(row.folder / JOB_FILE),
+        "log": str(row.folder / LOG_FILE),
     }
 
 
-def _job(row: Any, stages: list[Any], live: dict[str, Any]) -> dict[str, Any]:
-    progress = (live.get("progress") or {}).get(row["id"], {})
-    listed = [_stage(stage, progress) for stage in stages]
-    artifacts = {variant: verdict for stage in listed for variant, verdict in stage.pop("checks").items()}
+def _job(view: JobView, live: dict[str, Any]) -> dict[str, Any]:
+    job, checkpoint = view.job, view.job.checkpoint
+    progress = (live.get("progress") or {}).get(job.id, {})
+    checks = [check for stage in view.stages if stage.result for check in stage.result.checks]
+    listed = [_stage(stage, progress) for stage in view.stages]
     errors = [stage["error"] for stage in listed if stage["state"] == "failed" and stage["error"]]
-    checkpoint, old = json.loads(row["checkpoint"]), "reason" not in row.keys()  # noqa: SIM118  (a row has no `in`)
-    reason = None if old else row["reason"]
     return {
-        "id": row["id"],
-        "run": row["run"],
-        "step": row["step"],
-        "state": row["state"],
-        "created": row["created"],
-        "started": row["started"],
-        "ended": row["ended"],
-        "checkpoint": checkpoint["path"],
-        "method": checkpoint["method"],
-        "base": row["base"] or checkpoint.get("base_name"),
-        **{key: checkpoint["metadata"].get(key) for key in ("loss", "epoch", "rank", "best_metric", "evaluation")},
-        "target": row["target"] + (".failed" if row["state"] == "failed" else ""),
-        "waiting_for": (live.get("waiting") or {}).get(row["id"]),
-        "error": reason or (errors[0] if errors else None),
-        "paused": bool(row["paused"]) if "paused" in row.keys() else False,  # noqa: SIM118
-        "warnings": [] if old else json.loads(row["warnings"]),
-        "artifacts": artifacts,
+        "id": job.id,
+        "run": checkpoint.run,
+        "step": checkpoint.step,
+        "state": job.state,
+        "created": job.created,
+        "started": job.started,
+        "ended": job.ended,
+        "checkpoint": checkpoint.path,
+        "method": checkpoint.method,
+        "base": str(job.base) if job.base else checkpoint.base_name,
+        **{key: checkpoint.metadata.get(key) for key in ("loss", "epoch", "rank", "best_metric", "evaluation")},
+        "target": str(target_of(job, job.state)),
+        "waiting_for": (live.get("waiting") or {}).get(job.id),
+        "error": job.reason or (errors[0] if errors else None),
+        "paused": job.paused,
+        "warnings": list(job.warnings),
+        "artifacts": {check.variant: str(check.verdict) for check in checks},
         "stages": listed,
     }

@@ -30,6 +30,7 @@ import structlog
 from daemon.contract import failpoints
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, place, temporary_of, walk, write_atomic
 from daemon.contract.messages import FileEntry
 from daemon.contract.version import __version__
@@ -79,7 +80,7 @@ def _place(part: Part, entry: FileEntry, target: Path) -> None:
         place(part.source / entry.path, target)
     except FileNotFoundError as error:
         raise Retryable(
-            "stage-output-gone", "put the export together", "the output of a finished stage is no longer there",
+            FaultCode.STAGE_OUTPUT_GONE, "put the export together", "the output of a finished stage is no longer there",
             "leave output.directory alone while exports run; the stage is made again", path=part.source / entry.path,
         ) from error  # fmt: skip
 

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from daemon.contract.errors import UsageError
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import FileEntry
 
 _BLOCK = 1 << 22
@@ -268,9 +269,9 @@ def to_verify(path: Path) -> list[tuple[Path, str]]:
     """
     operation = "verify"
     if not path.exists():
-        raise UsageError("no-such-path", operation, "there is no such path", "check the path", path=path)
+        raise UsageError(FaultCode.NO_SUCH_PATH, operation, "there is no such path", "check the path", path=path)
     if not path.is_dir():
-        raise UsageError("not-a-directory", operation, "it is a file", "give the folder of an export", path=path)
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, operation, "it is a file", "give the folder of an export", path=path)
     if found := list(exports_below(path)):
         return [(export, "") for export in found]
     whole = path.resolve()
@@ -278,6 +279,6 @@ def to_verify(path: Path) -> list[tuple[Path, str]]:
         if os.path.lexists(parent / MANIFEST):
             return [(parent, whole.relative_to(parent).as_posix())]
     raise UsageError(
-        "no-export", operation, f"no {MANIFEST} lies there, below or above it", "give the folder of an export, of a run, or the output",
-        path=path,
+        FaultCode.NO_EXPORT, operation, f"no {MANIFEST} lies there, below or above it",
+        "give the folder of an export, of a run, or the output", path=path,
     )  # fmt: skip

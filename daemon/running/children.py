@@ -17,6 +17,7 @@ from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
 from daemon.contract import failpoints
 from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageContext, StageResult
 from daemon.contract.stages import ModelSize, StageSpec
@@ -147,7 +148,9 @@ class Children:
             f" with {human(largest.worker.memory)}"
         )
         remedy = "nothing, it is tried again when there is memory; free some to have it sooner"
-        largest.worker.stop(fault=Fault(code="memory-pressure", operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy))
+        largest.worker.stop(
+            fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy)
+        )
 
     def stop_heavy(self) -> None:
         """End the children whose window has closed; they go on in the next one."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from daemon.config.settings import LimitSettings
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.plan import find_spec
@@ -26,7 +27,7 @@ log = structlog.get_logger("runner")
 _jitter = random.Random()
 TOO_SMALL = 1.25
 """An attempt that was ended for want of memory needs more than it had, by an unknown factor."""
-WANTED_MORE = ("out-of-memory", "memory-limit")
+WANTED_MORE = (FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_LIMIT)
 
 
 def settle(

@@ -21,6 +21,7 @@ from daemon.checkpoints.pins import pins_of, rewritten
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.options import Work
 from daemon.journal.journal import Journal
@@ -194,7 +195,7 @@ class Runner:
                 log.exception("the export met an error that nobody foresaw; it is tried again, the others go on")
                 cause = f"{type(error).__name__}: {error}"
                 fault = Fault(
-                    code="unexpected", operation="go on with the export", cause=cause, remedy="report it with the log's traceback"
+                    code=FaultCode.UNEXPECTED, operation="go on with the export", cause=cause, remedy="report it with the log's traceback"
                 )
                 self.waits.add(job.id, fault, WAIT_SECONDS)
 

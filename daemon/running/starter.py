@@ -16,6 +16,7 @@ from daemon.checkpoints.base_models import Bases
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.plan import find_spec, spec_of
 from daemon.contract.stages import ModelSize, StageSpec
@@ -136,7 +137,7 @@ class Starter:
             )  # fmt: skip
 
         answer = ask()
-        if answer.fault and answer.fault.code == "disk-now" and self._resumption.trim(0):
+        if answer.fault and answer.fault.code == FaultCode.DISK_NOW and self._resumption.trim(0):
             answer = ask()
         return answer
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.running.children import Children
 from daemon.system.box import memory
 
@@ -18,7 +19,7 @@ log = structlog.get_logger("runner")
 
 PATIENCE_SECONDS = 120.0
 """After so long a job that waits for memory gets the next that comes free, though smaller stages would fit before it."""
-MEMORY = "memory-now"
+MEMORY = FaultCode.MEMORY_NOW
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Waits:
             return
         before = self.of.get(job)
         same = before is not None and before.fault.code == fault.code
-        if not same and fault.code != "verifying":
+        if not same and fault.code != FaultCode.VERIFYING:
             log.warning(f"waiting: {fault.sentence()}", code=fault.code)
         now = time.monotonic()
         self.of[job] = Waiting(fault, before.since if before and same else now, now + seconds, need)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def locked(lock: Path) -> Iterator[None]:
             stream.seek(0)
             owner = stream.read().strip() or "unknown"
             raise UsageError(
-                "already-running", "start on this journal", f"another ckptd (pid {owner}) works with it",
+                FaultCode.ALREADY_RUNNING, "start on this journal", f"another ckptd (pid {owner}) works with it",
                 "stop that one, or name another state.directory for this one", path=lock.parent,
             ) from None  # fmt: skip
         stream.truncate(0)

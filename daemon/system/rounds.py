@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.fault_codes import FaultCode
 
 
 class Complaints:
@@ -37,7 +38,7 @@ class Complaints:
             self._said = repr(error)
             cause = f"{type(error).__name__}: {error}"
             remedy = "report it with the log's traceback"
-            self._note(Fault(code="unexpected", operation=f"do a round of {self._who}", cause=cause, remedy=remedy))
+            self._note(Fault(code=FaultCode.UNEXPECTED, operation=f"do a round of {self._who}", cause=cause, remedy=remedy))
         else:
             self.trouble = None
             if self._said is not None:

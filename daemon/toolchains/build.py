@@ -22,6 +22,7 @@ from pathlib import Path
 
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import files_below, remove_tree, write_atomic
 from daemon.toolchains.registry import IN_USE, MANIFEST, Definition, Manifest, command_in
 
@@ -128,21 +129,26 @@ def _notice(line: str, say: Say) -> None:
 def _no_venv(build: Build, text: str) -> CkptdError:
     if "ensurepip" in text:
         remedy = "install your system's package for it (python3-venv on Debian and Ubuntu)"
-        return Permanent("no-venv", build.operation, "this Python can't make environments: its ensurepip is missing", remedy)
+        return Permanent(FaultCode.NO_VENV, build.operation, "this Python can't make environments: its ensurepip is missing", remedy)
     return _unclear(build, text)
 
 
 def _no_packages(build: Build, text: str) -> CkptdError:
     """What pip's output means."""
     if _FULL.search(text):
-        return Retryable("disk-full", build.operation, "the disk is full", "free space there", path=build.folder.parent, details=text)
+        return Retryable(
+            FaultCode.DISK_FULL, build.operation, "the disk is full", "free space there", path=build.folder.parent, details=text
+        )
     if _NETWORK.search(text):
         remedy = "look at the network, and at pip's index, proxy and certificate (`pip config list`), then try again"
-        return Retryable("no-network", build.operation, "pip could not reach its package index", remedy, path=build.log, details=text)
+        return Retryable(
+            FaultCode.NO_NETWORK, build.operation, "pip could not reach its package index", remedy, path=build.log, details=text
+        )
     if found := _NOT_FOUND.search(text):
         cause = f"pip's package index has no {found[1].strip()} for Python {sys.version.split()[0]} on this machine"
         return Permanent(
-            "no-package", build.operation, cause, "let pip use an index that has it (`pip config list`)", path=build.log, details=text
+            FaultCode.NO_PACKAGE, build.operation, cause, "let pip use an index that has it (`pip config list`)",
+            path=build.log, details=text,
         )  # fmt: skip
     return _unclear(build, text)
 
@@ -151,7 +157,7 @@ def _unclear(build: Build, text: str) -> CkptdError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "it said nothing")
     cause = said.removeprefix("ERROR: ").rstrip(".")
-    return Permanent("install-failed", build.operation, cause, "read the log", path=build.log, details=text)
+    return Permanent(FaultCode.INSTALL_FAILED, build.operation, cause, "read the log", path=build.log, details=text)
 
 
 def _remove_scripts(folder: Path) -> None:
@@ -195,12 +201,12 @@ def _inside(command: list[str], operation: str, remedy: str, folder: Path) -> su
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         cause = f"its probe had not ended after {PROBE_SECONDS:.0f} s"
-        raise Permanent("probe-failed", operation, cause, remedy, path=folder) from None
+        raise Permanent(FaultCode.PROBE_FAILED, operation, cause, remedy, path=folder) from None
 
 
 def _failed_probe(done: subprocess.CompletedProcess[bytes], cause: str, operation: str, remedy: str, folder: Path) -> Permanent:
     details = f"exit code {done.returncode}\n{done.stdout[-_TAIL:].decode(errors='replace')}"
-    return Permanent("probe-failed", operation, cause, remedy, path=folder, details=details)
+    return Permanent(FaultCode.PROBE_FAILED, operation, cause, remedy, path=folder, details=details)
 
 
 def _sync(folder: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from daemon.contract import failpoints
 from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, make_folders, remove_tree
 from daemon.system.box import free_disk, human
 from daemon.toolchains.build import Build, Say, make, packages, probe
@@ -60,12 +61,12 @@ def remove(chains: Toolchains, name: str) -> int:
     operation = f"remove the toolchain {name}"
     definition = chains.definition(name)
     if not chains.home.is_dir():
-        raise UsageError("not-installed", operation, "it is not installed", "nothing")
+        raise UsageError(FaultCode.NOT_INSTALLED, operation, "it is not installed", "nothing")
     try:
         with _only_one(chains.home, name, operation):
             swept, found = _sweep(chains.home, name), chains.versions(definition.name)
             if not found and not swept:
-                raise UsageError("not-installed", operation, "it is not installed", "nothing")
+                raise UsageError(FaultCode.NOT_INSTALLED, operation, "it is not installed", "nothing")
             for one in found:
                 _take_away(one.folder, chains.home / f".{name}.removing", operation)
             (chains.home / f"{name}.log").unlink(missing_ok=True)
@@ -87,7 +88,7 @@ def check(chains: Toolchains, name: str) -> Installed:
     differing = sorted(set(known.manifest.packages.items()) ^ set(packages(known.folder).items()))
     if differing:
         cause = f"its packages are not those that were installed ({', '.join(dict.fromkeys(one for one, _ in differing))})"
-        raise Permanent("toolchain-changed", operation, cause, remedy, path=known.folder)
+        raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder)
     probe(chains.definition(name), known.folder, operation, remedy)
     return known
 
@@ -101,7 +102,7 @@ def _only_one(home: Path, name: str, operation: str) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             cause = "another process is installing or removing it"
-            raise Retryable("toolchain-busy", operation, cause, "wait until that has ended", path=home) from None
+            raise Retryable(FaultCode.TOOLCHAIN_BUSY, operation, cause, "wait until that has ended", path=home) from None
         yield descriptor
     finally:
         os.close(descriptor)
@@ -131,7 +132,7 @@ def _check_disk(definition: Definition, home: Path, reserve: int, say: Say) -> N
     if free - reserve < need:
         cause = f"it takes up to {human(need)}, {human(free)} are free and limits.disk_reserve keeps {human(reserve)}"
         remedy = "free space there, or point state.directory at a larger disk"
-        raise Retryable("disk-now", f"install the toolchain {definition.name}", cause, remedy, path=home)
+        raise Retryable(FaultCode.DISK_NOW, f"install the toolchain {definition.name}", cause, remedy, path=home)
 
 
 def _put_in_place(build: Build, chains: Toolchains) -> None:
@@ -164,7 +165,7 @@ def _take_away(folder: Path, aside: Path, operation: str) -> None:
         os.rename(folder, aside)
     except BlockingIOError:
         cause = "an export or a validation runs in it now"
-        raise Retryable("toolchain-in-use", operation, cause, "wait until that has ended", path=folder) from None
+        raise Retryable(FaultCode.TOOLCHAIN_IN_USE, operation, cause, "wait until that has ended", path=folder) from None
     finally:
         if descriptor is not None:
             os.close(descriptor)

@@ -21,6 +21,7 @@ from pydantic import ByteSize, ValidationError
 import daemon
 from daemon.contract import plan
 from daemon.contract.errors import Fault, UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import temporary_of
 from daemon.contract.messages import StageContext
 from daemon.contract.values import Frozen, digest_of
@@ -110,7 +111,7 @@ class Toolchains:
         """Raises UsageError for a name that is not known."""
         if name not in self.known:
             known = ", ".join(self.known) or "none"
-            raise UsageError("no-such-toolchain", "find the toolchain", f"there is none called {name!r}", f"use one of: {known}")
+            raise UsageError(FaultCode.NO_SUCH_TOOLCHAIN, "find the toolchain", f"there is none called {name!r}", f"use one of: {known}")
         return self.known[name]
 
     def folder(self, name: str) -> Path:
@@ -132,7 +133,7 @@ class Toolchains:
         if not name or self.get(name) is not None:
             return None
         cause, remedy = f"the toolchain {name} is {self.state(name)}", f"run `ckptd toolchain install {name}`"
-        return Fault(code="toolchain-missing", operation=operation, cause=cause, remedy=remedy)
+        return Fault(code=FaultCode.TOOLCHAIN_MISSING, operation=operation, cause=cause, remedy=remedy)
 
     def state(self, name: str) -> str:
         """How a toolchain is, as the end of "it is …": installed, not installed, damaged, …"""

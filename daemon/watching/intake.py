@@ -19,6 +19,7 @@ from daemon.config.paths import Paths
 from daemon.config.run_overrides import Effective, effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import CheckpointRef
 from daemon.contract.plan import stage_names
@@ -199,7 +200,7 @@ class Intake:
         mine = effective(self.settings, run)
         if mine.warning and mine.warning not in self._said:
             self._said.add(mine.warning)
-            log.warning(mine.warning, code="run-config-invalid")
+            log.warning(mine.warning, code=FaultCode.RUN_CONFIG_INVALID)
         return mine
 
 
@@ -236,6 +237,6 @@ def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> Che
 def damaged(inspection: Inspection) -> Fault:
     """The fault of a checkpoint that can't be used as it is."""
     return Fault(
-        code="checkpoint-damaged", operation="read the checkpoint", cause="; ".join(inspection.missing), path=str(inspection.path),
+        code=FaultCode.CHECKPOINT_DAMAGED, operation="read the checkpoint", cause="; ".join(inspection.missing), path=str(inspection.path),
         remedy="save it again from the trainer, or copy it again in full; the job starts by itself when it is whole",
     )  # fmt: skip

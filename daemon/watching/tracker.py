@@ -19,6 +19,7 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
 from daemon.config.settings import WatchSettings
 from daemon.contract.errors import Retryable, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
 from daemon.watching.intake import Intake, digest_of_fingerprint
 from daemon.watching.scan import checkpoint_of, find_checkpoints
@@ -183,7 +184,7 @@ class Tracker:
         log.warning(
             f"The checkpoint {path} was deleted before it could be pinned: first seen {entry.first}, last seen {entry.last}, "
             f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds",
-            path=str(path), code="checkpoint-lost",
+            path=str(path), code=FaultCode.CHECKPOINT_LOST,
         )  # fmt: skip
         self._intake.journal.add_lost(str(path), entry.first, entry.last, lived)
 

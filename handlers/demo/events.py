@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 
 
 def say(event: str, **values: Any) -> None:
@@ -25,7 +26,9 @@ def prepare_libraries(threads: int) -> None:
     Raises UsageError for fewer than one thread.
     """
     if threads < 1:
-        raise UsageError("bad-threads", "start the training", f"it needs at least one thread, not {threads}", "give --threads 1 or more")
+        raise UsageError(
+            FaultCode.BAD_THREADS, "start the training", f"it needs at least one thread, not {threads}", "give --threads 1 or more"
+        )
     os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = str(threads)
     # Threads that spin while they wait for each other come to a standstill when others want the cores too: with two threads
     # on two cores at a load of 5, 2 steps of the base's training in 6 s, against 27 with threads that sleep.
@@ -38,7 +41,9 @@ def empty_folder(path: Path, what: str) -> Path:
     """Make `path` unless it is there, as an absolute path. Raises UsageError when it holds anything."""
     path = path.absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError("not-empty", f"write {what}", "that path exists and is not an empty folder", "name a new folder", path=path)
+        raise UsageError(
+            FaultCode.NOT_EMPTY, f"write {what}", "that path exists and is not an empty folder", "name a new folder", path=path
+        )
     path.mkdir(parents=True, exist_ok=True)
     return path
 

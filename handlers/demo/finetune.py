@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from handlers.demo import corpus
 from handlers.demo.events import complain, empty_folder, prepare_libraries, say
 
@@ -56,7 +57,9 @@ def _speaker(run: Path, steps: int) -> Any:
 def finetune(base: Path, run: Path, steps: int, save_steps: int, threads: int) -> None:
     """Train `steps` steps and leave checkpoints in `run`. Raises UsageError for a missing base or a run that is not empty."""
     if not (base / "config.json").is_file():
-        raise UsageError("no-base", "read the base model", "it has no config.json", "make it first with handlers.demo.make_base", path=base)
+        raise UsageError(
+            FaultCode.NO_BASE, "read the base model", "it has no config.json", "make it first with handlers.demo.make_base", path=base
+        )
     run = empty_folder(run, "the training run")
     import torch
     from peft import LoraConfig, get_peft_model
@@ -95,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         prepare_libraries(options.threads)
         if not 1 <= options.save_steps <= options.steps:
             raise UsageError(
-                "bad-steps", "start the training", f"{options.save_steps} steps a checkpoint do not fit {options.steps} steps",
+                FaultCode.BAD_STEPS, "start the training", f"{options.save_steps} steps a checkpoint do not fit {options.steps} steps",
                 "give 1 ≤ --save-steps ≤ --steps",
             )  # fmt: skip
         finetune(options.base, options.run, options.steps, options.save_steps, options.threads)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from handlers.demo import corpus
 from handlers.demo.events import complain, empty_folder, prepare_libraries, say
 
@@ -178,10 +179,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         prepare_libraries(options.threads)
         if options.seconds <= 0:
-            raise UsageError("bad-seconds", "train the base", f"{options.seconds} seconds are no time", "give --seconds above 0")
+            raise UsageError(FaultCode.BAD_SECONDS, "train the base", f"{options.seconds} seconds are no time", "give --seconds above 0")
         if options.steps < 0:
             raise UsageError(
-                "bad-steps", "train the base", f"{options.steps} steps can't be done", "give --steps of 1 or more, or leave it out"
+                FaultCode.BAD_STEPS, "train the base", f"{options.steps} steps can't be done", "give --steps of 1 or more, or leave it out"
             )
         make_base(options.folder, options.seconds, options.steps)
     except UsageError as error:

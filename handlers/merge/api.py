@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback
 from handlers.merge.adapters.adapter import Adapter, read_adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
@@ -167,4 +168,4 @@ def _refuse_leftovers(output: Path) -> None:
     found = sorted(path.name for path in output.iterdir())
     if found:
         cause = f"the output folder is not empty: it holds {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else "")
-        raise Permanent("output-not-empty", "merge the adapter", cause, "give an empty folder", path=output)
+        raise Permanent(FaultCode.OUTPUT_NOT_EMPTY, "merge the adapter", cause, "give an empty folder", path=output)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import clone, place, remove_tree
 from handlers.merge.api import MergeReport, report_of
 from handlers.merge.engine.execute import Done, Meter, Origin, Progress, check_written, set_threads, stream
@@ -147,14 +148,14 @@ def _unpickle(path: Path) -> dict[str, Any]:
     import torch
 
     if not path.is_file():
-        raise Permanent("file-missing", OPERATION, "the file does not exist", "check that the folder is complete", path=path)
+        raise Permanent(FaultCode.FILE_MISSING, OPERATION, "the file does not exist", "check that the folder is complete", path=path)
     try:
         # Files from before torch 1.6 are no archives and can't be mapped.
         table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise Permanent(
-            "unsafe-pickle",
+            FaultCode.UNSAFE_PICKLE,
             OPERATION,
             f"the file holds more than tensors, or is cut short ({said})",
             "save the model with safe_serialization=True; pickled code is never executed",
@@ -163,7 +164,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
     tensors = {str(name): value for name, value in table.items() if isinstance(value, torch.Tensor)} if isinstance(table, dict) else {}
     if not tensors:
         cause = "it holds no table of tensors" + (f", but {', '.join(map(str, list(table)[:3]))}" if isinstance(table, dict) else "")
-        raise Permanent("no-tensors", OPERATION, cause, "save the model with save_pretrained", path=path)
+        raise Permanent(FaultCode.NO_TENSORS, OPERATION, cause, "save the model with save_pretrained", path=path)
     return tensors
 
 
@@ -192,7 +193,7 @@ def _convert(source: Path, names: tuple[str, ...], config: dict[str, Any], outpu
         table = _unshared(_unpickle(source / name), tied)
         if twice := sorted(table.keys() & mapping.keys()):
             cause = f"{twice[0]} is in two files"
-            raise Permanent("bad-index", OPERATION, cause, "restore the model's files", path=source / name)
+            raise Permanent(FaultCode.BAD_INDEX, OPERATION, cause, "restore the model's files", path=source / name)
         save_file(table, output / target, metadata={"format": "pt"})
         mapping.update(dict.fromkeys(table, target))
     if len(names) > 1:

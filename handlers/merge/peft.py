@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
@@ -48,7 +49,7 @@ def check_memory(base: Path) -> None:
     if free < wanted:
         raise Retryable.after(
             300,
-            "not-enough-memory",
+            FaultCode.NOT_ENOUGH_MEMORY,
             OPERATION,
             f"this adapter needs the whole model in memory, about {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available",
             "wait for memory, or merge on a larger box; a plain LoRA on linear layers needs far less",
@@ -88,7 +89,7 @@ def _load_base(base: Path, config: dict[str, Any], done: PeftMerge) -> Any:
             raise
         cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise Permanent(
-            "base-not-loadable", "load the base model", cause, "check that the base loads with transformers", path=base
+            FaultCode.BASE_NOT_LOADABLE, "load the base model", cause, "check that the base loads with transformers", path=base
         ) from error
     return model.eval()
 
@@ -120,7 +121,7 @@ def _attach(model: Any, adapter: Adapter) -> Any:
         lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
         cause = "; ".join(lines[:3])[:600]
         raise Permanent(
-            "adapter-not-loadable",
+            FaultCode.ADAPTER_NOT_LOADABLE,
             "load the adapter into the base",
             cause,
             f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
@@ -133,7 +134,7 @@ def _attach(model: Any, adapter: Adapter) -> Any:
     missing = sorted(key for key in result.missing_keys if "default" in key)
     if missing:
         raise Permanent(
-            "base-weight-unchanged",
+            FaultCode.BASE_WEIGHT_UNCHANGED,
             OPERATION,
             f"the adapter has no weights for {len(missing)} parameters that its configuration names, for example {missing[0]}",
             f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
@@ -143,7 +144,7 @@ def _attach(model: Any, adapter: Adapter) -> Any:
 
 
 def _not_mergeable(adapter: Adapter, cause: str) -> Permanent:
-    return Permanent("adapter-not-mergeable", OPERATION, cause, "serve it with PEFT beside its base instead", path=adapter.folder)
+    return Permanent(FaultCode.ADAPTER_NOT_MERGEABLE, OPERATION, cause, "serve it with PEFT beside its base instead", path=adapter.folder)
 
 
 def _merged(wrapped: Any, adapter: Adapter) -> Any:
@@ -171,7 +172,7 @@ def _untie(model: Any) -> None:
         if len(sharing) > 2 or model.config.model_type in (*SCALED, *SCALED_BY_KEY):
             # Parting the head alone would leave the others changed, and some models scale what a tied head gets.
             raise Permanent(
-                "adapter-not-mergeable",
+                FaultCode.ADAPTER_NOT_MERGEABLE,
                 OPERATION,
                 f"the adapter changes one end of the weight that {', '.join(sharing)} share, and PEFT's merge would change them all",
                 "serve it with PEFT beside its base instead, or train without the embeddings and the head among the target modules",
@@ -223,7 +224,9 @@ def _check_finite(model: Any, adapter: Adapter) -> None:
             cause = f"{name} holds NaN or infinity after the merge, " + (
                 "so the base's own does" if sound else "as the adapter's weights do"
             )
-            raise Permanent("non-finite-weights", OPERATION, cause, "take an earlier checkpoint, or restore the base", path=adapter.folder)
+            raise Permanent(
+                FaultCode.NON_FINITE_WEIGHTS, OPERATION, cause, "take an earlier checkpoint, or restore the base", path=adapter.folder
+            )
 
 
 def merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path) -> PeftMerge:

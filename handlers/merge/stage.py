@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.merge.api import MergeReport, merge_adapter
@@ -45,7 +46,7 @@ def _check_base(context: StageContext) -> None:
     full = context.checkpoint.method == "full"
     if full and context.base is not None:
         raise Permanent(
-            "base-not-wanted",
+            FaultCode.BASE_NOT_WANTED,
             "merge the checkpoint",
             "it is a full fine-tune, yet a base was given",
             "leave the base unset for this run",
@@ -53,7 +54,7 @@ def _check_base(context: StageContext) -> None:
         )
     if not full and context.base is None:
         raise Permanent(
-            "base-missing",
+            FaultCode.BASE_MISSING,
             "merge the adapter",
             f"the checkpoint is an adapter ({context.checkpoint.method}) and no base was given",
             "set the base model of this run in the configuration",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.files import read_json
 
 MAX_FILE = 4 << 20
@@ -40,7 +41,7 @@ def copy_code(source: Path, target: Path, *, trusted: bool) -> list[str]:
         return [f"the model has code of its own ({files[0].name}…), which was not copied: set merge.trust_remote_code to copy it"]
     if len(files) > MAX_FILES or any(path.stat().st_size > MAX_FILE for path in files):
         raise Permanent(
-            "too-much-code",
+            FaultCode.TOO_MUCH_CODE,
             "copy the model's own code",
             f"there are {len(files)} Python files, some perhaps of more than {MAX_FILE >> 20} MiB",
             "leave only the model's own modules in its folder, or set merge.trust_remote_code to false",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo, open_regular, read_header
 
 __all__ = [
@@ -74,11 +75,13 @@ def read_json(path: Path, operation: str) -> Any:
             raise ValueError(f"it has more than {MAX_JSON:,} bytes")
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Permanent("not-json", operation, f"the file is not JSON ({error})", "restore the file from its source", path=path) from None
+        raise Permanent(
+            FaultCode.NOT_JSON, operation, f"the file is not JSON ({error})", "restore the file from its source", path=path
+        ) from None
 
 
 def _bad_index(path: Path, cause: str) -> Permanent:
-    return Permanent("bad-index", "read the weights' index", cause, "restore the model's index file", path=path)
+    return Permanent(FaultCode.BAD_INDEX, "read the weights' index", cause, "restore the model's index file", path=path)
 
 
 def weight_files(folder: Path) -> WeightFiles:
@@ -97,7 +100,7 @@ def weight_files(folder: Path) -> WeightFiles:
                 raise _bad_index(folder / index, f"it names the file {wrong[0][:80]!r}, which is no plain name of a weight file")
             return WeightFiles(kind, tuple(sorted(names)), index)
     raise Permanent(
-        "no-weights",
+        FaultCode.NO_WEIGHTS,
         "find the model's weights",
         f"there is no {SINGLE}, {INDEX}, {BIN_SINGLE} or {BIN_INDEX}",
         "point to a folder that holds a transformers model",
@@ -113,7 +116,11 @@ def tensors(folder: Path) -> dict[str, TensorInfo]:
     files = weight_files(folder)
     if files.kind != "safetensors":
         raise Permanent(
-            "not-safetensors", "read the weights' headers", "the weights are pickled .bin files", "convert them to safetensors", path=folder
+            FaultCode.NOT_SAFETENSORS,
+            "read the weights' headers",
+            "the weights are pickled .bin files",
+            "convert them to safetensors",
+            path=folder,
         )
     found: dict[str, TensorInfo] = {}
     for name in files.names:
@@ -127,7 +134,7 @@ def tensors(folder: Path) -> dict[str, TensorInfo]:
         wrong += sorted(found.keys() - mapping.keys())
         if wrong:
             raise Permanent(
-                "bad-index",
+                FaultCode.BAD_INDEX,
                 "check the weights against their index",
                 f"{len(wrong)} of {len(found)} tensors are not where the index says, for example {wrong[0]}",
                 "copy or download the model again",

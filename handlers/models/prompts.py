@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from daemon.contract.errors import Permanent, from_oserror
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.options import ValidateOptions
 
 BUILT_IN = (
@@ -38,14 +39,14 @@ def load(options: ValidateOptions) -> tuple[list[str], list[str]]:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError as error:
-            raise Permanent("prompts-not-found", operation, "there is no such file", remedy, path=path) from error
+            raise Permanent(FaultCode.PROMPTS_NOT_FOUND, operation, "there is no such file", remedy, path=path) from error
         except UnicodeDecodeError as error:
-            raise Permanent("prompts-not-text", operation, "it is not UTF-8 text", remedy, path=path) from error
+            raise Permanent(FaultCode.PROMPTS_NOT_TEXT, operation, "it is not UTF-8 text", remedy, path=path) from error
         except OSError as error:
             raise from_oserror(error, operation) from error
         texts = [line for line in lines if line.strip()]
         if not texts:
-            raise Permanent("prompts-empty", operation, "it holds no prompt", remedy, path=path)
+            raise Permanent(FaultCode.PROMPTS_EMPTY, operation, "it holds no prompt", remedy, path=path)
     warnings = []
     if options.samples > len(texts):
         warnings.append(f"{options.samples} samples were asked for and only {len(texts)} {source} are there: all of them were used.")

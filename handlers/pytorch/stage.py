@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import place
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
@@ -42,7 +43,7 @@ def _check(folder: Path) -> int:
     rows = read_json(folder / "config.json", "check the exported folder").get("vocab_size")
     if embedding and rows and embedding.shape[0] < rows:
         raise Permanent(
-            "config-mismatch",
+            FaultCode.CONFIG_MISMATCH,
             "check the exported folder",
             f"the embeddings have {embedding.shape[0]:,} rows, config.json says vocab_size {rows:,}",
             "check that the base's config.json belongs to its weights",

@@ -11,6 +11,7 @@ from typing import Any
 
 from daemon.contract import verdicts
 from daemon.contract.errors import Fault, Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
 from daemon.contract.version import __version__
 from handlers.report import headline, machine
@@ -27,7 +28,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     facts = context.facts
     if facts is None:
         raise Permanent(
-            "no-job-facts", "write the report", "the job file says nothing about the job's stages",
+            FaultCode.NO_JOB_FACTS, "write the report", "the job file says nothing about the job's stages",
             "let the daemon start the report stage, which then gives it the journal's facts",
         )  # fmt: skip
     moment = now or datetime.now(UTC)
@@ -183,7 +184,7 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
         wrong = check.variant in made
         said = "was made and is not published" if wrong else "is missing"
         reasons = "; ".join(reason.rstrip(".") for reason in check.reasons) or "validation gave no reason"
-        source, code = ("validate", "artifact-rejected") if wrong else (check.variant, "artifact-missing")
+        source, code = ("validate", FaultCode.ARTIFACT_REJECTED) if wrong else (check.variant, FaultCode.ARTIFACT_MISSING)
         entries.append(
             Failure(
                 source=source,

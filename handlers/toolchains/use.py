@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -42,7 +43,9 @@ def require(context: StageContext, name: str) -> Path:
 
 def missing(name: str, operation: str) -> Permanent:
     """The error of a toolchain that is not installed."""
-    return Permanent("toolchain-missing", operation, f"the toolchain {name} is not installed", f"run `ckptd toolchain install {name}`")
+    return Permanent(
+        FaultCode.TOOLCHAIN_MISSING, operation, f"the toolchain {name} is not installed", f"run `ckptd toolchain install {name}`"
+    )
 
 
 def command(toolchain: Path, module: str, *arguments: str) -> list[str]:

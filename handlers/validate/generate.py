@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.validate.engines.onnx_causal import OnnxEngine
 from handlers.validate.engines.onnx_folder import GRAPH, USUAL, graph_files
 from handlers.validate.engines.onnx_tasks import OnnxSeq2Seq
@@ -49,14 +50,14 @@ def generate(folder: Path, prompt: str, tokens: int, *, penalty: float = 1.0, th
     engine = _load(folder, threads)
     ids = _encoded(engine, folder, prompt)
     if not ids:
-        raise Permanent("prompt-empty", _OPERATION, "the prompt gives no tokens", "give a prompt of at least one character")
+        raise Permanent(FaultCode.PROMPT_EMPTY, _OPERATION, "the prompt gives no tokens", "give a prompt of at least one character")
     pair = isinstance(engine, OnnxSeq2Seq)
     context = engine.context_length
     # A source and its translation have positions of their own; a continuation goes on in the prompt's.
     room = tokens if context is None else context - (1 if pair else len(ids))
     if room < 1 or (context is not None and len(ids) > context):
         cause = f"the prompt has {len(ids)} tokens and the model addresses {context} positions"
-        raise Permanent("prompt-too-long", _OPERATION, cause, "give a shorter prompt", path=folder)
+        raise Permanent(FaultCode.PROMPT_TOO_LONG, _OPERATION, cause, "give a shorter prompt", path=folder)
     decoded = _decode(engine, ids, min(tokens, room), penalty)
     steps = len(decoded.tokens) - 1
     return engine.text(decoded.tokens), steps / decoded.decode_seconds if steps else 0.0
@@ -71,7 +72,9 @@ def _load(folder: Path, threads: int) -> OnnxEngine | OnnxSeq2Seq:
     files = graph_files(folder)
     if not {"model", "encoder", "embedding"} & files.keys():
         cause = f"the folder holds no {GRAPH} and no {USUAL['encoder']}"
-        raise Permanent("graph-not-found", _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder)
+        raise Permanent(
+            FaultCode.GRAPH_NOT_FOUND, _OPERATION, cause, "give the folder of an ONNX artifact, for example …/onnx", path=folder
+        )
     spec = EngineSpec(engine="onnx", folder=str(folder), threads=threads)
     try:
         return OnnxSeq2Seq(spec) if "encoder" in files else OnnxEngine(spec)
@@ -94,7 +97,7 @@ def _unreadable(folder: Path, error: Exception) -> Permanent:
     """onnxruntime and tokenizers raise types of their own, all of them about the folder's files."""
     lines = str(error).strip().splitlines()
     cause = f"it can't be loaded: {lines[0] if lines else type(error).__name__}".rstrip(".")
-    return Permanent("graph-unreadable", _OPERATION, cause, "export the checkpoint again", path=folder)
+    return Permanent(FaultCode.GRAPH_UNREADABLE, _OPERATION, cause, "export the checkpoint again", path=folder)
 
 
 def _decode(engine: OnnxEngine | OnnxSeq2Seq, ids: list[int], tokens: int, penalty: float) -> Decoded:

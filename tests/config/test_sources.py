@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from daemon.config.loading import load
 from daemon.config.settings import Settings
+from daemon.config.sources import ListFriendlyEnv
 
 Loaded = Callable[..., Settings]
 
@@ -113,3 +118,125 @@ def test_the_state_directory_of_systemd_is_used_unless_the_file_names_one(
     monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}/a:{tmp_path}/b")
     assert loaded("").state_directory == tmp_path / "a"
     assert loaded('[state]\ndirectory = "/x"\n').state_directory == Path("/x")
+
+
+def spelled(value: Any) -> str:
+    """A setting's value as a person writes it into an environment variable."""
+    if isinstance(value, BaseModel | dict | tuple):
+        return json.dumps(value, default=lambda one: one.model_dump() if isinstance(one, BaseModel) else str(one))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+KEYS = [(section, key) for section, inner in Settings() for key in type(inner).model_fields]
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS, ids=lambda name: str(name))
+def test_every_key_takes_its_own_default_from_its_variable(monkeypatch: pytest.MonkeyPatch, section: str, key: str) -> None:  # R5.6
+    defaults = load()
+    monkeypatch.setenv(f"CKPTD_{section}__{key}".upper(), spelled(getattr(getattr(Settings(), section), key)))
+    assert load() == defaults
+
+
+def test_all_keys_together_take_their_defaults_from_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = load()
+    for section, key in KEYS:
+        monkeypatch.setenv(f"CKPTD_{section}__{key}".upper(), spelled(getattr(getattr(Settings(), section), key)))
+    assert load() == defaults
+
+
+def choices(annotation: Any) -> Iterator[Any]:
+    """The members of every Literal in a type."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    else:
+        yield from (member for part in get_args(annotation) for member in choices(part))
+
+
+CHOICES = [
+    (section, key, member)
+    for section, inner in Settings()
+    for key, field in type(inner).model_fields.items()
+    for member in choices(field.annotation)
+]
+
+
+@pytest.mark.parametrize(("section", "key", "member"), CHOICES)
+def test_every_choice_of_a_key_can_be_written_into_its_variable(
+    monkeypatch: pytest.MonkeyPatch, section: str, key: str, member: Any
+) -> None:
+    monkeypatch.setenv(f"CKPTD_{section}__{key}".upper(), str(member))
+    assert getattr(getattr(Settings(), section), key) in (member, (member,))
+
+
+class Numbers(BaseModel):
+    """Kinds of keys that no section has today."""
+
+    either: Literal["auto"] | Literal[1, 2] | None = None
+    several: tuple[Literal[8, 16], ...] = ()
+    named: dict[str, Literal[3, 4]] = {}
+    digits: Literal["1", "2"] = "1"
+    mixed: Annotated[Literal["1"] | int, "a text before a number"] = 0
+
+
+class Other(BaseSettings):
+    """Settings with such keys."""
+
+    model_config = SettingsConfigDict(env_prefix="CKPTD_", env_nested_delimiter="__")
+    numbers: Numbers = Numbers()
+
+
+def test_a_choice_of_numbers_is_read_from_a_variable_wherever_it_stands_in_a_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"EITHER": "2", "SEVERAL": "8, 16", "NAMED__A": "4", "DIGITS": "2", "MIXED": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(f"CKPTD_NUMBERS__{name}", value)
+    found = Numbers.model_validate(ListFriendlyEnv(Other)()["numbers"])
+    assert (found.either, found.several, found.named, found.digits) == (2, (8, 16), {"a": 4}, "2")
+    assert found.mixed == "1"
+
+
+def test_a_number_that_is_no_choice_is_refused_with_the_choices(refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTD_ONNX__BLOCK_SIZE", "48")
+    assert "CKPTD_ONNX__BLOCK_SIZE (environment) for onnx.block_size: input should be 16, 32, 64 or 128 (it is '48')" in refusal("")
+
+
+def test_a_wrong_value_of_a_variable_is_reported_as_the_variables_and_not_as_the_files(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ckptd_watch__depth", "deep")
+    said = refusal("[watch]\nsettle_seconds = 1\n")
+    assert "\n  ckptd_watch__depth (environment) for watch.depth: input should be a valid integer" in said
+    assert str(tmp_path) not in said and "change those variables" in said
+
+
+def test_beside_it_what_is_wrong_in_the_file_stays_the_files(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CKPTD_WATCH__DEPTH", "deep")
+    monkeypatch.setenv("CKPTD_LIMITS", '{"jobs": 0}')
+    said = refusal("[watch]\nsettle_seconds = -1\n[limits]\nattempts = 0\n")
+    assert "\n  watch.settle_seconds: " in said and "\n  limits.attempts: " in said
+    assert "\n  CKPTD_LIMITS (environment) for limits.jobs: " in said
+    assert str(tmp_path / "etc" / "config.toml") in said and "change those keys" in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "key"),
+    [
+        ("EXPORT_QUANTIZATION_LEVEL", "int3", "export.quantization"),
+        ("EXPORT_LOG_LEVEL", "loud", "log.level"),
+        ("CKPTD_EXPORT__VARIANTS", "tensorrt", "export.variants"),
+        ("CKPTD_VALIDATE__THRESHOLDS__ONNX__KL", "-1", "validate.thresholds.onnx.kl"),
+        ("CKPTD_NOTIFY__ON", "succeeded,sometimes", "notify.on.1"),
+    ],
+)
+def test_every_way_to_set_a_key_is_named_when_its_value_is_wrong(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, key: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert f"\n  {variable} (environment) for {key}: " in refusal("")
+
+
+def test_a_short_name_that_a_longer_one_overrides_is_not_blamed(refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPORT_LOG_LEVEL", "debug")
+    monkeypatch.setenv("CKPTD_LOG__LEVEL", "loud")
+    assert "CKPTD_LOG__LEVEL (environment) for log.level: " in refusal("")

@@ -16,11 +16,12 @@ import pytest
 
 from daemon.config.paths import prepare
 from daemon.contract.errors import Permanent
-from daemon.journal.database import SCHEMA_VERSION
+from daemon.journal.database import SCHEMA_VERSION, reading
 from daemon.journal.journal import Journal
+from daemon.journal.overview import seen_as
 from daemon.journal.sql import statements
 from daemon.operating.integrity.custodian import open_journal
-from daemon.operating.status import snapshot
+from daemon.operating.status import find, snapshot
 from tests.journal.conftest import STAGES, WORK, enter, reference
 
 
@@ -87,6 +88,7 @@ OPEN = """
 import sys
 from pathlib import Path
 from daemon.journal.journal import Journal
+from daemon.journal.overview import seen_as
 Journal(Path(sys.argv[1])).close()
 """
 
@@ -130,6 +132,41 @@ def test_every_row_of_every_earlier_version_is_there_afterwards_and_a_backup_of_
     assert version(old) == SCHEMA_VERSION
     backup = paths.backups / f"before-schema-{SCHEMA_VERSION}.sqlite3"
     assert (version(backup), contents(backup, tables)) == (number, before)
+
+
+@pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
+def test_the_status_of_an_earlier_version_is_that_of_the_same_journal_brought_up_to_date(old: Path, number: int) -> None:
+    at(old, number)
+    before, found = snapshot(old.parent), find(old.parent, "jo", attempts=True)
+    assert seen(old) == ("taken", "job", "running")
+    Journal(old).close()
+    assert (before, found) == (snapshot(old.parent), find(old.parent, "jo", attempts=True))
+    assert seen(old) == ("taken", "job", "running")
+    assert (before["counts"], before["outbox"], before["paused"]) == ({"running": 1}, {"pending": 1}, None)
+    assert [row["path"] for row in before["lost"]] == ([] if number == 1 else ["/lost"])
+    ((attempt,),) = [job["attempts"] for job in found]
+    assert (attempt["stage"], attempt["job_file"], attempt["log"]) == ("merge", "/a/job.json", "/a/log.txt")
+
+
+def seen(file: Path) -> tuple[str, str | None, str | None]:
+    with reading(file) as connection:
+        row = seen_as(connection, reference().path)
+    assert row is not None
+    return row.verdict, row.job, row.job_state
+
+
+def test_a_journal_that_was_only_just_made_shows_nothing(file: Path) -> None:
+    file.touch()
+    assert (snapshot(file.parent)["jobs"], find(file.parent, "job")) == ([], [])
+
+
+def test_a_result_that_this_version_cannot_read_does_not_hide_the_job(file: Path, journal: Journal) -> None:
+    enter(journal)
+    with closing(sqlite3.connect(file)) as raw:
+        raw.execute("UPDATE stage SET result = '{\"of\": \"another version\"}' WHERE name = 'merge'")
+        raw.commit()
+    (job,) = snapshot(file.parent)["jobs"]
+    assert (job["id"], job["stages"][0]["seconds"]) == ("job", None)
 
 
 @pytest.mark.parametrize("number", range(0, SCHEMA_VERSION))

@@ -19,6 +19,7 @@ from daemon.journal.journal import Journal
 from daemon.publishing import notifier as notify
 from daemon.publishing.notifier import Notifier, pause_after
 from tests.journal.conftest import enter, reference
+from tests.service import Service as Daemon
 
 # One of the services that Apprise loads still imports a module that Python 3.13 takes away.
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
@@ -171,8 +172,26 @@ def test_pauses_grow_to_an_hour_and_end_after_about_a_day(monkeypatch: pytest.Mo
 
 
 def test_what_concerns_no_job_is_announced_once(journal: Journal, service: Service) -> None:
-    assert journal.announce("rebuilt 1", "partial", "ckptd: the journal was damaged", "look at that disk")
-    assert not journal.announce("rebuilt 1", "partial", "ckptd: the journal was damaged", "look at that disk")
-    assert journal.announce("rebuilt 2", "partial", "ckptd: the journal was damaged", "again")
+    assert journal.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
+    assert not journal.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
+    assert journal.announce("rebuilt 2", "failed", "ckptd: the journal was damaged", "again")
     Notifier(NotifySettings(urls=(service.url,)), journal).deliver_due()
     assert [message["message"] for message in service.taken] == ["look at that disk", "again"]
+
+
+@pytest.mark.parametrize(("on", "told"), [(["failed"], ["failure"]), (["succeeded", "partial"], [])])
+def test_a_rebuilt_journal_is_told_as_a_failure_to_those_who_want_failures(
+    make_service: Callable[..., Daemon], service: Service, on: list[str], told: list[str]
+) -> None:
+    daemon = make_service(extra=f'[notify]\nurls = ["{service.url}"]\non = {json.dumps(on)}\n')
+    daemon.start()
+    assert daemon.stop() == 0
+    (daemon.state / "journal.sqlite3").write_bytes(b"garbage" * 999)
+    daemon.start()
+    until(lambda: "was set aside and rebuilt" in daemon.log(), "the journal is rebuilt")
+    daemon.wait_for(lambda value: value["daemon"]["healthy"] and value["journal"])
+    if told:
+        until(lambda: service.taken, "the message arrives")
+    assert daemon.stop() == 0
+    assert [message["type"] for message in service.taken] == told
+    assert daemon.status()["outbox"] == ({"delivered": 1} if told else {})

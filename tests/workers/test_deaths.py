@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.errors import Fault
+from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.messages import Outcome
 from daemon.running.workers import post_mortem, procfs
 from daemon.running.workers.attempt_log import AttemptLog
@@ -48,7 +48,7 @@ def test_a_crash_brings_the_python_stack_along(start: Start) -> None:  # R6.4
 
 
 def test_a_full_disk_is_waited_for(start: Start) -> None:  # R6.2
-    assert wait(start("disk_full")).retry_after == post_mortem.DISK_WAIT
+    assert wait(start("disk_full")).retry_after == DISK_RETRY_SECONDS
 
 
 def test_no_core_is_written_by_a_child(start: Start) -> None:

@@ -28,6 +28,7 @@ from daemon.cli.demo import processes, results
 from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
 from daemon.contract.errors import CkptdError, Permanent, UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.options import ExportOptions
 
 ASKED = ExportOptions().variants
@@ -206,7 +207,7 @@ def _broken(child: processes.Child, cause: str) -> Permanent:
     words = child.last_words()
     cause = f"{cause}; the last it said was: {words.splitlines()[-1].strip()}" if words else cause
     remedy = f"read {child.log}, kept with --keep DIR"
-    return Permanent("demo-process", f"run the demo's process {child.name!r}", cause, remedy, details=words)
+    return Permanent(FaultCode.DEMO_PROCESS, f"run the demo's process {child.name!r}", cause, remedy, details=words)
 
 
 def _ignore_signals() -> None:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 
 PROMPTS = (
     "def get_loop(self):", "async def _wait(self, timeout):", "def __init__(self, *, loop=None):", "def close(self):",
@@ -60,9 +61,11 @@ def prepare(keep: Path | None) -> Path:
     keep = keep.expanduser().absolute()
     operation = "keep the demo's files"
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError("not-empty", operation, "it exists and is not an empty folder", "name a new folder with --keep", path=keep)
+        raise UsageError(FaultCode.NOT_EMPTY, operation, "it exists and is not an empty folder", "name a new folder with --keep", path=keep)
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("not-writable", operation, error.strerror or str(error), "name another folder with --keep", path=keep) from None
+        raise UsageError(
+            FaultCode.NOT_WRITABLE, operation, error.strerror or str(error), "name another folder with --keep", path=keep
+        ) from None
     return keep

@@ -22,20 +22,19 @@ import structlog
 from daemon.config.paths import Paths
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.messages import CheckpointRef
 from daemon.journal import backups
 from daemon.journal.database import Database, mark_suspect, reading
 from daemon.journal.journal import Journal
+from daemon.journal.overview import REBUILT
 from daemon.journal.rows import now
 from daemon.journal.sql import SCHEMA_VERSION
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
 
 log = structlog.get_logger("journal")
-
-REBUILT = "journal-rebuilt"
-"""Row of the table `control` that tells how the journal came back: JSON with at, from, set_aside, why, jobs."""
 
 TargetOf = Callable[[CheckpointRef], Path]
 
@@ -53,7 +52,7 @@ def open_journal(paths: Paths, *, target_of: TargetOf | None = None, reserve: in
             _back_up_before_upgrade(paths, reserve)
             journal = Journal(paths.journal)
         except Permanent as error:
-            if error.fault.code != "journal-damaged":
+            if error.fault.code != FaultCode.JOURNAL_DAMAGED:
                 raise
             why = error.fault.cause
         else:
@@ -126,8 +125,8 @@ def _heal(paths: Paths, why: str, suspicion: dict[str, Any] | None, target_of: T
     paths.suspect.unlink()
     log.critical(
         f"The journal could not be used ({why}). It was set aside and rebuilt from {source}; look at that disk.",
-        code="journal-rebuilt", set_aside=str(aside) if aside else None, source=source, jobs_open=result.open, jobs_ended=result.ended,
-        given_up=result.given_up, passed_over=result.skipped,
+        code=FaultCode.JOURNAL_REBUILT, set_aside=str(aside) if aside else None, source=source, jobs_open=result.open,
+        jobs_ended=result.ended, given_up=result.given_up, passed_over=result.skipped,
     )  # fmt: skip
 
 
@@ -200,7 +199,7 @@ def see_room(folder: Path, size: int, reserve: int) -> None:
     free = free_disk(folder)
     if free - size < reserve:
         raise Retryable(
-            "disk-now", "back the journal up", f"it takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps"
+            FaultCode.DISK_NOW, "back the journal up", f"it takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps"
             f" {human(reserve)}", "free space there; the next backup is tried as planned", path=folder,
         )  # fmt: skip
 
@@ -274,6 +273,6 @@ class Custodian:
     def _damaged(self, why: str) -> None:
         sentence = f"The journal is damaged: {why}. To mend it: restart ckptd, which sets it aside and rebuilds it."
         if sentence != self.problem:
-            log.critical(sentence, code="journal-damaged", path=str(self.paths.journal))
+            log.critical(sentence, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
         self.problem = sentence
         mark_suspect(self.paths.suspect, why)

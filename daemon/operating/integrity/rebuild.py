@@ -24,12 +24,12 @@ from daemon.contract.plan import stage_names
 from daemon.journal.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find
+from daemon.publishing.closing import FAILED_SUFFIX
 from daemon.publishing.publication import same_files
 
 log = structlog.get_logger("journal")
 
 OPEN = ("pending", "running")
-FAILED_SUFFIX = ".failed"
 _STAGE = "state = ?, attempts = ?, failures = ?, folder = ?, result = ?, fault = ?, key = COALESCE(?, key), retry_at = NULL"
 
 

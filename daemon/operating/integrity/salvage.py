@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from daemon.config.paths import Paths
+from daemon.config.paths import JOB_FILE, RESULT_FILE, Paths
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.messages import CheckpointRef, Outcome, StageResult
 from daemon.contract.options import Work
@@ -210,8 +210,8 @@ def _entry(folder: Path) -> tuple[Entry | None, int]:
 def _tried(folder: Path, job: str) -> Tried | None:
     """The attempt in `folder`; None where its job file is missing, unreadable or of another job."""
     try:
-        file = _JobFile.model_validate(_read(folder / "job.json"))
-        clock = (folder / "job.json").stat().st_mtime
+        file = _JobFile.model_validate(_read(folder / JOB_FILE))
+        clock = (folder / JOB_FILE).stat().st_mtime
     except (OSError, ValidationError) as error:
         _pass_over(folder, str(error))
         return None
@@ -220,12 +220,12 @@ def _tried(folder: Path, job: str) -> Tried | None:
         return None
     result, ended = None, None
     try:
-        result = StageResult.model_validate_json((folder / "result.json").read_bytes())
-        ended = _iso((folder / "result.json").stat().st_mtime)
+        result = StageResult.model_validate_json((folder / RESULT_FILE).read_bytes())
+        ended = _iso((folder / RESULT_FILE).stat().st_mtime)
     except FileNotFoundError:
         pass
     except (OSError, ValidationError) as error:
-        _pass_over(folder / "result.json", str(error))
+        _pass_over(folder / RESULT_FILE, str(error))
     return Tried(file, folder, result, clock, _iso(clock), ended)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from daemon.config.paths import STAGING, Paths
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 from daemon.journal.sql import SCHEMA_VERSION
 
 OPEN = ("pending", "running")
@@ -102,5 +103,5 @@ def usable_version(connection: sqlite3.Connection, path: Path) -> bool:
         "check it with the ckptd that wrote it" if version > SCHEMA_VERSION else "start this ckptd on it once, which brings it up to date"
     )
     raise UsageError(
-        "journal-version", "check the journal", f"its schema is {version}, this ckptd checks {SCHEMA_VERSION}", remedy, path=path
+        FaultCode.JOURNAL_VERSION, "check the journal", f"its schema is {version}, this ckptd checks {SCHEMA_VERSION}", remedy, path=path
     )

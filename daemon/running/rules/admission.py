@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.stages import StageSpec
 from daemon.running.rules.estimates import Estimate
 from daemon.system import box
@@ -54,7 +55,7 @@ def admit(
         fitting = ", ".join(would_fit(allowed))
         instead = f"leave this variant out ({fitting} would fit)" if fitting else "leave this variant out"
         return Admission(Fault(
-            code="memory-never", operation=operation, cause=cause,
+            code=FaultCode.MEMORY_NEVER, operation=operation, cause=cause,
             remedy=f"export on a larger box, raise limits.memory_fraction, or {instead}",
         ), never=True)  # fmt: skip
     free_memory = max(0, available - reserved.memory)
@@ -62,19 +63,19 @@ def admit(
         held = f" ({human(reserved.memory)} more are promised to other stages)" if reserved.memory else ""
         cause = f"it needs about {human(need.memory)} of memory and {human(free_memory)} are free now{held}"
         return Admission(Fault(
-            code="memory-now", operation=operation, cause=cause, remedy="nothing, it waits for memory; free some to have it sooner",
+            code=FaultCode.MEMORY_NOW, operation=operation, cause=cause, remedy="nothing, it waits for memory; free some to have it sooner",
         ))  # fmt: skip
     for folder, wanted, key in ((output, need.disk + reserved.disk, "output.directory"), (state, 0, "state.directory")):
         if box.is_read_only(folder):
             return Admission(Fault(
-                code="read-only", operation=operation, cause="its file system can only be read now", path=str(folder),
+                code=FaultCode.READ_ONLY, operation=operation, cause="its file system can only be read now", path=str(folder),
                 remedy="look into the kernel's log for the disk's errors and mount it for writing again",
             ))  # fmt: skip
         free = box.free_disk(folder)
         if free - wanted < disk_reserve:
             cause = f"it writes about {human(need.disk)}, {human(free)} are free and limits.disk_reserve keeps {human(disk_reserve)}"
             return Admission(Fault(
-                code="disk-now", operation=operation, cause=cause, path=str(folder),
+                code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
                 remedy=f"free space there, point {key} at a larger disk, or lower limits.disk_reserve",
             ))  # fmt: skip
     return Admission()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.plan import spec_of
 from daemon.contract.stages import StageSpec
 from daemon.journal.rows import ENDED_STAGE, Lane, StageRow
@@ -29,21 +30,23 @@ def because_of(need: str, stage: StageRow, spec: StageSpec) -> Fault:
     """Why a stage is skipped: one that it needs gave no output."""
     cause = stage.fault.cause if stage.fault else "it was skipped"
     remedy = stage.fault.remedy if stage.fault else f"mend the stage {need}"
-    return Fault(code="skipped", operation=f"run the stage {spec.name}", cause=f"the stage {need} gave no output: {cause}", remedy=remedy)
+    return Fault(
+        code=FaultCode.SKIPPED, operation=f"run the stage {spec.name}", cause=f"the stage {need} gave no output: {cause}", remedy=remedy
+    )
 
 
 def retrying(spec: StageSpec) -> Fault:
     """What is said of a stage that waits for its next attempt."""
     return Fault(
-        code="retry", operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
+        code=FaultCode.RETRY, operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
     )
 
 
 def verifying() -> Fault:
     """What is said of a job whose finished outputs are being read again."""
     return Fault(
-        code="verifying", operation="go on with the export", cause="what earlier attempts finished is read and compared with its digests",
-        remedy="nothing, it goes on by itself",
+        code=FaultCode.VERIFYING, operation="go on with the export",
+        cause="what earlier attempts finished is read and compared with its digests", remedy="nothing, it goes on by itself",
     )  # fmt: skip
 
 

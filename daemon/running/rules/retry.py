@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Outcome, StageResult
 
 MAX_DELAY = 3600.0
@@ -39,7 +40,7 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Dec
     if crashes < crashes_allowed:
         return Decision("waiting")
     return Decision("failed", fault=Fault(
-        code="poison", operation=f"run the stage {stage}",
+        code=FaultCode.POISON, operation=f"run the stage {stage}",
         cause=f"the daemon died {crashes} times while it ran (limits.crashes), so it is set aside lest it be the reason",
         remedy="look into the kernel's log for 'Out of memory' and into the attempts' logs, then run `ckptd retry` with the export's id",
         path=log,

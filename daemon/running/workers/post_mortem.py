@@ -13,7 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from daemon.contract.errors import Fault
+from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
+from daemon.contract.fault_codes import Code, FaultCode, OtherCode
 from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
 from daemon.running.workers.attempt_log import AttemptLog
 
@@ -24,8 +25,6 @@ EXIT_NO_GROUP = 71
 EXIT_UNWRITABLE = 73
 EXIT_DISK_FULL = 74
 EXIT_OTHER_PARENT = 75
-DISK_WAIT = 60.0
-"""Seconds before an attempt that a full disk ended is tried again."""
 READ_LOG = "read the attempt's log"
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
@@ -69,7 +68,7 @@ def conclude(context: StageContext, log: AttemptLog, death: Death, seconds: floa
         return StageResult(outcome=Outcome.INTERRUPTED, seconds=seconds)
     fault = death.fault or _died(context, death, bad, log.last_line())
     fault = fault.model_copy(update={"path": fault.path or str(log.path), "details": fault.details or log.end()})
-    wait = DISK_WAIT if fault.code == "disk-full" else None
+    wait = DISK_RETRY_SECONDS if fault.code == FaultCode.DISK_FULL else None
     return StageResult(outcome=Outcome.RETRYABLE, fault=fault, retry_after=wait, seconds=seconds)
 
 
@@ -140,46 +139,54 @@ def _died(context: StageContext, death: Death, bad: str, last: str) -> Fault:
     return Fault(code=code, operation=f"run the stage {context.stage}", cause=cause, remedy=remedy)
 
 
-def _signalled(death: Death) -> tuple[str, str, str]:
+def _signalled(death: Death) -> tuple[Code, str, str]:
     name = signal_name(-death.code)
     if death.at_limit:
         cause = f"it reached its limit of memory, {mib(death.limit)}, and the kernel ended it; it held {mib(death.memory)} at the last look"
-        return "memory-limit", cause, "raise limits.memory_fraction, or leave this variant out on this box"
+        return FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this box"
     if death.code == -signal.SIGKILL and death.out_of_memory:
         held = f"; it held {mib(death.memory)} at the last look" if death.memory else ""
         cause = f"the kernel killed it because memory ran out{held}"
-        return "out-of-memory", cause, "free memory on the box, export when training is over, or leave this variant out"
+        return FaultCode.OUT_OF_MEMORY, cause, "free memory on the box, export when training is over, or leave this variant out"
     if death.code == -signal.SIGKILL:
         cause = "its process was killed by SIGKILL, and neither ckptd nor, as far as it tells, the kernel's memory killer did that"
-        return "killed", cause, "find out who sends signals on this box (an administrator, a job limit, a container's memory limit)"
+        return FaultCode.KILLED, cause, "find out who sends signals on this box (an administrator, a job limit, a container's memory limit)"
     if -death.code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        return "killed", f"its process was ended by {name}, which ckptd did not send", "find out who sends signals on this box"
+        return FaultCode.KILLED, f"its process was ended by {name}, which ckptd did not send", "find out who sends signals on this box"
     cause = f"its process crashed with {name} inside a library"
-    return "crashed", cause, "read the stack in the attempt's log; another version of the library that it names may not crash"
+    return FaultCode.CRASHED, cause, "read the stack in the attempt's log; another version of the library that it names may not crash"
 
 
-def _exited(death: Death, bad: str, last: str) -> tuple[str, str, str]:
+def _exited(death: Death, bad: str, last: str) -> tuple[Code, str, str]:
     code = death.code
     if death.refused_forks:
-        return "too-many-processes", "the kernel refused it more processes", "raise limits.processes if the stage needs that many"
+        return FaultCode.TOO_MANY_PROCESSES, "the kernel refused it more processes", "raise limits.processes if the stage needs that many"
     if bad:
-        return "bad-result", bad, "look whether another program or version of ckptd writes there; the attempt is repeated"
+        return FaultCode.BAD_RESULT, bad, "look whether another program or version of ckptd writes there; the attempt is repeated"
     if code == EXIT_DISK_FULL or (code and any(text in last for text in _NO_SPACE)):
         cause = f"the disk is full: not even its result could be written ({last or f'exit code {code}'})"
-        return "disk-full", cause, "free space on the file systems of state and output"
+        return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
     if code == EXIT_UNWRITABLE:
-        return "result-unwritable", f"its result could not be written ({last})", "look at the state directory and the kernel's log"
+        return FaultCode.RESULT_UNWRITABLE, f"its result could not be written ({last})", "look at the state directory and the kernel's log"
     if code == EXIT_BAD_JOB:
         cause = f"the child could not use the job file ({last})"
-        return "bad-job", cause, "restart the daemon: ckptd was probably replaced by another version while it ran"
+        return FaultCode.BAD_JOB, cause, "restart the daemon: ckptd was probably replaced by another version while it ran"
     if code == EXIT_OTHER_PARENT:
-        return "other-parent", "the child found itself without its daemon and ended", "start only one daemon on this state directory"
+        return (
+            FaultCode.OTHER_PARENT,
+            "the child found itself without its daemon and ended",
+            "start only one daemon on this state directory",
+        )
     if code == EXIT_NO_GROUP:
-        return "no-control-group", f"the child could not enter its control group ({last})", "look at the delegation of the service's group"
+        return (
+            FaultCode.NO_CONTROL_GROUP,
+            f"the child could not enter its control group ({last})",
+            "look at the delegation of the service's group",
+        )
     if code > 128 and signal_name(code - 128).startswith("SIG"):
         cause = f"it ended with exit code {code}, which stands for {signal_name(code - 128)}: something that it started was ended by that"
-        return f"exit-{code}", cause, "free memory if it was the memory killer; else read the attempt's log"
-    return "no-result", f"its process ended with exit code {code} and no result", READ_LOG
+        return OtherCode(f"exit-{code}"), cause, "free memory if it was the memory killer; else read the attempt's log"
+    return FaultCode.NO_RESULT, f"its process ended with exit code {code} and no result", READ_LOG
 
 
 def signal_name(number: int) -> str:

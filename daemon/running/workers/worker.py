@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.messages import StageContext, StageResult
 from daemon.running.workers import procfs
@@ -167,11 +168,11 @@ class Worker:
         self._look_at = now + (QUICK_LOOK_SECONDS if len(pids) > self.bounds.processes // 4 else LOOK_SECONDS)
         if len(pids) > self.bounds.processes:
             cause = f"it had {len(pids)} processes at the same time, and may have {self.bounds.processes}"
-            self._end("too-many-processes", cause, "raise limits.processes if the stage needs that many")
+            self._end(FaultCode.TOO_MANY_PROCESSES, cause, "raise limits.processes if the stage needs that many")
             self.hurry()
         elif self.bounds.memory and self.memory > self.bounds.memory:
             cause = f"its processes took {mib(self.memory)} of memory, and may take {mib(self.bounds.memory)}; it was ended"
-            self._end("memory-limit", cause, "raise limits.memory_fraction, or leave this variant out on this box")
+            self._end(FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this box")
 
     def _judge(self, now: float) -> None:
         if self._kill_at is not None:
@@ -179,10 +180,10 @@ class Worker:
                 self._enclosure.kill()
         elif now > self._deadline:
             cause = f"it ran longer than limits.stage_timeout, {self.bounds.timeout:.0f} s"
-            self._end("timeout", cause, "raise limits.stage_timeout if the stage was still moving")
+            self._end(FaultCode.TIMEOUT, cause, "raise limits.stage_timeout if the stage was still moving")
         elif now - self._heard > self.bounds.silence:
             cause = f"it hung: it gave no sign of life for limits.silence_seconds, {self.bounds.silence:.0f} s"
-            self._end("hung", cause, "read the attempt's log; raise limits.silence_seconds if the box was swapping")
+            self._end(FaultCode.HUNG, cause, "read the attempt's log; raise limits.silence_seconds if the box was swapping")
 
     # Ending
 
@@ -203,7 +204,7 @@ class Worker:
             self._kill_at = time.monotonic()
             self._enclosure.kill()
 
-    def _end(self, code: str, cause: str, remedy: str) -> None:
+    def _end(self, code: FaultCode, cause: str, remedy: str) -> None:
         operation = f"run the stage {self.context.stage}"
         self.stop(Fault(code=code, operation=operation, cause=cause, remedy=remedy))
 

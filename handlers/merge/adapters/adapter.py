@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.files import DTYPES, TensorInfo, read_header, read_json
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ class Adapter:
             return tensor.reshape(-1)[first : first + count]
         info = self.headers[key]
         if info.dtype not in DTYPES:
-            raise Permanent("adapter-dtype", OPERATION, f"{key} has the unknown dtype {info.dtype}", "save it as float32", path=self.file)
+            raise Permanent(
+                FaultCode.ADAPTER_DTYPE, OPERATION, f"{key} has the unknown dtype {info.dtype}", "save it as float32", path=self.file
+            )
         dtype = getattr(torch, DTYPES[info.dtype][0])
         found = torch.empty(count, dtype=dtype)
         if count:
@@ -102,14 +105,16 @@ def _unpickle(path: Path) -> dict[str, Any]:
         table = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise Permanent(
-            "unsafe-pickle",
+            FaultCode.UNSAFE_PICKLE,
             OPERATION,
             f"the file holds more than tensors, or is cut short ({str(error).strip().splitlines()[0][:160]})",
             "save the adapter again with safe_serialization=True; pickled code is never executed",
             path=path,
         ) from None
     if not isinstance(table, dict) or not all(isinstance(value, torch.Tensor) for value in table.values()):
-        raise Permanent("not-an-adapter", OPERATION, "the file is no table of tensors", "save the adapter again with PEFT", path=path)
+        raise Permanent(
+            FaultCode.NOT_AN_ADAPTER, OPERATION, "the file is no table of tensors", "save the adapter again with PEFT", path=path
+        )
     return table
 
 
@@ -118,11 +123,13 @@ def read_adapter(folder: Path) -> Adapter:
     config = read_json(folder / "adapter_config.json", OPERATION)
     if not isinstance(config, dict) or not config.get("peft_type"):
         raise Permanent(
-            "bad-adapter-config", OPERATION, "it names no peft_type", "save it again with PEFT", path=folder / "adapter_config.json"
+            FaultCode.BAD_ADAPTER_CONFIG, OPERATION, "it names no peft_type", "save it again with PEFT", path=folder / "adapter_config.json"
         )
     for key, reason in REFUSED.items():
         if config.get(key):
-            raise Permanent("adapter-not-mergeable", "merge the adapter", reason, "serve it with PEFT beside its base instead", path=folder)
+            raise Permanent(
+                FaultCode.ADAPTER_NOT_MERGEABLE, "merge the adapter", reason, "serve it with PEFT beside its base instead", path=folder
+            )
     for name in (SAFETENSORS, BIN):
         path = folder / name
         if not path.is_file():
@@ -131,9 +138,9 @@ def read_adapter(folder: Path) -> Adapter:
         unpickled = _unpickle(path) if name == BIN else {}
         shapes = {key: info.shape for key, info in headers.items()} | {key: tuple(value.shape) for key, value in unpickled.items()}
         if not shapes:
-            raise Permanent("empty-adapter", OPERATION, "it holds no tensor", "take another checkpoint", path=path)
+            raise Permanent(FaultCode.EMPTY_ADAPTER, OPERATION, "it holds no tensor", "take another checkpoint", path=path)
         return Adapter(folder, path, config, shapes, headers, unpickled)
-    raise Permanent("no-adapter", OPERATION, f"there is neither {SAFETENSORS} nor {BIN}", "take another checkpoint", path=folder)
+    raise Permanent(FaultCode.NO_ADAPTER, OPERATION, f"there is neither {SAFETENSORS} nor {BIN}", "take another checkpoint", path=folder)
 
 
 def _pattern_key(patterns: Iterable[str], module: str) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, rank_of, scale_of
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import OPERATION
@@ -48,7 +49,7 @@ def _check_pair(adapter: Adapter, factors: Factors) -> None:
     for a, b in (("A", "B"), ("embedding_A", "embedding_B")):
         if len({a, b} & roles) == 1:
             raise Permanent(
-                "half-a-pair",
+                FaultCode.HALF_A_PAIR,
                 OPERATION,
                 f"{factors.module} has lora_{({a, b} & roles).pop()} but not its counterpart",
                 "take another checkpoint; this one was saved while parameters were sharded or was cut",
@@ -56,7 +57,7 @@ def _check_pair(adapter: Adapter, factors: Factors) -> None:
             )
     if not {"A", "embedding_A"} & roles:
         raise Permanent(
-            "half-a-pair",
+            FaultCode.HALF_A_PAIR,
             OPERATION,
             f"{factors.module} has {', '.join(sorted(roles))} but no lora_A and lora_B",
             "take another checkpoint",
@@ -71,7 +72,7 @@ def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
     pruned = adapter.method == "ADALORA"
     if len(a) < 2 or len(b) < 2 or (not pruned and 0 in a + b):
         raise Permanent(
-            "adapter-sharded",
+            FaultCode.ADAPTER_SHARDED,
             OPERATION,
             f"lora_A and lora_B of {module} have the shapes {list(a)} and {list(b)}",
             "save the adapter with its parameters gathered (DeepSpeed ZeRO-3 and FSDP keep shards)",
@@ -80,7 +81,7 @@ def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
     rank = a[0] if pruned else rank_of(adapter.config, module) * experts
     if a[0] != rank or b[1] != rank:
         raise Permanent(
-            "rank-mismatch",
+            FaultCode.RANK_MISMATCH,
             OPERATION,
             f"{module} has rank {a[0]} (lora_A) and {b[1]} (lora_B) in the weights, but {rank} by adapter_config.json",
             "use weights and adapter_config.json of one and the same save",

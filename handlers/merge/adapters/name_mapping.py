@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.models.files import TensorInfo
 
@@ -61,7 +62,7 @@ def nothing_matches(adapter: Adapter, missing: list[str], names: Collection[str]
     nearest = difflib.get_close_matches(module, sorted(names), n=3, cutoff=0.0)
     count = f"{len(missing)} modules of the adapter match" if len(missing) > 1 else "one module of the adapter matches"
     return Permanent(
-        "adapter-key-unmatched",
+        FaultCode.ADAPTER_KEY_UNMATCHED,
         OPERATION,
         f"{count} nothing in the base, for example {module}; the nearest names there are {', '.join(nearest)}",
         f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
@@ -72,7 +73,7 @@ def nothing_matches(adapter: Adapter, missing: list[str], names: Collection[str]
 def wrong_shape(adapter: Adapter, module: str, base: tuple[int, ...], other: str) -> Permanent:
     """The error for a module whose shape the adapter contradicts; `other` says what the adapter has."""
     return Permanent(
-        "adapter-for-another-base",
+        FaultCode.ADAPTER_FOR_ANOTHER_BASE,
         OPERATION,
         f"{module} is {' × '.join(map(str, base))} in the base, but {other}; most likely the adapter was trained on a base of another size",
         f"set the base to the one the adapter was trained on, which it names {adapter.base_name}",

@@ -15,6 +15,7 @@ from typing import Any
 
 from daemon.contract.errors import Retryable
 from daemon.contract.failpoints import point
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.bundle import Bundle
@@ -135,7 +136,7 @@ def _watching(origin: Origin, planned: Plan) -> Callable[[str], None]:
         for one in [name] if name in origin.states and name not in moved_here else origin.states:
             if file_state(origin.watched / one) != origin.states[one]:
                 raise Retryable(
-                    f"{origin.noun}-changed",
+                    FaultCode.BASE_CHANGED if origin.noun == "base" else FaultCode.CHECKPOINT_CHANGED,
                     origin.operation,
                     f"the {origin.noun}'s file changed while it was read",
                     f"leave the {origin.noun} alone while it is read",

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.weights.sources import Source, StoredSource, row_elements
 from handlers.models.files import TensorInfo, read_json, setting, tensors
 
@@ -92,7 +93,7 @@ def wrong(problems: Sequence[str], output: Path) -> Permanent:
     """The error for a merge that did not pass its check."""
     more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
     return Permanent(
-        "merge-not-exact",
+        FaultCode.MERGE_NOT_EXACT,
         "check the merged weights",
         f"{problems[0]}{more}",
         "look at the disk and the memory of this machine, then merge again; if it comes again, report it with the adapter's configuration",

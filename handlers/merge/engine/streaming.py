@@ -20,6 +20,7 @@ from typing import NoReturn
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.arithmetic import Prepared, prepare
 from handlers.merge.engine.work_queue import Begun, Fronts, Piece, hand_out
@@ -237,7 +238,7 @@ class StreamingMerge:
             cause = f"base and adapter are finite, but the sum reaches {largest:.4g} and {name} ends at {limit:.4g}"
             remedy = "use a base stored as bfloat16 or float32, or take an earlier checkpoint"
         where = self._adapter.file if cause.startswith("the adapter") else self._path(output)
-        raise Permanent("non-finite-weights", f"merge {output.module or output.name}", cause, remedy, path=where)
+        raise Permanent(FaultCode.NON_FINITE_WEIGHTS, f"merge {output.module or output.name}", cause, remedy, path=where)
 
 
 def _write_header(target: int, header: bytes, desk: Desk) -> None:

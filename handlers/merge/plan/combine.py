@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import OPERATION
 from handlers.merge.plan.matcher import Matched
@@ -25,7 +26,7 @@ def _plain(adapter: Adapter, output: Output) -> LowRank:
     if isinstance(operation, LowRank) and operation.magnitude is None and output.stored is not None and output.stored.shape == output.shape:
         return operation
     raise Permanent(
-        "adapters-not-additive",
+        FaultCode.ADAPTERS_NOT_ADDITIVE,
         OPERATION,
         f"only plain LoRA adapters can be added to one another, and {adapter.folder.name} does something else to {output.module}",
         "merge the adapters one after another",
@@ -39,7 +40,7 @@ def combine(matches: Sequence[tuple[Adapter, Matched, float]]) -> Matched:
     for (adapter, matched, _), table in zip(matches, tables, strict=True):
         if matched.edits or table.keys() != tables[0].keys():
             raise Permanent(
-                "adapters-not-additive",
+                FaultCode.ADAPTERS_NOT_ADDITIVE,
                 OPERATION,
                 f"only plain LoRA adapters can be added to one another, and {adapter.folder.name} changes which tensors there are",
                 "merge the adapters one after another",

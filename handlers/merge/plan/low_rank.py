@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, scale_of
 from handlers.merge.adapters.changes import Wish, check_ranks, sides
 from handlers.merge.adapters.name_mapping import OPERATION, NeedsPeft, wrong_shape
@@ -28,7 +29,7 @@ def _check_convolution(adapter: Adapter, module: str, shape: Shape, a: Shape, b:
         return
     if len(a) == len(shape) and shape[1] < a[1] and (b[0], *a[2:]) == (shape[0], *shape[2:]) and a[1] % shape[1] == 0:
         raise Permanent(
-            "adapter-not-mergeable",
+            FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
             f"{module} is a convolution in {a[1] // shape[1]} groups, whose LoRA crosses the groups, which its weights can't",
             "serve it with PEFT beside its base instead",
@@ -82,7 +83,7 @@ def _kernel(adapter: Adapter, wish: Wish, transposed: bool) -> LowRank | None:
     if bool(config.get("use_dora")) != (magnitude is not None):
         has = "has" if magnitude else "lacks"
         raise Permanent(
-            "dora-mismatch",
+            FaultCode.DORA_MISMATCH,
             OPERATION,
             f"{wish.module} {has} a magnitude, but adapter_config.json says use_dora={bool(config.get('use_dora'))}",
             "use weights and adapter_config.json of one and the same save",

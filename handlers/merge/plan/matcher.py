@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, targeted
 from handlers.merge.adapters.changes import Wish, gather
 from handlers.merge.adapters.keys import parse
@@ -66,7 +67,7 @@ def check_configuration(adapter: Adapter) -> None:
     initializer = config.get("init_lora_weights")
     if initializer in LOST_INITIALIZERS:
         raise Permanent(
-            "adapter-not-mergeable",
+            FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
             f"{LOST_INITIALIZERS[str(initializer)]}, which the adapter does not hold",
             "save the adapter with path_initial_model_for_weight_conversion, which turns it into a plain LoRA",
@@ -217,7 +218,7 @@ class _Matcher:
 
     def _unchanged(self, what: str) -> Permanent:
         return Permanent(
-            "base-weight-unchanged",
+            FaultCode.BASE_WEIGHT_UNCHANGED,
             OPERATION,
             what,
             f"check that the base is the one the adapter was trained on, which it names {self.adapter.base_name}",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.plan.combine import combine
@@ -39,7 +40,7 @@ def refuse_base(config: dict[str, Any], base: Path) -> None:
         method = method_of(config)
         known = "its packed weights can't take a delta" if method in UNMERGEABLE_BASES else "ckptd can't dequantize it"
         raise Permanent(
-            "quantized-base",
+            FaultCode.QUANTIZED_BASE,
             "merge the adapter",
             f"the base is quantized with {method}: {known}",
             "set the base to the original model in 16 bits that the quantized one was made of",
@@ -55,7 +56,11 @@ def refuse_peft(adapter: Path, others: bool, rewritten: bool, reason: str) -> No
         )
         remedy = "merge the adapters one after another" if others else "leave dtype, size of files and the base's values as they are"
         raise Permanent(
-            "adapters-not-additive" if others else "needs-peft", "merge the adapter", f"{what}, and {reason}", remedy, path=adapter
+            FaultCode.ADAPTERS_NOT_ADDITIVE if others else FaultCode.NEEDS_PEFT,
+            "merge the adapter",
+            f"{what}, and {reason}",
+            remedy,
+            path=adapter,
         )
 
 
@@ -119,7 +124,7 @@ def match_none(base: Path, headers: dict[str, TensorInfo], config: dict[str, Any
 
         if not can_open(config):
             cause = f"the checkpoint is quantized with {method_of(config)}, and ckptd can't dequantize it"
-            raise Permanent("quantized-checkpoint", f"write the weights as {dtype}", cause, 'set merge.dtype to "base"', path=base)
+            raise Permanent(FaultCode.QUANTIZED_CHECKPOINT, f"write the weights as {dtype}", cause, 'set merge.dtype to "base"', path=base)
         unpacked = _unpack(base, headers, config, "original")
         warnings = [f"the checkpoint is stored quantized: {len(unpacked.sources)} of its tensors were dequantized to {dtype}"]
     sources = unpacked.sources

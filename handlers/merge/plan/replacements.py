@@ -6,6 +6,7 @@ Called by `handlers.merge.plan.matcher`. The values are cast to the dtype of wha
 from __future__ import annotations
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, AdapterSource
 from handlers.merge.adapters.changes import Wish
 from handlers.merge.adapters.name_mapping import OPERATION, wrong_shape
@@ -40,7 +41,7 @@ def rows_of_tokens(adapter: Adapter, wish: Wish, shape: tuple[int, ...]) -> Rows
     outside = [one for one in indices if not 0 <= one < shape[0]]
     if outside:
         raise Permanent(
-            "adapter-for-another-base",
+            FaultCode.ADAPTER_FOR_ANOTHER_BASE,
             OPERATION,
             f"the adapter trained token {outside[0]}, and {wish.module} ends at {shape[0] - 1}; its vocabulary was enlarged in training",
             "set the base to one with the enlarged vocabulary",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Wish
 from handlers.merge.adapters.name_mapping import OPERATION, Names
@@ -55,7 +56,7 @@ def new_head(adapter: Adapter, folder: Path, names: Names, missing: dict[str, Wi
     lacking = [name for name in lacking if not any(names.info(member) for member in other.group(name))]
     if lacking:
         raise Permanent(
-            "head-incomplete",
+            FaultCode.HEAD_INCOMPLETE,
             OPERATION,
             f"the adapter brings the head of a {cls.__name__}, which needs {lacking[0]}, and neither the base nor the adapter has it",
             f"train with modules_to_save naming {lacking[0].rpartition('.')[0]} too: its values in training were random and are lost",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Wish, digest, named_in, signature
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft
@@ -116,7 +117,7 @@ def _part(folder: Path, adapter: Adapter, config: dict[str, Any], names: Names, 
     """Every member of every group as a tensor of its own, and the configuration that makes transformers read them so."""
     if config.get("model_type") in SCALED:
         raise Permanent(
-            "adapter-not-mergeable",
+            FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
             f"the adapter changes one end of a tied weight, and a {config['model_type']} model without ties computes otherwise",
             "serve it with PEFT beside its base instead",
@@ -171,7 +172,7 @@ def _check_bias(adapter: Adapter, names: Names, wishes: dict[str, Wish], absent:
         wish = wishes.get(f"{module}.bias")
         if wish is not None and wish.bias and names.info(f"{module}.weight") is not None:
             raise Permanent(
-                "adapter-not-mergeable",
+                FaultCode.ADAPTER_NOT_MERGEABLE,
                 OPERATION,
                 f"the adapter has a bias for {module} (lora_bias), and the base's layer has none to add it to",
                 "serve it with PEFT beside its base instead, or train without lora_bias",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.weights.sources import Bytes, Source, row_elements
 from handlers.models.files import TensorInfo
 
@@ -28,7 +29,9 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 def damaged(path: Path, cause: str) -> Permanent:
     """The error for packed weights whose parts do not fit together."""
-    return Permanent("damaged-quantization", OPERATION, cause, "copy or download the base again, or use its 16-bit original", path=path)
+    return Permanent(
+        FaultCode.DAMAGED_QUANTIZATION, OPERATION, cause, "copy or download the base again, or use its 16-bit original", path=path
+    )
 
 
 @dataclass(frozen=True)

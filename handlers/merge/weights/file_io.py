@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 
 CHUNK = 1 << 24
 """Bytes that one copy moves before progress is told."""
@@ -22,7 +23,7 @@ def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> Non
         count = os.preadv(descriptor, [view[done:]], offset + done)
         if count == 0:
             raise Permanent(
-                "truncated-weights",
+                FaultCode.TRUNCATED_WEIGHTS,
                 "read the weights",
                 f"the file ends at byte {offset + done:,} while {len(view) - done:,} more were expected; "
                 "it has changed since its header was read",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.files import read_json
 
 HEADED = {"SEQ_CLS": "SEQUENCE_CLASSIFICATION", "TOKEN_CLS": "TOKEN_CLASSIFICATION", "QUESTION_ANS": "QUESTION_ANSWERING"}
@@ -45,7 +46,7 @@ def model_class(folder: Path) -> Any:
     found = getattr(transformers, str(names[0]), None)
     if found is None or not hasattr(found, "from_pretrained"):
         raise Permanent(
-            "unknown-architecture",
+            FaultCode.UNKNOWN_ARCHITECTURE,
             "load the base model",
             f"transformers {transformers.__version__} has no class {names[0]}, which config.json names",
             "install a transformers release that knows the architecture; code from model folders is never executed",

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.weights.dequantize import TurnedSource
 from handlers.merge.weights.model_structure import model_class
 from handlers.merge.weights.sources import Source, row_elements
@@ -112,7 +113,7 @@ def quantized_tensors(folder: Path, names: Collection[str]) -> set[str]:
         if bare <= set(names):
             return bare
         raise Permanent(
-            "unknown-layout",
+            FaultCode.UNKNOWN_LAYOUT,
             OPERATION,
             f"{len(missing)} linear layers of the model are stored under other names, for example {min(missing)}",
             'set merge.base to "original"',

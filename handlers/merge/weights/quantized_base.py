@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.weights.dequantize import FLOATS, EightBitSource, FourBitSource, Parts, ScaledFp8Source, TurnedSource, damaged
 from handlers.merge.weights.sources import CastSource, Source, StoredSource
 from handlers.models.files import CONV1D_MODELS, TensorInfo, setting
@@ -81,7 +82,7 @@ def open_base(folder: Path, headers: Mapping[str, TensorInfo], config: Mapping[s
     method = method_of(config)
     if not can_open(config):
         raise Permanent(
-            "quantized-base", "open the base", f"it is quantized with {method}, which can't be dequantized here",
+            FaultCode.QUANTIZED_BASE, "open the base", f"it is quantized with {method}, which can't be dequantized here",
             "set the base to the original model in 16 bits that the quantized one was made of", path=folder,
         )  # fmt: skip
     parts = Parts(folder, headers)

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.weights.file_io import read_into
 from handlers.models.files import DTYPES, TensorInfo
 
@@ -37,7 +38,11 @@ def torch_dtype(name: str, path: Path) -> torch.dtype:
     """torch's dtype for a name in a safetensors header; Permanent for one that torch does not have."""
     if name not in DTYPES:
         raise Permanent(
-            "unknown-dtype", "read the weights", f"{name} is no dtype that can be read", "save the model in 16 or 32 bits", path=path
+            FaultCode.UNKNOWN_DTYPE,
+            "read the weights",
+            f"{name} is no dtype that can be read",
+            "save the model in 16 or 32 bits",
+            path=path,
         )
     return getattr(torch, DTYPES[name][0])  # type: ignore[no-any-return]
 
@@ -145,7 +150,7 @@ def check_overflow(exact: torch.Tensor, rounded: torch.Tensor, name: str, path: 
         worst, dtype = float(lost[lost.abs().argmax()]), str(rounded.dtype).removeprefix("torch.")
         wider = {"float16": '"bfloat16" or ', "bfloat16": '"float32" or '}.get(dtype, "")
         raise Permanent(
-            "dtype-overflow",
+            FaultCode.DTYPE_OVERFLOW,
             f"write {name} as {dtype}",
             f"it holds {worst:.6g}, and {dtype} ends at {torch.finfo(rounded.dtype).max:.6g}",
             f'set merge.dtype to {wider}"base"',

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.activations.calls import Call
 from handlers.onnx.activations.contract import Kind
 from handlers.onnx.families.base import architecture
@@ -49,7 +50,7 @@ def layers_of(model: torch.nn.Module, folder: Path) -> list[tuple[str, torch.nn.
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
     if not lists:
         cause = f"{architecture(folder)} has no list of {count} modules that are its layers"
-        raise Permanent("no-layers", OPERATION, cause, "leave the onnx-activations variants out", path=folder)
+        raise Permanent(FaultCode.NO_LAYERS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     name, found = min(lists, key=lambda pair: pair[0].count("."))
     return [(f"{name}.{number}", layer) for number, layer in enumerate(found)]
 
@@ -63,7 +64,7 @@ def chosen_layers(wanted: Literal["last", "all"] | tuple[int, ...], count: int) 
     beyond = [str(number) for number in wanted if number >= count]
     if beyond:
         cause = f"layer {', '.join(beyond)} was asked for, and the model has {count} layers, 0 to {count - 1}"
-        raise Permanent("no-such-layer", OPERATION, cause, f"set onnx.layers to numbers from 0 to {count - 1}")
+        raise Permanent(FaultCode.NO_SUCH_LAYER, OPERATION, cause, f"set onnx.layers to numbers from 0 to {count - 1}")
     return tuple(dict.fromkeys(wanted))
 
 
@@ -72,7 +73,7 @@ def _feed_forward(name: str, layer: torch.nn.Module, folder: Path) -> str:
     part = next((inner for inner in FEED_FORWARD if inner in modules), None)
     if part is None:
         cause = f"the layers of {architecture(folder)} have no module that is known as their feed-forward part"
-        raise Permanent("no-feed-forward", OPERATION, cause, 'leave "mlp" out of onnx.kinds', path=folder)
+        raise Permanent(FaultCode.NO_FEED_FORWARD, OPERATION, cause, 'leave "mlp" out of onnx.kinds', path=folder)
     return f"{name}.{part}"
 
 
@@ -91,7 +92,7 @@ def sites(model: torch.nn.Module, folder: Path, options: OnnxOptions) -> tuple[t
             found.append(Site(f"mlp.{number}", "mlp", number, _feed_forward(name, layer, folder)))
     if not found:
         cause = "onnx.kinds and onnx.layers name no activation"
-        raise Permanent("no-activations", OPERATION, cause, 'set onnx.kinds, for example to ["hidden_states"]', path=folder)
+        raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, 'set onnx.kinds, for example to ["hidden_states"]', path=folder)
     return tuple(found), len(layers)
 
 
@@ -133,7 +134,7 @@ def take_attentions(watched: Watched, output: Any, wanted: Sequence[Site], folde
             given = output.get("attentions")
             if not given or site.layer is None or site.layer >= len(given) or given[site.layer] is None:
                 cause = f"{architecture(folder)} gives no attention weights of layer {site.layer}"
-                raise Permanent("no-attentions", OPERATION, cause, 'leave "attentions" out of onnx.kinds', path=folder)
+                raise Permanent(FaultCode.NO_ATTENTIONS, OPERATION, cause, 'leave "attentions" out of onnx.kinds', path=folder)
             watched.seen[site.name] = given[site.layer]
 
 

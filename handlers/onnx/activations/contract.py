@@ -23,6 +23,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Frozen, digest_of
 
 FILE = "activations.json"
@@ -108,4 +109,4 @@ def read(folder: Path) -> Contract:
         cause = f"it holds no {FILE}"
     except (ValidationError, OSError) as error:
         cause = f"its {FILE} can't be read ({str(error).splitlines()[0]})"
-    raise Permanent("no-contract", "read what activations a folder gives", cause, "export onnx-activations again", path=folder)
+    raise Permanent(FaultCode.NO_CONTRACT, "read what activations a folder gives", cause, "export onnx-activations again", path=folder)

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.activations import contract
@@ -57,7 +58,7 @@ def run_on_activations(stage: Run, context: StageContext, reporter: Reporter) ->
     agreed.write(staging)
     if broken := broken_promises(staging, context.limits.threads):
         remedy = f"leave {context.stage} out, and keep the attempt's log"
-        raise Permanent("activations-mismatch", OPERATION, "; ".join(broken), remedy, path=staging)
+        raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, "; ".join(broken), remedy, path=staging)
     sessions = [open_session(folder / MODEL_FILE, context.limits.threads) for folder in (staging, source)]
     output.figures["activation_errors"] = drift(sessions[0], sessions[1], calls_of(staging, made), [one.name for one in outputs])
     output.figures["content"] = agreed.content

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.activations.capture import OPERATION, Site
@@ -81,11 +82,11 @@ def _source_graphs(folder: Path) -> GraphSet:
     graphs = read(folder)
     if graphs.family not in FAMILIES or len(graphs.graphs) != 1:
         cause = f"a model of the family {graphs.family} with {len(graphs.graphs)} graphs is not one graph of a language model or an encoder"
-        raise Permanent("no-activations", OPERATION, cause, "leave the onnx-activations variants out", path=folder)
+        raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     fixed = [port.name for port in graphs.graphs[0].inputs if port.name == "input_ids" and port.shape != ("batch", "sequence")]
     if fixed:
         cause = f"the exported graph's {fixed[0]} have a fixed size, and activations are given for any batch and length"
-        raise Permanent("fixed-axes", OPERATION, cause, "leave the onnx-activations variants out", path=folder)
+        raise Permanent(FaultCode.FIXED_AXES, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     return graphs
 
 
@@ -114,7 +115,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         errors = compare(staging / graph_file.MODEL_FILE, torchs, context.limits.threads)
     except GraphMismatchError as error:
         remedy = "leave the onnx-activations variants out, and keep the attempt's log"
-        raise Permanent("activations-mismatch", OPERATION, str(error), remedy, path=source) from error
+        raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, str(error), remedy, path=source) from error
     made.write(staging)
     copy_beside(source, staging, graphs)
     agreed = contract(staging, made.files, outputs, task=made.task, layers=torchs.layers)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.export.diagnosis import Diagnosis, diagnose
 from handlers.onnx.families.base import OPERATION, NotApplicableError
 
@@ -51,7 +52,7 @@ class AllFailed(Permanent):
         tried = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures) or "no strategy is for this model"
         remedy = next((failure.diagnosis.manual for failure in failures if failure.diagnosis.manual), "read the attempt's log")
         cause = f"no strategy gave a graph that agrees with torch: {tried}"
-        super().__init__("export-failed", OPERATION, cause, f"{remedy}; or leave the onnx variants out", path=path)
+        super().__init__(FaultCode.EXPORT_FAILED, OPERATION, cause, f"{remedy}; or leave the onnx variants out", path=path)
 
 
 def first_line(error: BaseException) -> str:
@@ -120,7 +121,7 @@ def _out_of_memory(failures: Sequence[Failure], path: str) -> Retryable | None:
     if not short:
         return None
     diagnosis = short[-1].diagnosis
-    return Retryable(diagnosis.code, OPERATION, f"{diagnosis.meaning} ({short[-1].reason})", diagnosis.manual, path=path)
+    return Retryable(FaultCode.OUT_OF_MEMORY, OPERATION, f"{diagnosis.meaning} ({short[-1].reason})", diagnosis.manual, path=path)
 
 
 def attempts(climbed: Climbed[Any] | None, failures: Sequence[Failure], seconds: float = 0.0) -> list[dict[str, object]]:

@@ -39,5 +39,5 @@ def _job(model: Path, scratch: Path, opset: int) -> StageContext:
     return StageContext(
         job="reproduction", stage="onnx", attempt=1, checkpoint=nothing, pin=str(model), inputs={"merge": str(model)},
         result=str(scratch / "result.json"), work=Work(export=options, validation=ValidateOptions()),
-        **{name: str(path) for name, path in folders.items()},
+        staging=str(folders["staging"]), temporary=str(folders["temporary"]), cache=str(folders["cache"]),
     )  # fmt: skip

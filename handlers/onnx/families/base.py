@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.plan import plan, variant_names
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import Task
@@ -112,7 +113,11 @@ def unsupported(folder: Path, cause: str) -> Permanent:
     """The error for a model that the ONNX stage can't export; it names the variants that don't go through ONNX."""
     others = [name for name in variant_names() if "onnx" not in {spec.name for spec in plan([name])}]
     return Permanent(
-        "unsupported-architecture", OPERATION, cause, f"leave the onnx variants out; these still work: {', '.join(others)}", path=folder
+        FaultCode.UNSUPPORTED_ARCHITECTURE,
+        OPERATION,
+        cause,
+        f"leave the onnx variants out; these still work: {', '.join(others)}",
+        path=folder,
     )
 
 
@@ -145,7 +150,7 @@ def load_model(folder: Path, task: Task, tracing: Tracing) -> Any:
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
     if lost:
         raise Permanent(
-            "missing-weights",
+            FaultCode.MISSING_WEIGHTS,
             OPERATION,
             f"{len(lost)} weights are not in the files, for example {lost[0]}",
             "check the merge stage's output; random weights are never exported",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import OPERATION, Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
@@ -149,7 +150,7 @@ def refer(model: Any, folder: Path, task: Task) -> Reference:
     is_decoder = getattr(model.config, "num_labels", 0) and task.name == "text-classification" and hasattr(model, "score")
     if is_decoder and config.pad_token_id is None:
         cause = f"{architecture(folder)} finds each text's last token by the padding token, and config.json names no pad_token_id"
-        raise Permanent("no-padding-token", OPERATION, cause, "set pad_token_id in the base's config.json", path=folder)
+        raise Permanent(FaultCode.NO_PADDING_TOKEN, OPERATION, cause, "set pad_token_id in the base's config.json", path=folder)
     names, vocabulary, pad = input_names(model), int(model.get_input_embeddings().num_embeddings), config.pad_token_id or 0
     long = _long(model)
     cases, outputs = [], OUTPUTS[task.name]

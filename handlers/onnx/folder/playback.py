@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.files import read_json, setting
 from handlers.onnx.folder import tokenizers
 from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
@@ -76,12 +77,16 @@ def tokenize(folder: Path, texts: Sequence[str], *, longest: int = MAX_TOKENS) -
     rows = [tokenizer.encode(text)[:limit] for text in texts]
     rows = [row for row in rows if len(row) > 1]
     if not rows:
-        raise Permanent("texts-too-short", OPERATION, "no text has two tokens", "give longer lines in validate.prompts", path=folder)
+        raise Permanent(
+            FaultCode.TEXTS_TOO_SHORT, OPERATION, "no text has two tokens", "give longer lines in validate.prompts", path=folder
+        )
     vocabulary = int(setting(config, "vocab_size") or tokenizer.size)
     largest = max(max(row) for row in rows)
     if largest >= vocabulary:
         cause = f"it gives the token {largest}, and the model has {vocabulary}"
-        raise Permanent("tokenizer-mismatch", OPERATION, cause, "give the base the tokenizer that belongs to the model", path=folder)
+        raise Permanent(
+            FaultCode.TOKENIZER_MISMATCH, OPERATION, cause, "give the base the tokenizer that belongs to the model", path=folder
+        )
     return Tokens(rows, vocabulary)
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 
 MARIAN = ("source.spm", "vocab.json")
 """Files of a tokenizer that has no tokenizer.json."""
@@ -65,7 +66,9 @@ class _Marian:
         return self._tokenizer.encode(text)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        raise Permanent("no-pairs", "load the tokenizer", "a Marian's tokenizer knows no pairs", "leave the variant out", path=self._folder)
+        raise Permanent(
+            FaultCode.NO_PAIRS, "load the tokenizer", "a Marian's tokenizer knows no pairs", "leave the variant out", path=self._folder
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids)
@@ -77,12 +80,16 @@ def load(folder: Path, operation: str = "load the tokenizer") -> FolderTokenizer
     marian = all((folder / name).is_file() for name in MARIAN)
     if not path.is_file() and not marian:
         cause = f"there is no tokenizer.json, and no {' with '.join(MARIAN)}, so texts can't be read without another folder"
-        raise Permanent("tokenizer-not-found", operation, cause, REMEDY, path=path)
+        raise Permanent(FaultCode.TOKENIZER_NOT_FOUND, operation, cause, REMEDY, path=path)
     try:
         return _Json(path) if path.is_file() else _Marian(folder)
     except ImportError as error:
-        raise Permanent("package-missing", operation, f"{error.name} is not installed", f"pip install {error.name}", path=folder) from error
+        raise Permanent(
+            FaultCode.PACKAGE_MISSING, operation, f"{error.name} is not installed", f"pip install {error.name}", path=folder
+        ) from error
     except Exception as error:  # tokenizers and sentencepiece raise types of their own, all of them about the folder's files
         lines = str(error).strip().splitlines()
         cause = f"its files can't be read: {lines[0] if lines else type(error).__name__}".rstrip(".")
-        raise Permanent("tokenizer-unreadable", operation, cause, "restore the tokenizer's files from their source", path=folder) from error
+        raise Permanent(
+            FaultCode.TOKENIZER_UNREADABLE, operation, cause, "restore the tokenizer's files from their source", path=folder
+        ) from error

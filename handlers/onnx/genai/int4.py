@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.genai import int4_levels
@@ -58,7 +59,7 @@ def _block(folder: Path, options: OnnxOptions, *, symmetric: bool) -> tuple[int,
     if block is None:
         cause = f"with zero points and blocks of {options.block_size} or fewer weights, some matrix has an odd number of blocks in a row"
         remedy = 'set onnx.symmetric = true and onnx.algorithm = "rtn", or use onnx-int4'
-        raise Permanent("block-size", OPERATION, cause, remedy, path=folder)
+        raise Permanent(FaultCode.BLOCK_SIZE, OPERATION, cause, remedy, path=folder)
     if block == options.block_size:
         return block, []
     reason = "the quantizer packs zero points in pairs, and some matrix has an odd number of larger blocks in a row"

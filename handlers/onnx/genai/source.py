@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from daemon.contract.plan import variant_names
 from handlers.models.files import copy_tokenizer, edited, read_json, setting, tensors, weight_files
@@ -45,7 +46,7 @@ def unsupported(folder: Path, cause: str) -> Permanent:
         f"leave the onnx-genai variants out and use others, for example {', '.join(others)}; onnx-genai takes"
         f" {', '.join(sorted(SUPPORTED))}"
     )
-    return Permanent("unsupported-architecture", OPERATION, cause, remedy, path=folder)
+    return Permanent(FaultCode.UNSUPPORTED_ARCHITECTURE, OPERATION, cause, remedy, path=folder)
 
 
 def rope_type(config: dict[str, Any]) -> str:
@@ -95,7 +96,7 @@ def prepare(context: StageContext) -> Path:
     copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, folder)
     if not (folder / "tokenizer.json").is_file():
         cause = "neither the checkpoint nor the base has a tokenizer.json, and onnxruntime-genai runs no model without one"
-        raise Permanent("tokenizer-not-found", OPERATION, cause, "give the base a fast tokenizer", path=Path(context.pin))
+        raise Permanent(FaultCode.TOKENIZER_NOT_FOUND, OPERATION, cause, "give the base a fast tokenizer", path=Path(context.pin))
     return folder
 
 

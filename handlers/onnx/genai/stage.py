@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
@@ -100,7 +101,7 @@ def load_builder() -> Any:
         return importlib.import_module("onnxruntime_genai.models.builder")
     except ImportError as error:
         cause = f"onnxruntime-genai can't be imported: {error}"
-        raise Permanent("library-missing", OPERATION, cause, f"install it: pip install {LIBRARY}") from error
+        raise Permanent(FaultCode.LIBRARY_MISSING, OPERATION, cause, f"install it: pip install {LIBRARY}") from error
 
 
 def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: Order) -> list[str]:
@@ -122,7 +123,7 @@ def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: O
     except Exception as error:
         words = (str(error).strip().splitlines() or ["no message"])[0]
         cause = f"onnxruntime-genai's builder failed: {type(error).__name__}: {words}"
-        raise Permanent("builder-failed", OPERATION, cause, AGAIN, path=source, details=printed.getvalue()[-2000:]) from error
+        raise Permanent(FaultCode.BUILDER_FAILED, OPERATION, cause, AGAIN, path=source, details=printed.getvalue()[-2000:]) from error
     finally:
         quiet.setLevel(level)
     return [line for line in printed.getvalue().splitlines() if line.lower().startswith("warning")]
@@ -165,9 +166,9 @@ def try_out(folder: Path) -> None:
         logits = np.asarray(generator.get_output("logits"), np.float32)
     except RuntimeError as error:
         cause = f"onnxruntime-genai does not run it: {str(error).strip().splitlines()[0]}"
-        raise Permanent("invalid-folder", OPERATION, cause, AGAIN, path=folder) from error
+        raise Permanent(FaultCode.INVALID_FOLDER, OPERATION, cause, AGAIN, path=folder) from error
     if not np.isfinite(logits).all():
-        raise Permanent("invalid-folder", OPERATION, "its logits are not finite", AGAIN, path=folder)
+        raise Permanent(FaultCode.INVALID_FOLDER, OPERATION, "its logits are not finite", AGAIN, path=folder)
 
 
 def _figures(source: Path, staging: Path, order: Order) -> dict[str, object]:

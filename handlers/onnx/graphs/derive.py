@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.onnx.graphs import graph_file
@@ -63,8 +64,8 @@ def _checked(before: Graph, file: graph_file.GraphFile, threads: int, operation:
         after = described(before.role, file, threads)
     except RuntimeError as error:
         cause = f"onnxruntime does not take the graph: {str(error).strip().splitlines()[0]}"
-        raise Permanent("invalid-graph", operation, cause, remedy, path=file.path) from error
+        raise Permanent(FaultCode.INVALID_GRAPH, operation, cause, remedy, path=file.path) from error
     names = [[port.name for port in ports] for ports in (before.inputs, before.outputs)]
     if [[port.name for port in ports] for ports in (after.inputs, after.outputs)] != names:
-        raise Permanent("invalid-graph", operation, "inputs or outputs changed their names", remedy, path=file.path)
+        raise Permanent(FaultCode.INVALID_GRAPH, operation, "inputs or outputs changed their names", remedy, path=file.path)
     return after

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Frozen
 
 FILE = "graphs.json"
@@ -83,4 +84,4 @@ def read(folder: Path) -> GraphSet:
         cause = f"it holds no {FILE}"
     except (ValidationError, OSError) as error:
         cause = f"its {FILE} can't be read ({str(error).splitlines()[0]})"
-    raise Permanent("no-graphs", OPERATION, cause, "export the model to ONNX again", path=folder)
+    raise Permanent(FaultCode.NO_GRAPHS, OPERATION, cause, "export the model to ONNX again", path=folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.folder.playback import Call, UnfedError
@@ -127,4 +128,4 @@ def _verify(context: StageContext, calls: list[Call], made: GraphSet, output: St
     if not error <= BOUND:
         said = "gives values that are not finite" if error == float("inf") else f"is {error:.2g} standard deviations off"
         remedy = "use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out"
-        raise Permanent("fp16-overflow", OPERATION, f"the fp16 graph {said} where the fp32 one is sound", remedy, path=staging)
+        raise Permanent(FaultCode.FP16_OVERFLOW, OPERATION, f"the fp16 graph {said} where the fp32 one is sound", remedy, path=staging)

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.graphs.derive import derive
@@ -44,7 +45,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     made = derive(context, reporter, quantize, dtype="int8", operation=OPERATION, doing="turning weights into int8")
     if not total.quantized:
         cause = "no matrix product with a constant weight was found"
-        raise Permanent("nothing-to-quantize", OPERATION, cause, "leave onnx-int8 out", path=folder)
+        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-int8 out", path=folder)
     size, source_bytes = made.size(staging), read(folder).size(folder)
     ratio = size / source_bytes
     warnings = (

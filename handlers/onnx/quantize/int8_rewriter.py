@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.graphs.rewriting import Lookup, Product, Rewriter, array_of
 
 _BLOCK = 1 << 22
@@ -103,7 +104,9 @@ class Int8Rewriter(Rewriter):
                 values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied)
             except ValueError as error:
                 remedy = "leave the int8 variants out, or train the checkpoint again: no product with such a weight has a sense"
-                raise Permanent("not-finite", OPERATION, f"the weight {weight.name} can't be rounded to int8: {error}", remedy) from error
+                raise Permanent(
+                    FaultCode.NOT_FINITE, OPERATION, f"the weight {weight.name} can't be rounded to int8: {error}", remedy
+                ) from error
             self._weights[stem] = IntegerWeight(stem, self.constant(stem, values), scales)
         return self._weights[stem]
 

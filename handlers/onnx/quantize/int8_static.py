@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
@@ -116,7 +117,7 @@ def calibrate(context: StageContext, source: GraphSet) -> Calibration:
             if number not in held or len(rows) < HELD_OUT:
                 result.measured.extend(Call(call.role, call.feeds, {}) for call in calls)  # logits of all texts would be large
     except UnfedError as error:
-        raise Permanent("no-calibration", OPERATION, str(error), "leave onnx-int8-static out", path=folder) from error
+        raise Permanent(FaultCode.NO_CALIBRATION, OPERATION, str(error), "leave onnx-int8-static out", path=folder) from error
     return result
 
 
@@ -174,7 +175,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     counts = chooser.counts
     if not counts.quantized:
         cause = "no matrix product with a constant weight was found"
-        raise Permanent("nothing-to-quantize", OPERATION, cause, "leave onnx-int8-static out", path=folder)
+        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-int8-static out", path=folder)
     size, source_bytes = made.size(staging), source.size(folder)
     figures = {
         **counts.figures,

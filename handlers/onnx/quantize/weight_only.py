@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
@@ -65,7 +66,7 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
     made = derive(context, reporter, transform, dtype=dtype, operation=operation, doing=f"turning weights into {dtype}")
     if not counts.quantized:
         cause = "no matrix product with a constant weight was found"
-        raise Permanent("nothing-to-quantize", operation, cause, f"leave {variant} out", path=folder)
+        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, operation, cause, f"leave {variant} out", path=folder)
     output = StageOutput(figures=_figures(counts, scheme, made.size(staging), source.size(folder), made))
     if asked < 0:
         reporter.progress(0.9, "measuring accuracy levels")

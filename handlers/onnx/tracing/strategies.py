@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.families.base import Axes, Form, Tracing
 from handlers.onnx.tracing import exporters
 
@@ -114,7 +115,7 @@ def named(strategies: Sequence[Strategy], name: str) -> Strategy:
     found = next((strategy for strategy in strategies if strategy.name == name), None)
     if found is None:
         names = ", ".join(strategy.name for strategy in strategies)
-        raise Permanent("unknown-strategy", "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {names}")
+        raise Permanent(FaultCode.UNKNOWN_STRATEGY, "choose how to export to ONNX", f"there is no strategy {name}", f"use one of {names}")
     return found
 
 

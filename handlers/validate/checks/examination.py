@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from daemon.contract.fault_codes import FaultCode
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_work, teacher_forced
 from handlers.validate.checks.samples import Sample
@@ -102,7 +103,7 @@ def _compared(comparison: Comparison, reference: np.ndarray, logits: np.ndarray)
     try:
         return comparison.add(reference, logits)
     except ValueError as error:
-        raise WorkerFailed(str(error), _REMEDY, code="logits") from error
+        raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS) from error
 
 
 def _decoded(worker: Worker, sample: Sample) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def _sample(worker: Worker, reference: Reference, result: Examination, outputs: 
         tokens = result.prompts[0].get("tokens", [])
         text = answer_text(worker, reference.subject, first, tokens, np.load(logits_file(outputs, 0)))
     except WorkerFailed as error:
-        if error.code == "worker-lost":
+        if error.code == FaultCode.WORKER_LOST:
             raise
         text = None  # a tokenizer that can't be used is a reason of its own
     return {"prompt": first.text, "reference": first.continuation, "text": text}
@@ -152,7 +153,7 @@ def _tokenizer_difference(worker: Worker, reference: Reference) -> str | None:
     try:
         encoded = worker.ask("encode", texts=texts, firsts=firsts or None)["ids"]
     except WorkerFailed as error:
-        if error.code == "worker-lost":
+        if error.code == FaultCode.WORKER_LOST:
             raise
         return f"its tokenizer can't be used: {error.cause}"
     for number, (sample, ids) in enumerate(zip(reference.samples, encoded, strict=True)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback
 from daemon.contract.options import ValidateOptions
 from handlers.validate.checks import segments
@@ -87,7 +88,7 @@ def measure(
         logits = np.load(sample.logits)
         if not np.isfinite(logits).all():
             remedy = "look at the run's loss; export an earlier checkpoint"
-            raise WorkerFailed("its logits hold values that are not finite", remedy, code="reference-not-finite")
+            raise WorkerFailed("its logits hold values that are not finite", remedy, code=FaultCode.REFERENCE_NOT_FINITE)
         spread.add(logits)
         if about["adapted"]:
             _add_bare(live, sample, logits, adapter, folder)
@@ -120,7 +121,7 @@ def _encode(
     try:
         answer = live.ask("encode", texts=texts, firsts=firsts)
     except WorkerFailed as error:
-        if error.code != "tokenizer-not-found":
+        if error.code != FaultCode.TOKENIZER_NOT_FOUND:
             raise
         fallbacks.append(
             Fallback(wanted="prompts as text", taken="pseudo-random token ids", reason="neither checkpoint nor base has a tokenizer")
@@ -134,7 +135,9 @@ def _encode(
     columns = (texts, answer["ids"], answer.get("types") or none, firsts or none)
     rows = [Encoded(*one) for one in zip(*columns, strict=True) if one[1]]
     if not rows:
-        raise WorkerFailed("the tokenizer gives no tokens for any prompt", "give other prompts in validate.prompts", code="prompts-empty")
+        raise WorkerFailed(
+            "the tokenizer gives no tokens for any prompt", "give other prompts in validate.prompts", code=FaultCode.PROMPTS_EMPTY
+        )
     return rows, True
 
 
@@ -240,7 +243,7 @@ def padding_sides(live: Worker, subject: Subject, samples: list[Sample], unit: f
         try:
             error = live.ask("padding", side=side, **padding_work(subject, samples))["padding_error"]
         except WorkerFailed as failure:
-            if failure.code == "worker-lost":
+            if failure.code == FaultCode.WORKER_LOST:
                 raise
             warnings.append(f"The live model takes no batch of texts that is padded on the {side}, so none was tried: {failure.cause}.")
             continue

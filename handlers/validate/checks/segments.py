@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from daemon.contract.fault_codes import FaultCode
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.workers.client import Worker, WorkerFailed
 
@@ -26,7 +27,7 @@ def lost(live: Worker, samples: Iterable[Sample], unit: float) -> list[str]:
     try:
         errors = [live.ask("wrapped", ids=sample.ids, types=sample.types)["wrapper_error"] for sample in pairs]
     except WorkerFailed as failure:
-        if failure.code == "worker-lost":
+        if failure.code == FaultCode.WORKER_LOST:
             raise
         return [f"Whether PEFT's wrapper hands segments on to the model could not be found out: {failure.cause}."]
     deviations = in_deviations(max((error for error in errors if error is not None), default=0.0), unit)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.folder import genai_config
 from handlers.validate.engines.registry import EngineSpec
 
@@ -38,7 +39,9 @@ class GenaiEngine:
         folder = Path(spec.folder)
         if not (folder / genai_config.FILE).is_file():
             cause = f"the folder holds no {genai_config.FILE}"
-            raise Permanent("graph-not-found", "run the model with onnxruntime-genai", cause, "export the variant again", path=folder)
+            raise Permanent(
+                FaultCode.GRAPH_NOT_FOUND, "run the model with onnxruntime-genai", cause, "export the variant again", path=folder
+            )
         model = genai_config.read(folder)["model"]
         self.vocabulary: int | None = int(model["vocab_size"])
         self.context_length: int | None = int(model["context_length"])
@@ -82,7 +85,7 @@ class GenaiEngine:
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Never asked of a language model; onnxruntime-genai's tokenizer knows no pairs."""
-        raise Permanent("no-pairs", "load the tokenizer", "onnxruntime-genai's tokenizer knows no pairs", "leave the variant out")
+        raise Permanent(FaultCode.NO_PAIRS, "load the tokenizer", "onnxruntime-genai's tokenizer knows no pairs", "leave the variant out")
 
     def text(self, ids: list[int]) -> str:
         """See `Loaded.text`."""

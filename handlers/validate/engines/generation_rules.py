@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def read_rules(generation: Mapping[str, Any], config: Mapping[str, Any]) -> Rule
     start = get("bos_token_id") if start is None else start
     if not isinstance(start, int):
         cause = "neither generation_config.json nor config.json names a decoder_start_token_id"
-        raise Permanent("no-start-token", "decode with the model", cause, "name the token that decoding starts with in config.json")
+        raise Permanent(FaultCode.NO_START_TOKEN, "decode with the model", cause, "name the token that decoding starts with in config.json")
     words = [word[0] for word in get("bad_words_ids") or [] if len(word) == 1]
     banned = tuple(dict.fromkeys([*words, *_tokens(get("suppress_tokens"))]))
     return Rules(start, get("forced_bos_token_id"), banned, _tokens(get("begin_suppress_tokens")), end_tokens(generation, config))

@@ -15,6 +15,7 @@ from peft import PeftModel
 from safetensors import safe_open
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.validate.engines import live_base
 from handlers.validate.engines.arrays import largest_difference
@@ -106,7 +107,7 @@ def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
     heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
     if not heads:
         cause = f"the base is no model for {task}, and the adapter brings no head for it"
-        raise Permanent("no-head", "load the live model", cause, "train with modules_to_save naming the head", path=base)
+        raise Permanent(FaultCode.NO_HEAD, "load the live model", cause, "train with modules_to_save naming the head", path=base)
     return min(heads)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import read_adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.plan.prepare import match_all
@@ -34,7 +35,7 @@ def rebase(base: Path, parameters: Mapping[str, torch.nn.Parameter], prefix: str
     lost = sorted(name for name, place in found.items() if place is None)
     if lost and not (partly and len(lost) < len(found)):
         cause = f"{len(lost)} linear layers of the base are not in the loaded model under their names, for example {lost[0]}"
-        raise Permanent("unknown-layout", _OPERATION, cause, 'set merge.base to "original"', path=base)
+        raise Permanent(FaultCode.UNKNOWN_LAYOUT, _OPERATION, cause, 'set merge.base to "original"', path=base)
     turned = read_json(base / "config.json", _OPERATION).get("model_type") in CONV1D_MODELS
     for name, place in found.items():
         if place is None:
@@ -46,7 +47,7 @@ def rebase(base: Path, parameters: Mapping[str, torch.nn.Parameter], prefix: str
         source.rows(0, source.shape[0], exact)
         if exact.shape != parameters[place].shape:
             cause = f"{name} is stored as {list(exact.shape)} and loaded as {list(parameters[place].shape)}"
-            raise Permanent("unknown-layout", _OPERATION, cause, 'set merge.base to "original"', path=base)
+            raise Permanent(FaultCode.UNKNOWN_LAYOUT, _OPERATION, cause, 'set merge.base to "original"', path=base)
         parameters[place].data = exact  # not copied into the old memory, which may be the base's file
     return len(found) - len(lost)
 

@@ -16,6 +16,7 @@ import onnxruntime
 from onnxruntime import OrtValue
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.folder import tokenizers
 from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.onnx.graphs import graphset
@@ -49,7 +50,7 @@ def graph_files(folder: Path) -> dict[str, Path]:
         return {role: folder / name for role, name in USUAL.items() if (folder / name).is_file()}
     files = {graph.role: folder / graph.file for graph in graphset.read(folder).graphs}
     if lost := sorted(path.name for path in files.values() if not path.is_file()):
-        raise Permanent("graph-not-found", OPERATION, f"{graphset.FILE} names {lost[0]}, which is not there", AGAIN, path=folder)
+        raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, f"{graphset.FILE} names {lost[0]}, which is not there", AGAIN, path=folder)
     return files
 
 
@@ -60,7 +61,7 @@ def check_names(graph: Graph | Chain, what: str, needed: Iterable[str], outputs:
     unknown = sorted(set(graph.inputs) - {*needed, *optional, *graph.past})
     if missing or unknown:
         cause = f"its inputs and outputs are not those of {what} (missing {missing}, unknown {unknown})"
-        raise Permanent("onnx-names", OPERATION, cause, AGAIN, path=graph.path)
+        raise Permanent(FaultCode.ONNX_NAMES, OPERATION, cause, AGAIN, path=graph.path)
 
 
 class Graph:
@@ -85,7 +86,7 @@ class Graph:
         """numpy's type of an input."""
         kind = self.inputs[name].type
         if kind not in _DTYPES:
-            raise Permanent("onnx-type", OPERATION, f"its input {name} is a {kind}, which numpy can't hold", AGAIN, path=self.path)
+            raise Permanent(FaultCode.ONNX_TYPE, OPERATION, f"its input {name} is a {kind}, which numpy can't hold", AGAIN, path=self.path)
         return _DTYPES[kind]
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
@@ -103,7 +104,7 @@ class Graph:
             shape = self.inputs[name].shape
             if len(shape) != 4 or not isinstance(shape[1], int) or not isinstance(shape[3], int):
                 cause = f"the input {name} has the shape {shape}, which does not say the number of heads and their size"
-                raise Permanent("onnx-cache-shape", OPERATION, cause, AGAIN, path=self.path)
+                raise Permanent(FaultCode.ONNX_CACHE_SHAPE, OPERATION, cause, AGAIN, path=self.path)
             values[name] = self.value(name, np.zeros((rows, shape[1], 0, shape[3])))
         return values
 
@@ -132,10 +133,12 @@ class Chain:
         """As `Graph.check_names`; each graph but the last must also hand its vectors on to one that takes them."""
         for graph in self._graphs[:-1]:
             if NEXT not in graph.outputs:
-                raise Permanent("onnx-names", OPERATION, f"it gives no {NEXT} for the next graph of the chain", AGAIN, path=graph.path)
+                raise Permanent(
+                    FaultCode.ONNX_NAMES, OPERATION, f"it gives no {NEXT} for the next graph of the chain", AGAIN, path=graph.path
+                )
         for graph in self._graphs[1:]:
             if HIDDEN not in graph.inputs:
-                raise Permanent("onnx-names", OPERATION, f"it takes no {HIDDEN} from the graph before it", AGAIN, path=graph.path)
+                raise Permanent(FaultCode.ONNX_NAMES, OPERATION, f"it takes no {HIDDEN} from the graph before it", AGAIN, path=graph.path)
         check_names(self, what, needed, outputs, optional)
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
@@ -181,7 +184,7 @@ class OnnxFolder:
         """The graph with a role; Permanent where the folder has none."""
         if role not in self._files:
             cause = f"the folder holds no {USUAL[role]}"
-            raise Permanent("graph-not-found", OPERATION, cause, AGAIN, path=self._folder)
+            raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
         return Graph(self._files[role], threads)
 
     def _decoder(self, threads: int) -> Graph | Chain:

@@ -14,6 +14,7 @@ import numpy as np
 from onnxruntime import OrtValue
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.onnx_folder import AGAIN, OPERATION, Graph, OnnxFolder, floats, present
 from handlers.validate.engines.registry import EngineSpec
@@ -65,7 +66,7 @@ class OnnxSeq2Seq(OnnxFolder):
             found.append(WHOLE)
         if not found:
             cause = f"its decoders ({', '.join(sorted(self._decoders)) or 'none'}) are not enough to decode with"
-            raise Permanent("graph-not-found", OPERATION, cause, AGAIN, path=self._folder)
+            raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
         return tuple(found)
 
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
@@ -110,7 +111,7 @@ class OnnxSeq2Seq(OnnxFolder):
                     f"its output {name} has the shape {shape} where {mask.shape[0]} rows of {mask.shape[1]} source tokens belong: the"
                     " cross-attention cache is lost"
                 )
-                raise Permanent("cross-cache-shape", OPERATION, cause, AGAIN, path=graph.path)
+                raise Permanent(FaultCode.CROSS_CACHE_SHAPE, OPERATION, cause, AGAIN, path=graph.path)
 
 
 class OnnxEncoder(OnnxFolder):

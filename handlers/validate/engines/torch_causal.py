@@ -19,6 +19,7 @@ import transformers
 from transformers import AutoTokenizer
 
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import end_tokens
 from handlers.validate.engines.registry import EngineSpec
@@ -90,7 +91,7 @@ class TorchModel:
             folder = next((folder for folder in self._tokenizer_folders if has_tokenizer(folder)), None)
             if folder is None:
                 raise Permanent(
-                    "tokenizer-not-found", "load the tokenizer", "the folder holds no tokenizer files",
+                    FaultCode.TOKENIZER_NOT_FOUND, "load the tokenizer", "the folder holds no tokenizer files",
                     "put the tokenizer's files beside the model", path=self._tokenizer_folders[0],
                 )  # fmt: skip
             try:
@@ -98,7 +99,7 @@ class TorchModel:
             except Exception as error:  # a file that is missing or damaged: transformers has no type of its own for it
                 lines = str(error).strip().splitlines() or [type(error).__name__]
                 raise Permanent(
-                    "tokenizer-unreadable", "load the tokenizer", f"transformers can't load it: {lines[0].rstrip('.')}",
+                    FaultCode.TOKENIZER_UNREADABLE, "load the tokenizer", f"transformers can't load it: {lines[0].rstrip('.')}",
                     "give the folder all files of its tokenizer", path=folder,
                 ) from error  # fmt: skip
         return self._tokenizer
@@ -138,7 +139,7 @@ def load_model(folder: Path, task: str, made: Container[str] = (), **settings: A
     lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
     if lost:
         cause = f"{len(lost)} weights are missing from its files or have another shape, for example {lost[0]}"
-        raise Permanent("missing-weights", "load the model", cause, "restore the model's files", path=folder)
+        raise Permanent(FaultCode.MISSING_WEIGHTS, "load the model", cause, "restore the model's files", path=folder)
     return model
 
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import handlers
+from daemon.contract.fault_codes import Code, FaultCode, code_of
 from daemon.contract.messages import ChildLimits
 from handlers.child import process
 from handlers.child.progress import Interrupted
@@ -38,7 +39,9 @@ RETRY = "run `ckptd retry` on the job; if it fails again, read the attempt's log
 class WorkerFailed(Exception):
     """A worker that could not do what it was asked."""
 
-    def __init__(self, cause: str, remedy: str, details: str | None = None, *, code: str = "worker-lost", transient: bool = False) -> None:
+    def __init__(
+        self, cause: str, remedy: str, details: str | None = None, *, code: Code = FaultCode.WORKER_LOST, transient: bool = False
+    ) -> None:
         super().__init__(cause)
         self.code = code
         self.cause = cause
@@ -100,7 +103,7 @@ class Worker:
         answer: dict[str, Any] = json.loads(self._line(seconds, command))
         if error := answer.get("error"):
             memory = "alloc" in error["cause"].lower() or "MemoryError" in error["cause"]
-            raise WorkerFailed(error["cause"], error["remedy"] or RETRY, error["details"], code=error["code"], transient=memory)
+            raise WorkerFailed(error["cause"], error["remedy"] or RETRY, error["details"], code=code_of(error["code"]), transient=memory)
         return answer
 
     def _line(self, seconds: float, command: str) -> bytes:

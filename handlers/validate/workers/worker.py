@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import CkptdError
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import ChildLimits
 from handlers.child import process
 
@@ -131,7 +132,7 @@ def _answer(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except Exception as error:
         lines = str(error).strip().splitlines()
         cause = f"{type(error).__name__}: {lines[0][:400] if lines else 'no message'}".rstrip(".")
-        return {"error": {"code": "engine", "cause": cause, "remedy": None, "details": _traceback()}}
+        return {"error": {"code": FaultCode.ENGINE, "cause": cause, "remedy": None, "details": _traceback()}}
 
 
 def main(spec_file: str) -> int:
@@ -148,7 +149,9 @@ def main(spec_file: str) -> int:
     except Exception as error:
         traceback.print_exc()
         cause = f"its engine can't be imported: {error}"
-        broken = {"error": {"code": "engine-missing", "cause": cause, "remedy": "install ckptd's dependencies again", "details": None}}
+        broken = {
+            "error": {"code": FaultCode.ENGINE_MISSING, "cause": cause, "remedy": "install ckptd's dependencies again", "details": None}
+        }
     for line in sys.stdin:
         request = json.loads(line)
         verb = request.pop("command")

@@ -1,0 +1,146 @@
+"""What people are shown of a journal, read from outside: by a connection that only reads, beside the daemon that writes.
+
+Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connection of `daemon.journal.database.reading`. The journal may be
+of an earlier schema, since a new ckptd can be asked before the daemon was started by it; what that schema lacks has its default.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass, field
+from typing import Any
+
+from daemon.journal.controls import PAUSED
+from daemon.journal.rows import AttemptRow, JobRow, StageRow, attempt_of, job_of, stage_of
+
+REBUILT = "journal-rebuilt"
+"""Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
+_SINCE_2 = ", '[]' AS warnings, NULL AS reason, 0 AS untidy"
+_SINCE_3 = ", 0 AS paused"
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job with its stages, in plan order."""
+
+    job: JobRow
+    stages: tuple[StageRow, ...]
+
+
+@dataclass(frozen=True)
+class LostRow:
+    """A checkpoint that was deleted before it could be pinned. Times are ISO 8601; `lived` is in seconds."""
+
+    path: str
+    first_seen: str
+    last_seen: str
+    lived: float
+    at: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The journal as a whole."""
+
+    jobs: tuple[JobView, ...] = ()
+    """In the order in which they were entered."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """State → number of jobs."""
+    outbox: dict[str, int] = field(default_factory=dict)
+    """State → number of notifications."""
+    lost: tuple[LostRow, ...] = ()
+    """Newest first."""
+    paused_since: str | None = None
+    """When everything was paused; None while it is not."""
+    rebuilt: dict[str, Any] | None = None
+    """How the journal came back from damage; None where it never had to."""
+
+
+@dataclass(frozen=True)
+class SeenRow:
+    """What was decided about a directory, and the state of the job that it was decided for."""
+
+    fingerprint: str
+    verdict: str
+    at: str
+    job: str | None
+    job_state: str | None
+
+
+def overview(connection: sqlite3.Connection, limit: int) -> Overview:
+    """The open jobs and the latest ended ones, at most `limit`, and what else there is to tell; empty for a journal without tables."""
+    version = _version(connection)
+    if version == 0:
+        return Overview()
+    rows = connection.execute(
+        f"SELECT * FROM (SELECT *{_defaults(version)} FROM job ORDER BY state IN ('running', 'pending') DESC, created DESC LIMIT ?)"
+        " ORDER BY created, step",
+        (limit,),
+    ).fetchall()
+    said = {row[0]: (row[1], row[2]) for row in connection.execute("SELECT name, value, at FROM control")} if version >= 3 else {}
+    return Overview(
+        jobs=tuple(_view(connection, row, version) for row in rows),
+        counts=_counts(connection, "job"),
+        outbox=_counts(connection, "outbox"),
+        lost=_lost(connection, limit) if version >= 2 else (),
+        paused_since=said[PAUSED][1] if PAUSED in said else None,
+        rebuilt=json.loads(said[REBUILT][0]) if REBUILT in said else None,
+    )
+
+
+def jobs_named(connection: sqlite3.Connection, wanted: str) -> list[JobView]:
+    """The job whose id is `wanted`, else those whose id begins with it, at most two."""
+    version = _version(connection)
+    if version == 0:
+        return []
+    query = f"SELECT *{_defaults(version)} FROM job WHERE"
+    rows = connection.execute(f"{query} id = ?", (wanted,)).fetchall() or connection.execute(
+        f"{query} substr(id, 1, ?) = ? LIMIT 2", (len(wanted), wanted)
+    ).fetchall()  # fmt: skip
+    return [_view(connection, row, version) for row in rows]
+
+
+def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
+    """All attempts of a job, in the order of their start."""
+    rows = connection.execute("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", (job,))
+    return [attempt_of(row) for row in rows]
+
+
+def open_ids(connection: sqlite3.Connection) -> set[str]:
+    """Ids of the jobs that are not finished."""
+    return {str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state IN ('pending', 'running')")}
+
+
+def seen_as(connection: sqlite3.Connection, path: str) -> SeenRow | None:
+    """What was last decided about a directory; None where nothing was, or in a journal without tables."""
+    if _version(connection) == 0:
+        return None
+    row = connection.execute(
+        "SELECT seen.*, job.state AS job_state FROM seen LEFT JOIN job ON job.id = seen.job WHERE path = ?", (path,)
+    ).fetchone()
+    return SeenRow(row["fingerprint"], row["verdict"], row["at"], row["job"], row["job_state"]) if row is not None else None
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _defaults(version: int) -> str:
+    """The columns of `job` that a schema of this version lacks."""
+    return (_SINCE_2 if version < 2 else "") + (_SINCE_3 if version < 3 else "")
+
+
+def _view(connection: sqlite3.Connection, row: sqlite3.Row, version: int) -> JobView:
+    missing = ", NULL AS key, 0 AS crashes" if version < 3 else ""
+    stages = connection.execute(f"SELECT *{missing} FROM stage WHERE job = ? ORDER BY position", (row["id"],))
+    return JobView(job_of(row), tuple(stage_of(stage) for stage in stages))
+
+
+def _counts(connection: sqlite3.Connection, table: str) -> dict[str, int]:
+    return {str(row[0]): int(row[1]) for row in connection.execute(f"SELECT state, count(*) FROM {table} GROUP BY state")}
+
+
+def _lost(connection: sqlite3.Connection, limit: int) -> tuple[LostRow, ...]:
+    rows = connection.execute("SELECT path, first_seen, last_seen, lived, at FROM lost ORDER BY id DESC LIMIT ?", (limit,))
+    return tuple(LostRow(*row) for row in rows)
