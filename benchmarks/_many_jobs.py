@@ -66,8 +66,8 @@ def main(folder: Path, jobs: int) -> None:
             )  # fmt: skip
             pin, target = paths.pins / str(number), paths.output / seen.run / f"step-{number}"
             pin.mkdir()
-            journal.add_job(f"job-{number}", seen, settings.work, names, pin=pin, target=target, fingerprint="f")
-        while journal.open_ids():
+            journal.jobs.add(f"job-{number}", seen, settings.work, names, pin=pin, target=target, fingerprint="f")
+        while journal.jobs.open_ids():
             runner.tick()
         if (first + BATCH) % (jobs // 10) == 0:
             print(first + BATCH, process.memory_info().rss, flush=True)

@@ -45,7 +45,7 @@ class TimedIntake(Intake):
         job = super().take(root, inspection, fingerprint)
         if job is not None:
             self.times[str(inspection.path)] = (asked, time.monotonic())
-            found = self.journal.job(job)
+            found = self.journal.jobs.get(job)
             assert found is not None
             self.takes.append((str(inspection.path), read_checkpoint(found.pin)))
         return job

@@ -34,10 +34,10 @@ from daemon.config.paths import prepare
 began = time.perf_counter()
 paths = prepare(Path(sys.argv[1]), Path(sys.argv[2]))
 journal = open_journal(paths)
-job = journal.first_of(journal.lanes()[0])
-journal.start_job(job.id, None)
-stages = journal.stages(job.id)
-journal.claim(job.id, "merge", stages["merge"].attempts + 1, "default", Path("/attempt"), Path("/staging"), 1)
+job = journal.jobs.first_of(journal.jobs.lanes()[0])
+journal.jobs.start(job.id, None)
+stages = journal.stages.of(job.id)
+journal.attempts.claim(job.id, "merge", stages["merge"].attempts + 1, "default", Path("/attempt"), Path("/staging"), 1)
 print(1000 * (time.perf_counter() - began))
 """
 
@@ -104,16 +104,16 @@ def our_commits(folder: Path) -> Callable[[int], None]:
 
     fill(folder / "state", folder / "exports", OPEN_JOBS)
     journal = Journal(folder / "state" / "journal.sqlite3")
-    job = journal.open_jobs()[0].id
-    journal.start_job(job, None)
+    job = min(journal.jobs.open_ids())
+    journal.jobs.start(job, None)
     result, attempt = StageResult(outcome=Outcome.INTERRUPTED), 0
 
     def work(count: int) -> None:
         nonlocal attempt
         for _ in range(count // 2):
             attempt += 1
-            journal.claim(job, "merge", attempt, "default", Path("/attempt"), Path("/staging"), 1)
-            journal.settle_attempt(job, "merge", attempt, result, state="waiting", staging=Path("/staging"))
+            journal.attempts.claim(job, "merge", attempt, "default", Path("/attempt"), Path("/staging"), 1)
+            journal.attempts.settle(job, "merge", attempt, result, state="waiting", staging=Path("/staging"))
 
     return work
 

@@ -25,7 +25,8 @@ from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.plan import stage_names
-from daemon.journal.journal import RETRIED, Journal
+from daemon.journal.jobs import RETRIED
+from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, JobRow
 from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
@@ -138,13 +139,13 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         ) from None
     except OSError as error:
         raise from_oserror(error, "pin the checkpoint") from error
-    existing = journal.job(candidate.job)
+    existing = journal.jobs.get(candidate.job)
     if existing and existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not is_published(existing.target)):
-        journal.forget_job(existing.id)
+        journal.jobs.forget(existing.id)
         existing = None
     if existing:
         intake.drop(candidate)
-        journal.end_waits(existing.id)
+        journal.stages.end_waits(existing.id)
     else:
         intake.enter(candidate)
     return candidate.job, existing is not None and existing.state in ENDED_JOB
@@ -162,8 +163,8 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         while not stop.is_set():
             parts.attention.wait(0.2)
             parts.attention.clear()
-            row = parts.journal.job(job)
-            view.show(parts.journal.stages(job), parts.runner.children.of(job))
+            row = parts.journal.jobs.get(job)
+            view.show(parts.journal.stages.of(job), parts.runner.children.of(job))
             if row is None or row.state in ENDED_JOB:
                 break
             waiting = parts.runner.waits.of.get(job)
@@ -196,7 +197,7 @@ def retry_job(settings: Settings, job: str) -> None:
     try:
         # A daemon that starts, or has just ended the job, removes the pin of a job that is not open; a second `retry` would replace it.
         with held(paths.pins_lock):
-            row = journal.job(job)
+            row = journal.jobs.get(job)
             work = work_now(settings, row) if row else None
             changed = work is not None and row is not None and work != row.work
             if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
@@ -207,8 +208,8 @@ def retry_job(settings: Settings, job: str) -> None:
             _pin_again(row, operation)
             work = work or row.work
             names = stage_names(work.export.variants, work.export.quantization)
-            if not journal.retry_job(job, work, names):
-                if job not in journal.open_ids():
+            if not journal.jobs.retry(job, work, names):
+                if job not in journal.jobs.open_ids():
                     remove_tree(row.pin)
                 raise _not_yet(operation)
     finally:

@@ -73,7 +73,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     settings = load_settings(config)
     found = find_job(settings, job)
     with _journal(settings) as journal:
-        if not journal.cancel_job(found["id"], "cancelled by hand"):
+        if not journal.controls.cancel(found["id"], "cancelled by hand"):
             raise _refuse(found, "cancel", "cancel only what waits or runs; remove a finished export by deleting its folder")
     print(f"{found['id']} is cancelled; `ckptd retry {found['id']}` takes it up again.")
 
@@ -83,13 +83,13 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
     settings = load_settings(config)
     with _journal(settings) as journal:
         if not job:
-            said = "is paused now" if journal.pause_all(True) else "was paused already"
+            said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
             print(f"The queue {said}; `ckptd resume` lets it go on.")
             return
         found = find_job(settings, job)
         if found["state"] not in OPEN:
             raise _refuse(found, "pause", "pause only what waits or runs")
-        said = "is paused now" if journal.pause_job(found["id"], True) else "was paused already"
+        said = "is paused now" if journal.controls.pause(found["id"], True) else "was paused already"
         print(f"{found['id']} {said}; `ckptd resume {found['id']}` lets it go on.")
 
 
@@ -98,10 +98,10 @@ def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
     settings = load_settings(config)
     with _journal(settings) as journal:
         if not job:
-            print("The queue goes on." if journal.pause_all(False) else "The queue was not paused.")
+            print("The queue goes on." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
         found = find_job(settings, job)
-        print(f"{found['id']} goes on." if journal.pause_job(found["id"], False) else f"{found['id']} was not paused.")
+        print(f"{found['id']} goes on." if journal.controls.pause(found["id"], False) else f"{found['id']} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
@@ -109,7 +109,7 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     settings = load_settings(config)
     found = find_job(settings, job)
     with _journal(settings) as journal:
-        if not journal.prefer_job(found["id"]):
+        if not journal.controls.prefer(found["id"]):
             raise _refuse(found, "prefer", "prefer only what waits")
     print(f"{found['id']} is next{' once it is resumed' if found['paused'] else ''}.")
 

@@ -1,6 +1,6 @@
 """What people tell the queue: cancel, pause, go on, put first. Written by the command line, read by the running daemon.
 
-A part of `daemon.journal.Journal`; each method is one transaction and answers whether anything changed.
+A part of `daemon.journal.journal.Journal`; each method is one transaction and answers whether anything changed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ PAUSED = "paused"
 class Controls:
     """Transactions of people on the tables `job` and `control`."""
 
-    _database: Database
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    def cancel_job(self, job: str, reason: str) -> bool:
+    def cancel(self, job: str, reason: str) -> bool:
         """An open job ends as cancelled; the daemon ends its children and clears it away."""
         return bool(self._database.write("cancel-job", lambda c: c.execute(
             "UPDATE job SET state = 'cancelled', ended = ?, reason = ?, untidy = 1 WHERE id = ? AND state IN ('pending', 'running')",
             (now(), reason, job),
         ).rowcount))  # fmt: skip
 
-    def pause_job(self, job: str, paused: bool) -> bool:
+    def pause(self, job: str, paused: bool) -> bool:
         """An open job starts no further stage, or may again."""
         return bool(self._database.write("pause-job", lambda c: c.execute(
             "UPDATE job SET paused = ? WHERE id = ? AND paused <> ? AND state IN ('pending', 'running')", (paused, job, paused),
         ).rowcount))  # fmt: skip
 
-    def prefer_job(self, job: str) -> bool:
+    def prefer(self, job: str) -> bool:
         """A pending job goes before all others."""
         return bool(self._database.write("prefer-job", lambda c: c.execute(
             "UPDATE job SET priority = 1 + (SELECT COALESCE(max(priority), 0) FROM job WHERE state = 'pending' AND priority > 0)"

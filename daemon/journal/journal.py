@@ -1,249 +1,39 @@
 """The journal: jobs, stages, attempts and outbox. What it says is done is done, and nothing else is.
 
-Intent is committed before a stage starts, the result after it ended; each method is one transaction.
+Intent is committed before a stage starts, the result after it ended; each method of its parts is one transaction.
 The schema itself refuses illegal transitions. Called by the watcher (new jobs), the runner and the notifier.
 """
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 
-from daemon.contract.errors import Fault
-from daemon.contract.messages import AttemptFacts, CheckpointRef, JobFacts, StageFacts
-from daemon.contract.options import Work
+from daemon.contract.messages import AttemptFacts, JobFacts, StageFacts
+from daemon.journal.attempts import Attempts
 from daemon.journal.controls import Controls
 from daemon.journal.database import Database
+from daemon.journal.jobs import Jobs
 from daemon.journal.outbox import Outbox
-from daemon.journal.rows import AttemptRow, JobRow, Lane, job_of, now
-from daemon.journal.sightings import Sightings, record_sighting
-from daemon.journal.stages import Stages, close_stage
-
-RETRIED = ("failed", "partial", "cancelled", "succeeded")
-"""States from which a person can put a job back into the queue."""
+from daemon.journal.rows import AttemptRow, JobRow
+from daemon.journal.sightings import Sightings
+from daemon.journal.stages import Stages
 
 
-class Journal(Sightings, Stages, Controls, Outbox):
-    """Transactions on the journal at `path`."""
+class Journal:
+    """The journal at `path`: one part a concern, all over one file. Raises as `Database` does."""
 
     def __init__(self, path: Path) -> None:
-        self._database = Database(path)
-
-    @property
-    def database(self) -> Database:
-        """The file, for its care."""
-        return self._database
+        self.database = Database(path)
+        self.jobs = Jobs(self.database)
+        self.stages = Stages(self.database)
+        self.attempts = Attempts(self.database)
+        self.sightings = Sightings(self.database)
+        self.controls = Controls(self.database)
+        self.outbox = Outbox(self.database)
 
     def close(self) -> None:
         """Close the file."""
-        self._database.close()
-
-    def add_job(
-        self, job: str, checkpoint: CheckpointRef, work: Work, stages: Sequence[str], *, pin: Path, target: Path, fingerprint: str,
-        supersede: bool = False, fault: Fault | None = None, warnings: Sequence[str] = (),
-    ) -> bool:  # fmt: skip
-        """Enter a job unless this identity with this configuration has one; says whether it is new.
-
-        Open jobs of the same directory give way: what they export has been overwritten. `supersede`: older pending
-        jobs of the run do so too, and the newest of the run comes first. `fault`: the checkpoint can't be merged at all,
-        so the job goes straight to its report, and takes nobody's place.
-        """
-
-        def add(c: sqlite3.Connection) -> bool:
-            known = c.execute(
-                "SELECT id FROM job WHERE identity = ? AND work_digest = ?", (checkpoint.identity, work.digest)
-            ).fetchone()  # fmt: skip
-            if known:
-                record_sighting(c, checkpoint.path, fingerprint, "known", known[0])
-                return False
-            c.execute(
-                "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings,"
-                " newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (job, checkpoint.identity, work.digest, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
-                 work.model_dump_json(), str(pin), str(target), now(), json.dumps(list(warnings)), int(supersede)),
-            )  # fmt: skip
-            _add_stages(c, job, stages)
-            if fault:
-                close_stage(c, job, "merge", "failed", fault=fault)
-            if not fault:
-                overwritten = "id IN (SELECT job FROM seen WHERE path = ?) AND id <> ?"
-                _supersede(c, f"superseded by {job}", overwritten, (checkpoint.path, job))
-            if supersede and not fault:
-                _supersede_older(c, checkpoint)
-            record_sighting(c, checkpoint.path, fingerprint, "damaged" if fault else "taken", job)
-            return True
-
-        return self._database.write("add-job", add)
-
-    # Jobs
-
-    def job(self, job: str) -> JobRow | None:
-        """One job by its id."""
-        rows = self._database.read("SELECT * FROM job WHERE id = ?", job)
-        return job_of(rows[0]) if rows else None
-
-    def open_jobs(self) -> list[JobRow]:
-        """Jobs that are not finished: running ones first, then pending ones, oldest first. All of them: not for each round."""
-        return [job_of(row) for row in self._database.read(
-            "SELECT * FROM job WHERE state IN ('running', 'pending') ORDER BY state DESC, created, step, id"
-        )]  # fmt: skip
-
-    def open_ids(self) -> set[str]:
-        """Ids of the jobs that are not finished."""
-        return {str(row[0]) for row in self._database.read("SELECT id FROM job WHERE state IN ('running', 'pending')")}
-
-    def running_jobs(self) -> list[JobRow]:
-        """Jobs that have been started and are not finished, preferred ones first, then in the order of their start."""
-        return [job_of(row) for row in self._database.read(
-            "SELECT * FROM job WHERE state = 'running' ORDER BY priority DESC, started, created, step, id"
-        )]  # fmt: skip
-
-    def preferred_job(self) -> JobRow | None:
-        """The pending job that people want first, if any."""
-        rows = self._database.read(
-            "SELECT * FROM job WHERE state = 'pending' AND priority > 0 AND paused = 0 ORDER BY priority DESC, created LIMIT 1"
-        )
-        return job_of(rows[0]) if rows else None
-
-    def lanes(self) -> list[Lane]:
-        """The runs that have pending jobs, with when each was last served."""
-        return [Lane(row[0], row[1], bool(row[2]), row[3], row[4]) for row in self._database.read(
-            "SELECT root, run, max(newest_first), min(created),"
-            " (SELECT max(started) FROM job other WHERE other.root = job.root AND other.run = job.run)"
-            " FROM job WHERE state = 'pending' AND paused = 0 GROUP BY root, run"
-        )]  # fmt: skip
-
-    def first_of(self, lane: Lane) -> JobRow | None:
-        """The pending job of a run that comes first."""
-        order = "step DESC, created" if lane.newest_first else "created, step"
-        rows = self._database.read(
-            f"SELECT * FROM job WHERE state = 'pending' AND paused = 0 AND root = ? AND run = ? ORDER BY {order}, id LIMIT 1",
-            lane.root, lane.run,
-        )  # fmt: skip
-        return job_of(rows[0]) if rows else None
-
-    def job_counts(self) -> dict[str, int]:
-        """State → number of jobs."""
-        return {str(row[0]): int(row[1]) for row in self._database.read("SELECT state, count(*) FROM job GROUP BY state")}
-
-    def forget_job(self, job: str) -> None:
-        """Remove an ended job, so that the same checkpoint can be entered again."""
-        self._database.write("forget-job", lambda c: c.execute("DELETE FROM job WHERE id = ?", (job,)))
-
-    def start_job(self, job: str, base: Path | None) -> bool:
-        """pending → running, with the base that was found for it; False where it has been ended or paused meanwhile."""
-        return bool(self._database.write("start-job", lambda c: c.execute(
-            "UPDATE job SET state = 'running', base = ?, started = COALESCE(started, ?)"
-            " WHERE id = ? AND state IN ('pending', 'running') AND paused = 0",
-            (str(base) if base else None, now(), job),
-        ).rowcount))  # fmt: skip
-
-    def reconfigure(self, job: str, work: Work, stages: Sequence[str]) -> bool:
-        """An open job is to be done by another configuration: stages come or go, those that stay keep their state.
-
-        False, and nothing is changed, where the same checkpoint has a job with that configuration already, or a stage
-        that goes is running.
-        """
-
-        def change(c: sqlite3.Connection) -> bool:
-            identity, state = c.execute("SELECT identity, state FROM job WHERE id = ?", (job,)).fetchone()
-            taken = c.execute("SELECT 1 FROM job WHERE identity = ? AND work_digest = ? AND id <> ?", (identity, work.digest, job))
-            there = {row[0]: row[1] for row in c.execute("SELECT name, state FROM stage WHERE job = ?", (job,))}
-            gone = there.keys() - set(stages)
-            if state not in ("pending", "running") or taken.fetchone() or any(there[name] == "running" for name in gone):
-                return False
-            c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.model_dump_json(), work.digest, job))
-            c.executemany("DELETE FROM stage WHERE job = ? AND name = ?", [(job, name) for name in gone])
-            _add_stages(c, job, stages)
-            return True
-
-        return self._database.write("reconfigure", change)
-
-    def finish_job(self, job: str, state: str, message: tuple[str, str] | None) -> bool:
-        """running → ended, and its notification (title, body) into the outbox, in one commit.
-
-        False, and nothing is recorded, where the job has been superseded or cancelled meanwhile.
-        """
-
-        def finish(c: sqlite3.Connection) -> bool:
-            if not c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ? AND state = 'running'", (state, now(), job)).rowcount:
-                return False
-            if message:
-                c.execute(
-                    "INSERT INTO outbox (job, kind, title, body, created) VALUES (?,?,?,?,?)", (job, state, *message, now())
-                )  # fmt: skip
-            return True
-
-        return self._database.write("finish-job", finish)
-
-    def supersede_job(self, job: str, reason: str) -> None:
-        """An open job ends without a report, since its checkpoint is no longer what it was; the directory is looked at again."""
-
-        def supersede(c: sqlite3.Connection) -> None:
-            _supersede(c, reason, "id = ?", (job,))
-            c.execute("DELETE FROM seen WHERE job = ?", (job,))
-
-        self._database.write("supersede-job", supersede)
-
-    def untidy_jobs(self) -> list[JobRow]:
-        """Superseded and cancelled jobs whose child, staging and pin are not cleared away yet."""
-        return [job_of(row) for row in self._database.read("SELECT * FROM job WHERE untidy = 1 ORDER BY id")]
-
-    def tidied(self, job: str) -> None:
-        """Nothing is left of a superseded or cancelled job but its record."""
-        self._database.write("tidied", lambda c: c.execute("UPDATE job SET untidy = 0 WHERE id = ?", (job,)))
-
-    def retry_job(self, job: str, work: Work | None = None, stages: Sequence[str] = ()) -> bool:
-        """Put an ended job back in the queue, all its stages afresh; kept outputs with the same key are used again.
-
-        `work` and `stages`: the configuration by which it is to be done now, where that has changed.
-        """
-
-        def retry(c: sqlite3.Connection) -> bool:
-            marks = ",".join("?" * len(RETRIED))
-            if not c.execute(
-                f"UPDATE job SET state = 'pending', ended = NULL, reason = NULL, paused = 0 WHERE id = ? AND untidy = 0"
-                f" AND state IN ({marks})", (job, *RETRIED),
-            ).rowcount:  # fmt: skip
-                return False
-            if work is not None:
-                c.execute("UPDATE job SET work = ?, work_digest = ? WHERE id = ?", (work.model_dump_json(), work.digest, job))
-                names = ",".join("?" * len(stages))
-                c.execute(f"DELETE FROM stage WHERE job = ? AND name NOT IN ({names})", (job, *stages))
-                _add_stages(c, job, stages)
-            c.execute(
-                "UPDATE stage SET state = 'waiting', failures = 0, crashes = 0, retry_at = NULL, folder = NULL, result = NULL,"
-                " fault = NULL WHERE job = ? AND state <> 'waiting'", (job,),
-            )  # fmt: skip
-            return True
-
-        return self._database.write("retry-job", retry)
-
-
-def _add_stages(c: sqlite3.Connection, job: str, stages: Sequence[str]) -> None:
-    """Rows for the stages of a plan; one that is there already only takes its place in the order."""
-    c.executemany(
-        "INSERT INTO stage (job, name, position) VALUES (?,?,?) ON CONFLICT (job, name) DO UPDATE SET position = excluded.position",
-        [(job, name, place) for place, name in enumerate(stages)],
-    )
-
-
-def _supersede(c: sqlite3.Connection, reason: str, where: str, values: tuple[object, ...]) -> None:
-    c.execute(
-        "UPDATE job SET state = 'superseded', ended = ?, reason = ?, untidy = 1"
-        f" WHERE state IN ('pending', 'running') AND {where}", (now(), reason, *values),
-    )  # fmt: skip
-
-
-def _supersede_older(c: sqlite3.Connection, checkpoint: CheckpointRef) -> None:
-    """Pending jobs of the run give way to its newest open one, whichever order they came in."""
-    lane = (checkpoint.root, checkpoint.run)
-    newest = c.execute(
-        "SELECT id, step FROM job WHERE root = ? AND run = ? AND state IN ('pending', 'running') ORDER BY step DESC LIMIT 1", lane
-    ).fetchone()  # fmt: skip
-    _supersede(c, f"superseded by {newest[0]}", "state = 'pending' AND root = ? AND run = ? AND step < ?", (*lane, newest[1]))
+        self.database.close()
 
 
 def _attempt(row: AttemptRow) -> AttemptFacts:
@@ -255,13 +45,13 @@ def _attempt(row: AttemptRow) -> AttemptFacts:
 
 def facts_of(journal: Journal, job: JobRow) -> JobFacts:
     """The job with all its stages and attempts."""
-    attempts = journal.attempts(job.id)
+    attempts = journal.attempts.of(job.id)
     stages = tuple(
         StageFacts(
             name=stage.name, state=stage.state, result=stage.result, fault=stage.fault,
             attempts=tuple(_attempt(row) for row in attempts if row.stage == stage.name),
         )
-        for stage in journal.stages(job.id).values()
+        for stage in journal.stages.of(job.id).values()
     )  # fmt: skip
     return JobFacts(
         export_id=job.id, created=job.created, started=job.started, checkpoint=job.checkpoint, base=str(job.base) if job.base else None,

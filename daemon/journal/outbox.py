@@ -1,6 +1,6 @@
 """The journal's outbox: notifications that wait, were delivered, or were given up.
 
-A part of `daemon.journal.Journal`; each method is one transaction. Called by the notifier; `finish_job` enters messages.
+A part of `daemon.journal.journal.Journal`; each method is one transaction. Called by the notifier; `Jobs.finish` enters messages.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from daemon.journal.rows import Message, now
 class Outbox:
     """Transactions on the table `outbox`."""
 
-    _database: Database
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    def due_messages(self, clock: float) -> list[Message]:
+    def due(self, clock: float) -> list[Message]:
         """Notifications whose time has come, oldest first."""
         rows = self._database.read("SELECT * FROM outbox WHERE state = 'pending' AND next_at <= ? ORDER BY id LIMIT 20", clock)
         return [Message(row["id"], row["job"], row["kind"], row["title"], row["body"], row["attempts"]) for row in rows]
 
-    def pending_messages(self) -> int:
+    def pending(self) -> int:
         """How many notifications wait."""
         return int(self._database.read("SELECT count(*) FROM outbox WHERE state = 'pending'")[0][0])
 
@@ -50,6 +51,6 @@ class Outbox:
 
         return self._database.write("announce", add)
 
-    def hasten_messages(self) -> None:
+    def hasten(self) -> None:
         """Whatever waits for its next attempt is due now."""
         self._database.write("hasten-messages", lambda c: c.execute("UPDATE outbox SET next_at = 0 WHERE state = 'pending'"))

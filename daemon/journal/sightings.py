@@ -1,6 +1,6 @@
 """The journal's memory of directories: what was decided upon, in which state, and what was lost.
 
-A part of `daemon.journal.Journal`; each method is one transaction. Called by the watcher and the intake.
+A part of `daemon.journal.journal.Journal`; each method is one transaction. Called by the watcher and the intake.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from daemon.journal.rows import now
 class Sightings:
     """Transactions on the tables `seen` and `lost`."""
 
-    _database: Database
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    def seen(self, path: str) -> str | None:
+    def fingerprint(self, path: str) -> str | None:
         """Digest of the fingerprint with which a directory was last decided upon."""
         rows = self._database.read("SELECT fingerprint FROM seen WHERE path = ?", path)
         return str(rows[0][0]) if rows else None
 
-    def seen_below(self, root: str) -> dict[str, str]:
+    def fingerprints_below(self, root: str) -> dict[str, str]:
         """The same for everything below a root, in one query."""
         prefix = root.rstrip("/") + "/"
         rows = self._database.read("SELECT path, fingerprint FROM seen WHERE path >= ? AND path < ?", prefix, prefix[:-1] + "0")
@@ -36,18 +37,6 @@ class Sightings:
         return bool(self._database.write(
             "reconsider", lambda c: c.execute("DELETE FROM seen WHERE path = ? AND verdict = 'skipped'", (path,)).rowcount
         ))  # fmt: skip
-
-    def same_content(self, step: int, digest: str) -> list[str]:
-        """Ids of the jobs of checkpoints with this step and content, wherever they lay, newest first."""
-        rows = self._database.read(
-            "SELECT id FROM job WHERE step = ? AND json_extract(checkpoint, '$.digest') = ? ORDER BY created DESC, id", step, digest
-        )
-        return [str(row[0]) for row in rows]
-
-    def roots_of(self, run: str) -> list[str]:
-        """Roots below which a run of that name has had jobs, the earliest first."""
-        rows = self._database.read("SELECT root FROM job WHERE run = ? GROUP BY root ORDER BY min(created), min(rowid)", run)
-        return [str(row[0]) for row in rows]
 
     def moved(self, job: str, path: str, fingerprint: str) -> None:
         """The content of a job lies at `path` now, and nowhere else."""

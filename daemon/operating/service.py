@@ -119,7 +119,7 @@ class Daemon:
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
                 "Look at that disk."
             )
-            self._parts.journal.announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
+            self._parts.journal.outbox.announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
 
     def _make_watcher(self) -> Watcher:
         return Watcher(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
@@ -234,7 +234,7 @@ class Daemon:
         return all(threads) and age < limit and time.monotonic() - self._journal_written < limit
 
     def _write_journal(self) -> None:
-        if self._complaints.during(self._parts.journal.heartbeat):
+        if self._complaints.during(self._parts.journal.controls.heartbeat):
             self._journal_written = time.monotonic()
 
     def _write_live(self) -> None:
@@ -250,11 +250,11 @@ class Daemon:
         gauges = {
             "ckptd_children": float(len(self._parts.runner.children.running)),
             "ckptd_incomplete_checkpoints": float(len(self._watcher.tracker.incomplete)),
-            "ckptd_outbox_pending": float(self._parts.journal.pending_messages()),
+            "ckptd_outbox_pending": float(self._parts.journal.outbox.pending()),
             "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
             "ckptd_resident_bytes": float(psutil.Process().memory_info().rss),
         }
-        metrics.write(file, metrics.render(self._parts.journal.job_counts(), gauges))
+        metrics.write(file, metrics.render(self._parts.journal.jobs.counts(), gauges))
 
 
 def serve(settings: Settings, reload: Callable[[], Settings], spawn: Spawn = Worker) -> None:

@@ -110,7 +110,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
 
     Can be repeated after a crash anywhere in it. A job that was superseded or cancelled meanwhile stays as it is.
     """
-    current = journal.job(job.id)
+    current = journal.jobs.get(job.id)
     if current is None or current.state != "running":
         return None
     try:
@@ -120,7 +120,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     except OSError as error:
         return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}").fault
     wanted = published.state in settings.notify.on and settings.notify.urls
-    if not journal.finish_job(job.id, published.state, message_of(job, stages, published) if wanted else None):
+    if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     log.info("export finished", state=published.state, target=str(published.target),
              artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip
@@ -133,7 +133,7 @@ def _prune(job: JobRow, folder: Path, journal: Journal, paths: Paths, rules: Ret
     if not (rules.keep_last or rules.keep_best or rules.keep_days):
         return
     try:
-        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, busy=journal.open_ids()):
+        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, busy=journal.jobs.open_ids()):
             log.info("removed an old export", path=str(gone.path), freed=human(gone.freed))
     except OSError as error:
         log.warning(from_oserror(error, "remove old exports").fault.sentence())
@@ -148,7 +148,7 @@ def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:
     with held(paths.pins_lock, patience=0) as mine:
         if not mine:
             return False
-        if job.id in journal.open_ids():
+        if job.id in journal.jobs.open_ids():
             return True
         remove_tree(job.pin)
     remove_tree(paths.staging / job.id)

@@ -67,23 +67,23 @@ class Notifier:
 
     def clock_jumped(self) -> None:
         """The wall clock was set: whatever waits for a time is tried now."""
-        self._journal.hasten_messages()
+        self._journal.outbox.hasten()
         self._wake.set()
 
     def deliver_due(self) -> None:
         """Try every message whose time has come."""
         if not self._settings.urls:
             return
-        for message in self._journal.due_messages(time.time()):
+        for message in self._journal.outbox.due(time.time()):
             if self._stopping:
                 return
             error = self._send(message)
             if error is None:
-                self._journal.delivered(message.id)
+                self._journal.outbox.delivered(message.id)
                 log.info("notified", job=message.job, title=message.title)
                 continue
             pause = pause_after(message.attempts + 1)
-            self._journal.undelivered(message.id, error, None if pause is None else time.time() + pause)
+            self._journal.outbox.undelivered(message.id, error, None if pause is None else time.time() + pause)
             log.warning("a notification did not arrive", job=message.job, error=error, attempt=message.attempts + 1,
                         retry_in=pause, remedy="check notify.urls and the service")  # fmt: skip
 

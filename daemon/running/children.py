@@ -95,14 +95,14 @@ class Children:
         context = make_context(job, spec, number, stages, self._paths, limits, threads, key)
         if spec.name == "report":
             context = context.model_copy(update={"facts": facts_of(self._journal, job)})
-        if not self._journal.claim(job.id, spec.name, number, context.strategy, folder, staging, need.memory, key):
+        if not self._journal.attempts.claim(job.id, spec.name, number, context.strategy, folder, staging, need.memory, key):
             return None, False
         try:
             worker = self._spawn(context, folder, bounds_of(limits))
         except OSError as error:
             return from_oserror(error, f"start the stage {spec.name}").fault, True
         self.running[job.id, spec.name] = Running(job, spec, number, staging, worker, size, need, threads)
-        self._journal.spawned((job.id, spec.name, number), worker.process.pid, worker.process_started)
+        self._journal.attempts.spawned((job.id, spec.name, number), worker.process.pid, worker.process_started)
         failpoints.point("runner.spawned")
         log.info("stage started", stage=spec.name, attempt=number, pid=worker.process.pid, threads=threads,
                  estimated_memory=human(need.memory))  # fmt: skip

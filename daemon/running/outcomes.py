@@ -16,8 +16,8 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.plan import find_spec
+from daemon.journal.attempts import Measured
 from daemon.journal.journal import Journal
-from daemon.journal.stages import Measured
 from daemon.publishing.publication import same_files
 from daemon.running.children import Running
 from daemon.running.rules.retry import Decision, after_crash, decide
@@ -35,7 +35,7 @@ def settle(
     measured: Measured | None = None,
 ) -> None:  # fmt: skip
     """Record how an attempt ended. `crashed`: the daemon died while it ran, and it left no result."""
-    row, attempt = journal.stages(job)[stage], journal.attempt(job, stage, number)
+    row, attempt = journal.stages.of(job)[stage], journal.attempts.get(job, stage, number)
     log_file = str(attempt.folder / "log.txt")
     if crashed:
         decision = after_crash(stage, row.crashes + 1, limits.crashes, log_file)
@@ -48,7 +48,7 @@ def settle(
         if not (resumable and decision.state == "waiting"):
             _clear(attempt.staging)
     _clear(attempt.folder / "tmp")
-    journal.settle_attempt(
+    journal.attempts.settle(
         job, stage, number, result, state=decision.state, staging=attempt.staging, retry_delay=decision.delay, crashed=crashed,
         measured=measured,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def _clear(folder: Path) -> None:
 
 def inputs_are_there(journal: Journal, running: Running) -> bool:
     """Whether what an attempt read is all still there: a verdict on files that somebody took away says nothing."""
-    stages = journal.stages(running.job.id)
+    stages = journal.stages.of(running.job.id)
     read = [stages[name] for name in running.worker.context.inputs if name in stages]
     return all(stage.folder and stage.result and same_files(stage.folder, stage.result.files) for stage in read)
 

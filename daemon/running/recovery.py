@@ -34,7 +34,7 @@ def left_open(journal: Journal) -> list[tuple[str, str, int, StageResult | None]
     Children that outlived their daemon are killed first: nobody else may write into what is looked at now.
     """
     found = []
-    for attempt in journal.open_attempts():
+    for attempt in journal.attempts.open():
         if kill_stray(attempt.pid, attempt.process_started, attempt.folder):
             log.warning("a child outlived its daemon and was killed", job=attempt.job, stage=attempt.stage, pid=attempt.pid)
         result = _result_of(attempt)
@@ -72,7 +72,7 @@ def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
         if not mine:
             log.info("a checkpoint is being pinned again; what no job needs is removed at the next start")
             return gone
-        keep = journal.open_ids()
+        keep = journal.jobs.open_ids()
         for parent in {paths.staging: None, paths.pins: None, pins: None}:
             for entry in os.scandir(parent) if parent.is_dir() else ():
                 if entry.name not in keep:

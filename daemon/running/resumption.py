@@ -68,14 +68,14 @@ class Resumption:
         if job.id in self._ready:
             return job
         job = self._adopt(job)
-        stages = self._journal.stages(job.id)
+        stages = self._journal.stages.of(job.id)
         finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}
         if not self._verified(job.id, finished):
             return None
         for name, whole in self._known.pop(job.id, {}).items():
             if not whole:
                 log.warning("the output of a finished stage is no longer whole; it is made again", job=job.id, stage=name)
-                self._journal.reopen_stage(job.id, name)
+                self._journal.stages.reopen(job.id, name)
         self._reopen_changed(job)
         self._ready.add(job.id)
         return job
@@ -93,7 +93,7 @@ class Resumption:
             log.warning("a kept output is no longer whole; it is made again", job=job.id, stage=stage)
             self._kept.drop(key)
             return False
-        self._journal.reuse_stage(job.id, stage, key, folder, result)
+        self._journal.stages.reuse(job.id, stage, key, folder, result)
         log.info("stage reused", stage=stage, key=key[:12])
         return True
 
@@ -113,7 +113,7 @@ class Resumption:
     def trim(self, budget: int) -> list[str]:
         """Remove kept outputs beyond the budget, but for those that running jobs read."""
         in_use = [
-            stage.folder for job in self._journal.running_jobs() for stage in self._journal.stages(job.id).values() if stage.folder
+            stage.folder for job in self._journal.jobs.running() for stage in self._journal.stages.of(job.id).values() if stage.folder
         ]  # fmt: skip
         gone = self._kept.trim(budget, in_use)
         if gone:
@@ -124,11 +124,11 @@ class Resumption:
         """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
         work = self._work_of(job) or job.work
         names = stage_names(work.export.variants, work.export.quantization)
-        if work == job.work and names == list(self._journal.stages(job.id)):
+        if work == job.work and names == list(self._journal.stages.of(job.id)):
             return job
-        if self._journal.reconfigure(job.id, work, names):
+        if self._journal.jobs.reconfigure(job.id, work, names):
             log.warning("the configuration has changed; the export goes on by the new one", job=job.id, stages=names)
-        return self._journal.job(job.id) or job
+        return self._journal.jobs.get(job.id) or job
 
     def _verified(self, job: str, finished: dict[str, StageRow]) -> bool:
         """Ask about every finished output; whether all answers are there."""
@@ -144,11 +144,11 @@ class Resumption:
 
     def _reopen_changed(self, job: JobRow) -> None:
         """Finished stages whose key is another one now (a configuration, an upgrade, a changed base) are made again."""
-        if not any(stage.key for stage in self._journal.stages(job.id).values()):
+        if not any(stage.key for stage in self._journal.stages.of(job.id).values()):
             return
-        for name in self._journal.stages(job.id):
-            stages = self._journal.stages(job.id)
+        for name in self._journal.stages.of(job.id):
+            stages = self._journal.stages.of(job.id)
             stage = stages[name]
             if stage.state == "succeeded" and stage.key and stage.key != keys_of(job, stages, self._device)[name]:
                 log.warning("what a finished stage was made of has changed; it is made again", job=job.id, stage=name)
-                self._journal.reopen_stage(job.id, name)
+                self._journal.stages.reopen(job.id, name)

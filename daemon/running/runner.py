@@ -161,8 +161,8 @@ class Runner:
         self.children.relieve(int(self.settings.limits.memory_reserve))
         if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):
             self.children.stop_heavy()
-        may_start = self.journal.paused_since() is None
-        jobs = self.journal.running_jobs()
+        may_start = self.journal.controls.paused_since() is None
+        jobs = self.journal.jobs.running()
         for job in jobs:
             self._try(job, may_start)
         while may_start and not self._stopping and (following := self._next_job(jobs)):
@@ -175,9 +175,9 @@ class Runner:
         limit = self.settings.limits.jobs
         if len([job for job in awake if job.id not in self.waits]) >= limit or len(awake) >= limit + SPARE_JOBS:
             return None
-        preferred = self.journal.preferred_job()
-        lane = None if preferred else next_lane(self.journal.lanes())
-        job = preferred or (self.journal.first_of(lane) if lane else None)
+        preferred = self.journal.jobs.preferred()
+        lane = None if preferred else next_lane(self.journal.jobs.lanes())
+        job = preferred or (self.journal.jobs.first_of(lane) if lane else None)
         return None if job is None or any(job.id == other.id for other in jobs) else job
 
     def _try(self, job: JobRow, may_start: bool) -> None:
@@ -202,7 +202,7 @@ class Runner:
     def _clear_ended(self) -> None:
         """End the children of superseded and cancelled jobs in order, then remove what is left of those jobs."""
         self._tidy_left()
-        for job in self.journal.untidy_jobs():
+        for job in self.journal.jobs.untidy():
             children = self.children.of(job.id)
             for running in children:
                 running.worker.stop()
@@ -211,7 +211,7 @@ class Runner:
             if not tidy_job(job, self.journal, self.paths):
                 continue
             self._forget(job.id)
-            self.journal.tidied(job.id)
+            self.journal.jobs.tidied(job.id)
             log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
             self.changed()
 
@@ -220,7 +220,7 @@ class Runner:
         name = rewritten(job.pin)
         if name is None:
             return False
-        self.journal.supersede_job(
+        self.journal.jobs.supersede(
             job.id, f"the trainer rewrote {name} in place while it was exported; what is there now is a checkpoint of its own"
         )
         return True
@@ -236,7 +236,7 @@ class Runner:
             return
         moved = True
         while moved:
-            stages = self.journal.stages(job.id)
+            stages = self.journal.stages.of(job.id)
             if all(stage.state in ENDED_STAGE for stage in stages.values()):
                 self._finish(prepared, stages)
                 return
@@ -249,14 +249,14 @@ class Runner:
         A base that can't be found fails the merge at once, and the report says so.
         """
         folder, fault = self._bases.find(job.checkpoint)
-        if not self.journal.start_job(job.id, folder):
+        if not self.journal.jobs.start(job.id, folder):
             return None
         log.info("export started", base=str(folder) if folder else None)
-        if fault and self.journal.stages(job.id)["merge"].state == "waiting":
+        if fault and self.journal.stages.of(job.id)["merge"].state == "waiting":
             log.error(fault.sentence(), code=fault.code)
-            self.journal.end_stage(job.id, "merge", "failed", fault)
+            self.journal.stages.end(job.id, "merge", "failed", fault)
         self.changed()
-        return self.journal.job(job.id)
+        return self.journal.jobs.get(job.id)
 
     # Outcomes
 

@@ -66,7 +66,7 @@ class Starter:
     ) -> bool:  # fmt: skip
         broken = [need for need in spec.needs if stages[need].state in ("failed", "skipped")]
         if broken:
-            self._journal.end_stage(job.id, spec.name, "skipped", because_of(broken[0], stages[broken[0]], spec))
+            self._journal.stages.end(job.id, spec.name, "skipped", because_of(broken[0], stages[broken[0]], spec))
             return True
         if not may_start:
             return False
@@ -86,7 +86,7 @@ class Starter:
         lacking = self._toolchains.lacking(spec.toolchain, f"run the stage {spec.name}")
         if lacking:
             log.error(lacking.sentence(), stage=spec.name, code=lacking.code)
-            self._journal.end_stage(job.id, spec.name, "failed", lacking)
+            self._journal.stages.end(job.id, spec.name, "failed", lacking)
             return True
         moment = datetime.now(UTC)
         if spec.heavy and not self.windows.is_open(moment):
@@ -96,11 +96,11 @@ class Starter:
         if threads == 0:
             return False
         size = self._bases.size(job.base or job.pin)
-        need = estimate(spec, size, self._journal.measurements(spec.name), job.work.merge.dtype)
+        need = estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype)
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
             log.error(admission.fault.sentence(), stage=spec.name, code=admission.fault.code)
-            self._journal.end_stage(job.id, spec.name, "failed", admission.fault)
+            self._journal.stages.end(job.id, spec.name, "failed", admission.fault)
             return True
         if admission.fault:
             self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory)
@@ -146,7 +146,7 @@ class Starter:
 
         def fits(name: str) -> bool:
             spec = spec_of(name)
-            need = estimate(spec, size, self._journal.measurements(name)).memory
+            need = estimate(spec, size, self._journal.attempts.measurements(name)).memory
             return need <= allowed and all(fits(other) for other in spec.needs)
 
         return [name for name in job.work.export.variants if find_spec(name) is not None and fits(name)]

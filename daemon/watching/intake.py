@@ -78,7 +78,7 @@ class Intake:
         mine = self._effective(run_of(inspection.path))
         choice, later = choice_for(inspection, mine.settings.select)
         if not choice.wanted:
-            self.journal.remember(str(inspection.path), digest_of_fingerprint(fingerprint), "skipped")
+            self.journal.sightings.remember(str(inspection.path), digest_of_fingerprint(fingerprint), "skipped")
             log.info("checkpoint skipped", path=str(inspection.path), policy=mine.settings.select.policy, reason=choice.reason)
             return None
         if best_step(later) == inspection.step:
@@ -93,7 +93,7 @@ class Intake:
             return None
         step = best_step(inspection.metadata)
         sibling = inspection.path.with_name(f"checkpoint-{step}")
-        if step is None or sibling == inspection.path or not self.journal.reconsider(str(sibling)):
+        if step is None or sibling == inspection.path or not self.journal.sightings.reconsider(str(sibling)):
             return None
         log.info("a checkpoint that was skipped is the best now", path=str(sibling), named_by=str(inspection.path))
         return sibling
@@ -150,7 +150,7 @@ class Intake:
                 job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
                 fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
             ))  # fmt: skip
-        new = self.journal.add_job(
+        new = self.journal.jobs.add(
             candidate.job, reference, settings.work, stage_names(settings.variants), pin=pin,
             target=target, fingerprint=candidate.known, supersede=latest, fault=candidate.fault, warnings=[warning] if warning else [],
         )  # fmt: skip
@@ -163,22 +163,22 @@ class Intake:
     def _is_known(self, candidate: Candidate) -> bool:
         """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
         path = candidate.reference.path
-        job = self.journal.job(candidate.job)
-        if job is not None and job.state == "superseded" and not self.journal.places(job.id):
+        job = self.journal.jobs.get(candidate.job)
+        if job is not None and job.state == "superseded" and not self.journal.sightings.places(job.id):
             # Its content was overwritten during the export, and now it is back.
             if job.untidy:
                 self.drop(candidate)
                 raise Moved
-            self.journal.forget_job(job.id)
+            self.journal.jobs.forget(job.id)
         elif job is not None:
             self.drop(candidate)
-            self.journal.remember(path, candidate.known, "known", job.id)
+            self.journal.sightings.remember(path, candidate.known, "known", job.id)
             return True
-        for name in self.journal.same_content(candidate.reference.step, candidate.reference.digest):
-            places = self.journal.places(name)
+        for name in self.journal.jobs.of_content(candidate.reference.step, candidate.reference.digest):
+            places = self.journal.sightings.places(name)
             if places and path not in places and not any(_holds(Path(place), known) for place, known in places.items()):
                 self.drop(candidate)
-                self.journal.moved(name, path, candidate.known)
+                self.journal.sightings.moved(name, path, candidate.known)
                 log.info("moved", job=name, path=path, before=sorted(places))
                 return True
         return False
@@ -188,7 +188,7 @@ class Intake:
 
         The root that had a run of that name first keeps the plain name for as long as that run is there.
         """
-        for root in self.journal.roots_of(reference.run):
+        for root in self.journal.jobs.roots_of(reference.run):
             if root == reference.root:
                 return reference.run
             if Path(root, reference.run).is_dir():

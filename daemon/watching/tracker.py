@@ -77,7 +77,7 @@ class Tracker:
     def scan(self, root: Path, now: float) -> None:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
         found = set()
-        known = self._intake.journal.seen_below(str(root))
+        known = self._intake.journal.sightings.fingerprints_below(str(root))
         for checkpoint in find_checkpoints(root, self._settings.depth, self._unreadable):
             found.add(checkpoint)
             before = known.get(str(checkpoint))
@@ -107,7 +107,7 @@ class Tracker:
             return
         try:
             seen = fingerprint(path)
-            known = None if str(path) in self._undecided else self._intake.journal.seen(str(path))
+            known = None if str(path) in self._undecided else self._intake.journal.sightings.fingerprint(str(path))
             if known is None and seen:
                 self._note_sighting(path, now)
             if known is not None and known == digest_of_fingerprint(seen):
@@ -130,11 +130,11 @@ class Tracker:
             return
         if found.refusal is not None:
             log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
-            self._intake.journal.remember(str(path), digest_of_fingerprint(seen), "skipped")
+            self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
             return
         patience = found.patience_seconds
-        if weights_follow_state(seen) and self._intake.journal.seen(str(path)) is not None:
+        if weights_follow_state(seen) and self._intake.journal.sightings.fingerprint(str(path)) is not None:
             patience = max(patience, PATIENCE_SECONDS)  # written again: the old state is there, the new one comes last
         if not self._settler.rested(str(path), patience, now):
             return
@@ -186,7 +186,7 @@ class Tracker:
             f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds",
             path=str(path), code=FaultCode.CHECKPOINT_LOST,
         )  # fmt: skip
-        self._intake.journal.add_lost(str(path), entry.first, entry.last, lived)
+        self._intake.journal.sightings.add_lost(str(path), entry.first, entry.last, lived)
 
     def _forget(self, path: Path) -> None:
         self._settler.forget(str(path))

@@ -14,6 +14,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
+from tests.detection.helpers import open_jobs
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Bench:
             self.at = upto
 
     def jobs(self) -> list[JobRow]:
-        return self.journal.open_jobs()
+        return open_jobs(self.journal)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from daemon.journal.rows import JobRow
 from daemon.watching.intake import Intake
 from daemon.watching.watcher import Watcher
 from tests.detection.bench import bench  # noqa: F401 - a fixture for every test of this folder
+from tests.detection.helpers import open_jobs
 
 DEADLINE = 10.0
 
@@ -96,7 +97,7 @@ class Station:
         self.start()
 
     def jobs(self) -> list[JobRow]:
-        return self.journal.open_jobs()
+        return open_jobs(self.journal)
 
     def steps(self) -> list[int]:
         return sorted(job.checkpoint.step for job in self.jobs())

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow
 from daemon.watching.scan import find_checkpoints
 
 WRITTEN_LAST = "trainer_state.json"
@@ -50,6 +52,12 @@ def plain_adapter(source: Path, target: Path) -> Path:
     """What `save_pretrained` of an adapter and a tokenizer writes: Trainer's checkpoint without all that is Trainer's own."""
     shutil.copytree(source, target, ignore=TRAINERS_FILES)
     return target
+
+
+def open_jobs(journal: Journal) -> list[JobRow]:
+    """The jobs that are not finished, in the order in which they were entered."""
+    rows = [row for job in journal.jobs.open_ids() if (row := journal.jobs.get(job))]
+    return sorted(rows, key=lambda row: (row.created, row.checkpoint.step, row.id))
 
 
 def below(root: Path, depth: int = 4) -> list[str]:

@@ -49,8 +49,8 @@ def test_the_adapter_at_the_end_of_a_run_with_the_last_checkpoints_content_is_ex
         shutil.copy(run / "final" / name, run / name)
     bench.pass_time(PATIENCE_SECONDS + 10)
     assert sorted((job.checkpoint.run, job.checkpoint.step) for job in bench.jobs()) == [("run", 2), ("run", 4)]
-    assert bench.journal.seen(str(run)) is not None
-    assert bench.journal.seen(str(run / "final")) is not None
+    assert bench.journal.sightings.fingerprint(str(run)) is not None
+    assert bench.journal.sightings.fingerprint(str(run / "final")) is not None
 
 
 def test_a_refused_layout_is_said_once_and_remembered_as_skipped(bench: Bench) -> None:  # R1.5 R6.1
@@ -63,7 +63,7 @@ def test_a_refused_layout_is_said_once_and_remembered_as_skipped(bench: Bench) -
     assert f"litgpt merge_lora {folder}" in logs[0]["event"]
     assert bench.jobs() == []
     assert bench.tracker.incomplete == {}
-    assert bench.journal.seen(str(folder)) is not None
+    assert bench.journal.sightings.fingerprint(str(folder)) is not None
 
 
 def test_new_weights_under_the_old_state_wait_for_the_state_that_trainer_writes_last(bench: Bench, pico_checkpoint: Path) -> None:  # R1.5

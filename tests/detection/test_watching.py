@@ -118,13 +118,13 @@ def test_the_same_content_written_again_is_no_other_job(station: Stations, pico_
     here = station()
     target = copy_of(pico_checkpoint, here.root / "run" / "checkpoint-4")
     here.wait_for_jobs(1)
-    before = here.journal.seen(str(target))
+    before = here.journal.sightings.fingerprint(str(target))
     shutil.rmtree(target)
     copy_of(pico_checkpoint, here.home / "again")
     os.utime(here.home / "again" / "adapter_model.safetensors")
     os.utime(here.home / "again" / WRITTEN_LAST)
     os.rename(here.home / "again", target)
-    here.wait(lambda: here.journal.seen(str(target)) != before, "the new files were decided upon")
+    here.wait(lambda: here.journal.sightings.fingerprint(str(target)) != before, "the new files were decided upon")
     assert len(here.jobs()) == 1
     assert sorted(path.name for path in (here.home / "state" / "pins").iterdir()) == [here.jobs()[0].id]
 
@@ -180,7 +180,7 @@ def test_the_policy_latest_lets_a_newer_one_replace_those_that_wait(station: Sta
     here.wait_for_jobs(2)
     copy_of(pico_checkpoint, here.root / "run" / "checkpoint-10", step=10, weights=10)
     here.wait(lambda: here.steps() == [2, 10], "the newer one replaces the older one of its run alone")
-    assert [job.checkpoint.step for job in here.journal.untidy_jobs()] == [8], "the runner is to clear the replaced one away"
+    assert [job.checkpoint.step for job in here.journal.jobs.untidy()] == [8], "the runner is to clear the replaced one away"
 
 
 def test_the_policy_latest_takes_only_the_newest_of_those_that_a_start_finds(
@@ -201,7 +201,7 @@ def test_a_damaged_checkpoint_that_claims_to_be_done_becomes_a_job_that_says_why
     os.truncate(here.home / "made" / "adapter_model.safetensors", 5000)
     shutil.copytree(here.home / "made", target)
     (job,) = here.wait_for_jobs(1)
-    merge = here.journal.stages(job.id)["merge"]
+    merge = here.journal.stages.of(job.id)["merge"]
     assert merge.state == "failed"
     assert merge.fault is not None
     said = merge.fault.sentence()
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_that_claims_to_be_done_becomes_a_job_that_says_why
     os.utime(target / WRITTEN_LAST)
     here.wait(lambda: here.jobs() and here.jobs()[0].id != job.id, "the job of the whole checkpoint, alone")
     (whole,) = here.jobs()
-    assert here.journal.stages(whole.id)["merge"].state == "waiting"
+    assert here.journal.stages.of(whole.id)["merge"].state == "waiting"
 
 
 def test_a_checkpoint_that_is_only_unfinished_becomes_no_job_and_is_shown_as_incomplete(

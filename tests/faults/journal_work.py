@@ -18,23 +18,23 @@ FAULT = Fault(code="c", operation="o", cause="because", remedy="r")
 
 
 def claim(journal: Journal, number: int) -> None:
-    journal.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
+    journal.attempts.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
 
 
 def settle(journal: Journal, number: int, result: StageResult, state: str) -> None:
-    journal.settle_attempt("job", "merge", number, result, state=state, staging=Path("/staging"))
+    journal.attempts.settle("job", "merge", number, result, state=state, staging=Path("/staging"))
 
 
 STEPS: list[tuple[str, Callable[[Journal], object]]] = [
     ("enter", lambda journal: enter(journal)),
-    ("start", lambda journal: journal.start_job("job", Path("/base"))),
+    ("start", lambda journal: journal.jobs.start("job", Path("/base"))),
     ("claim 1", lambda journal: claim(journal, 1)),
-    ("spawned", lambda journal: journal.spawned(("job", "merge", 1), 77, 1.5)),
+    ("spawned", lambda journal: journal.attempts.spawned(("job", "merge", 1), 77, 1.5)),
     ("settle 1", lambda journal: settle(journal, 1, StageResult(outcome=Outcome.RETRYABLE, fault=FAULT), "waiting")),
     ("claim 2", lambda journal: claim(journal, 2)),
     ("settle 2", lambda journal: settle(journal, 2, StageResult(outcome=Outcome.SUCCEEDED, warnings=("w" * 9000,)), "succeeded")),
     ("enter another", lambda journal: enter(journal, "another", reference(5))),
-    ("finish", lambda journal: journal.finish_job("job", "succeeded", ("title", "body"))),
+    ("finish", lambda journal: journal.jobs.finish("job", "succeeded", ("title", "body"))),
 ]
 
 

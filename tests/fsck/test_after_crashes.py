@@ -48,7 +48,7 @@ def ready(home: Path, way: str) -> None:
         world.finished(4)
         world.execute("UPDATE job SET state = 'partial'")
         world.repin(4)
-        assert world.journal.retry_job(job)
+        assert world.journal.jobs.retry(job)
     world.work(job, *STAGES)
     assert world.codes(deep=True) == []
     world.close()
@@ -66,7 +66,7 @@ def test_after_one_more_try_nothing_is_lost_or_twice_or_half(tmp_path: Path, way
     try:
         sweep_temporaries(world.paths.state)
         mend_swaps(world.paths.staging)
-        job = world.journal.job("job-4")
+        job = world.journal.jobs.get("job-4")
         assert job is not None
         if job.state == "running":
             world.finish("job-4")

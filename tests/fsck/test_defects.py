@@ -37,7 +37,7 @@ def interrupted(world: World) -> None:
 def given_up(world: World) -> None:
     """Superseded while pytorch had an open attempt; not cleared away yet, and nothing lies around."""
     running(world)
-    world.journal.supersede_job("job-4", "overwritten")
+    world.journal.jobs.supersede("job-4", "overwritten")
     world.tidy("job-4")
     shutil.rmtree(world.paths.jobs / "job-4")
 

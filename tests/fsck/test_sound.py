@@ -26,7 +26,7 @@ def test_nothing_is_found_where_nothing_was_ever_done(tmp_path: Path, world: Wor
 def test_nothing_is_found_at_any_step_of_an_export_that_is_interrupted_in_order(world: World) -> None:
     job = world.enter(4)
     assert world.codes(deep=True) == []
-    world.journal.start_job(job, None)
+    world.journal.jobs.start(job, None)
     for stage in STAGES:
         world.claim(job, stage)
         assert world.codes() == []  # a daemon that died here leaves an open attempt, which the next start settles
@@ -56,14 +56,14 @@ def test_an_export_that_was_replaced_or_removed_is_a_note_and_no_finding(world: 
 
 def test_a_failed_job_beside_a_good_export_of_another_configuration_is_sound(world: World) -> None:
     job = world.enter(4)
-    world.journal.start_job(job, None)
+    world.journal.jobs.start(job, None)
     world.claim(job, "merge")
     world.settle(job, "merge", Outcome.PERMANENT)
     for stage in ("pytorch", "validate"):
-        world.journal.end_stage(job, stage, "skipped", None)
+        world.journal.stages.end(job, stage, "skipped", None)
     world.claim(job, "report")
     world.settle(job, "report")
-    assert world.journal.finish_job(job, "failed", None)
+    assert world.journal.jobs.finish(job, "failed", None)
     world.tidy(job)
     found = world.examine()
     assert found.findings == ()
@@ -75,9 +75,9 @@ def test_a_job_that_was_retried_is_sound_and_so_is_one_that_was_given_up(world: 
     world.execute("UPDATE job SET state = 'partial' WHERE id = 'job-4'")
     (world.paths.pins / "job-4").mkdir()
     (world.paths.pins / "job-4" / "adapter_config.json").write_text("pinned again")
-    assert world.journal.retry_job("job-4")
+    assert world.journal.jobs.retry("job-4")
     assert world.codes() == []
-    world.journal.supersede_job(world.enter(8), "overwritten")
+    world.journal.jobs.supersede(world.enter(8), "overwritten")
     assert world.codes() == []
 
 

@@ -48,7 +48,7 @@ class World:
         path = f"/runs/run/checkpoint-{step}"
         reference = CheckpointRef(root="/runs", run="run", step=step, path=path, layout="l", digest=identify(pin), method="LORA")
         target = self.paths.output / "run" / f"step-{step}"
-        assert self.journal.add_job(job, reference, WORK, STAGES, pin=pin, target=target, fingerprint="f")
+        assert self.journal.jobs.add(job, reference, WORK, STAGES, pin=pin, target=target, fingerprint="f")
         return job
 
     def claim(self, job: str, stage: str) -> int:
@@ -57,7 +57,7 @@ class World:
         folder, staging = self.paths.attempt(job, stage, number), self.paths.staging / job / f"{stage}.{number}"
         for path in (folder / "tmp", staging):
             path.mkdir(parents=True)
-        self.journal.claim(job, stage, number, "default", folder, staging, 1)
+        self.journal.attempts.claim(job, stage, number, "default", folder, staging, 1)
         return number
 
     def settle(self, job: str, stage: str, outcome: Outcome = Outcome.SUCCEEDED) -> None:
@@ -74,18 +74,18 @@ class World:
         state = {Outcome.SUCCEEDED: "succeeded", Outcome.PERMANENT: "failed"}.get(outcome, "waiting")
         if state != "succeeded":
             remove_tree(staging)
-        self.journal.settle_attempt(job, stage, number, result, state=state, staging=staging)
+        self.journal.attempts.settle(job, stage, number, result, state=state, staging=staging)
 
     def work(self, job: str, *stages: str) -> None:
         """Start a job and let some of its stages succeed."""
-        self.journal.start_job(job, None)
+        self.journal.jobs.start(job, None)
         for stage in stages:
             self.claim(job, stage)
             self.settle(job, stage)
 
     def publish(self, job: str) -> Path:
         """Put the export of a finished job in its place, without recording it."""
-        row, stages = self.journal.job(job), self.journal.stages(job)
+        row, stages = self.journal.jobs.get(job), self.journal.stages.of(job)
         assert row is not None
         parts = [Part("" if name == "report" else name, stage.folder, stage.result.files)
                  for name, stage in stages.items() if name in ("pytorch", "report") and stage.folder and stage.result]  # fmt: skip
@@ -99,7 +99,7 @@ class World:
     def finish(self, job: str) -> Path:
         """A job from wherever it is to its end."""
         target = self.publish(job)
-        assert self.journal.finish_job(job, "succeeded", ("title", "body"))
+        assert self.journal.jobs.finish(job, "succeeded", ("title", "body"))
         self.tidy(job)
         return target
 

@@ -23,4 +23,4 @@ def reference(step: int = 4, *, root: str = "/runs", run: str = "run", digest: s
 
 def enter(journal: Journal, job: str = "job", checkpoint: CheckpointRef | None = None, **options: Any) -> bool:
     checkpoint = checkpoint or reference()
-    return journal.add_job(job, checkpoint, WORK, STAGES, pin=Path("/pin"), target=Path("/out"), fingerprint="f", **options)
+    return journal.jobs.add(job, checkpoint, WORK, STAGES, pin=Path("/pin"), target=Path("/out"), fingerprint="f", **options)

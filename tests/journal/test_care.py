@@ -84,7 +84,7 @@ def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file:
     journal = Journal(file)
     with child(HOLD, file, "EXCLUSIVE", 600) as process:
         assert line(process) == "held"
-        for attempt in (lambda: enter(journal), lambda: journal.seen("/x"), lambda: Journal(file)):
+        for attempt in (lambda: enter(journal), lambda: journal.sightings.fingerprint("/x"), lambda: Journal(file)):
             with pytest.raises(Retryable) as caught:
                 attempt()
             assert caught.value.fault.code == "journal-unavailable"
@@ -139,7 +139,7 @@ def test_a_backup_that_writers_keep_interrupting_is_taken_in_one_go(file: Path, 
 
     def write() -> None:
         while not stop.is_set():
-            journal.add_lost("/x", "a", "b", 1.0)
+            journal.sightings.add_lost("/x", "a", "b", 1.0)
             time.sleep(0.01)
 
     thread = threading.Thread(target=write)
@@ -170,7 +170,7 @@ def test_a_backup_that_is_killed_is_there_whole_or_not_at_all(journal: Journal, 
     with child(BACKUP, file, target, fault=fault) as process:
         assert process.wait() == -signal.SIGKILL
     assert backups.listed(tmp_path / "backups") == ([target] if fault == "backup.renamed" else [])
-    assert [job.id for job in journal.open_jobs()] == ["job"]
+    assert journal.jobs.open_ids() == {"job"}
     for left in (tmp_path / "backups").glob(".*"):
         os.utime(left, (0, 0))
     backups.rotate(tmp_path / "backups", 3)
@@ -217,12 +217,12 @@ def test_a_journal_that_is_deleted_while_it_is_open_is_put_back_with_everything_
     file.unlink()
     assert journal.database.check(full=True) == ["its file is gone while it is open (No such file or directory)"]
     with capture_logs() as logs:
-        journal.remember("/path", "f", "skipped")
+        journal.sightings.remember("/path", "f", "skipped")
     assert [(record["log_level"], record["code"]) for record in logs] == [("critical", "journal-gone")]
     journal.close()
     again = Journal(file)
-    assert [job.id for job in again.open_jobs()] == ["before"]
-    assert again.seen("/path") == "f"
+    assert again.jobs.open_ids() == {"before"}
+    assert again.sightings.fingerprint("/path") == "f"
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     again.close()
 
@@ -232,13 +232,13 @@ def test_nothing_is_written_to_a_journal_in_whose_place_another_file_was_put(jou
     moved = file.rename(file.with_name("moved"))
     Journal(file).close()
     with pytest.raises(Permanent) as caught:
-        journal.remember("/path", "f", "skipped")
+        journal.sightings.remember("/path", "f", "skipped")
     assert caught.value.fault.code == "journal-gone"
     assert journal.database.check(full=False) == ["another file was put into its place while it was open"]
     file.unlink()
     moved.rename(file)
-    journal.remember("/path", "f", "skipped")
-    assert journal.seen("/path") == "f"
+    journal.sightings.remember("/path", "f", "skipped")
+    assert journal.sightings.fingerprint("/path") == "f"
 
 
 TMPFS = """
@@ -265,17 +265,17 @@ else:
     journal = Journal(folder / "journal.sqlite3")
 for number in range(3):
     try:
-        journal.remember("/path" + "x" * 60_000, "f", "skipped")
+        journal.sightings.remember("/path" + "x" * 60_000, "f", "skipped")
     except Retryable as error:
         faults.append(error.fault.code)
 assert faults == ["journal-unavailable"] * 3, faults
-assert [job.id for job in journal.open_jobs()] == ["job"], "reads go on"
+assert journal.jobs.open_ids() == {"job"}, "reads go on"
 if sys.argv[2] == "full":
     filler.truncate(0)
 else:
     subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
-journal.remember("/path", "f", "skipped")
-assert journal.seen("/path") == "f"
+journal.sightings.remember("/path", "f", "skipped")
+assert journal.sightings.fingerprint("/path") == "f"
 assert journal.database.check(full=True) == []
 journal.close()
 print("sound")
@@ -298,6 +298,6 @@ def test_a_commit_of_another_process_changes_the_data_version_and_our_own_does_n
     enter(journal)
     assert journal.database.data_version() == before
     other = Journal(file)
-    other.remember("/path", "f", "skipped")
+    other.sightings.remember("/path", "f", "skipped")
     other.close()
     assert journal.database.data_version() != before

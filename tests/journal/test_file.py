@@ -47,10 +47,10 @@ def test_a_daemon_that_is_killed_has_entered_a_job_entirely_or_not_at_all(file: 
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "opened\n"), done.stderr
     journal = Journal(file)
     try:
-        assert [job.id for job in journal.open_jobs()] == (["job"] if there else [])
-        assert len(journal.stages("job")) == (4 if there else 0)
+        assert journal.jobs.open_ids() == ({"job"} if there else set())
+        assert len(journal.stages.of("job")) == (4 if there else 0)
         assert enter(journal) is not there, "the same checkpoint comes in exactly once"
-        assert len(journal.open_jobs()) == 1
+        assert len(journal.jobs.open_ids()) == 1
     finally:
         journal.close()
 
@@ -74,8 +74,8 @@ def test_a_commit_that_was_cut_off_is_undone_at_the_next_start(file: Path) -> No
     journal.close()
     kill_in_the_middle_of_a_commit(file)
     again = Journal(file)
-    assert [job.id for job in again.open_jobs()] == ["job"]
-    assert again.seen("0") is None
+    assert again.jobs.open_ids() == {"job"}
+    assert again.sightings.fingerprint("0") is None
     again.close()
 
 
@@ -139,7 +139,7 @@ def test_a_reader_sees_the_last_commit_while_a_writer_is_in_the_middle_of_one(jo
         with reading(file) as reader:
             seen.extend(reader.execute("SELECT state FROM job").fetchall())
 
-    journal._database.write("look", look)
+    journal.database.write("look", look)
     assert [row[0] for row in seen] == ["pending"]
     with reading(file) as reader:
         assert reader.execute("SELECT state FROM job").fetchone()[0] == "running"
@@ -155,10 +155,10 @@ def test_writing_goes_on_after_a_reader_that_held_the_file_for_too_long(file: Pa
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM job").fetchall()
             with pytest.raises(Retryable, match="another process holds it for too long") as caught:
-                journal.remember("/path", "f", "skipped")
+                journal.sightings.remember("/path", "f", "skipped")
             assert caught.value.fault.code == "journal-unavailable"
-        journal.remember("/path", "g", "skipped")
-        assert journal.seen("/path") == "g"
+        journal.sightings.remember("/path", "g", "skipped")
+        assert journal.sightings.fingerprint("/path") == "g"
     finally:
         journal.close()
 

@@ -56,16 +56,17 @@ def version(file: Path) -> int:
 def test_nothing_of_an_old_journal_is_lost_and_the_new_rules_hold_in_it(old: Path) -> None:  # R6.5
     journal = Journal(old)
     try:
-        (job,) = journal.open_jobs()
+        job = journal.jobs.get("job")
+        assert job is not None
         assert (job.id, job.state, job.warnings, job.reason, job.untidy) == ("job", "running", (), None, False)
-        assert list(journal.stages("job")) == list(STAGES)
-        assert [attempt.number for attempt in journal.open_attempts()] == [1]
-        assert (journal.seen("/skipped"), journal.places("job")) == ("s", {reference().path: "f"})
+        assert list(journal.stages.of("job")) == list(STAGES)
+        assert [attempt.number for attempt in journal.attempts.open()] == [1]
+        assert (journal.sightings.fingerprint("/skipped"), journal.sightings.places("job")) == ("s", {reference().path: "f"})
         assert enter(journal, "new", reference(digest="other"), warnings=["w"])
-        ended = journal.job("job")
+        ended = journal.jobs.get("job")
         assert ended is not None
         assert (ended.state, ended.reason, ended.untidy) == ("superseded", "superseded by new", True)
-        journal.add_lost("/gone", "a", "b", 1.5)
+        journal.sightings.add_lost("/gone", "a", "b", 1.5)
     finally:
         journal.close()
     assert version(old) == SCHEMA_VERSION
@@ -186,7 +187,7 @@ def test_a_migration_that_is_killed_at_its_commit_has_happened_or_not_and_goes_o
         assert version(old) == (step if place == "after" else step - 1)
     journal = Journal(old)
     assert journal.database.check(full=True) == []
-    assert [job.id for job in journal.open_jobs()] == (["job"] if number else [])
+    assert journal.jobs.open_ids() == ({"job"} if number else set())
     journal.close()
 
 
@@ -242,6 +243,6 @@ def test_a_migration_that_is_cut_off_leaves_the_old_schema_and_is_done_by_the_ne
     assert done.returncode == -signal.SIGKILL
     assert version(old) == 1
     journal = Journal(old)
-    assert [job.id for job in journal.open_jobs()] == ["job"]
+    assert journal.jobs.open_ids() == {"job"}
     journal.close()
     assert version(old) == SCHEMA_VERSION

@@ -39,7 +39,7 @@ def fill(paths: Paths) -> None:
         pin = paths.pins / job
         pin.mkdir()
         (pin / "adapter_config.json").write_text("{}")
-        assert journal.add_job(
+        assert journal.jobs.add(
             job, reference(step, digest=job), WORK, STAGES, pin=pin, target=paths.output / job,
             fingerprint=job,
         )  # fmt: skip
@@ -66,7 +66,7 @@ def looked_at(paths: Paths) -> tuple[list[str], dict[str, Any] | None]:
     journal = open_journal(paths)
     try:
         assert journal.database.check(full=True) == []
-        return sorted(job.id for job in journal.open_jobs()), rebuilt_state(journal.database)
+        return sorted(journal.jobs.open_ids()), rebuilt_state(journal.database)
     finally:
         journal.close()
 
@@ -182,7 +182,7 @@ def test_a_stale_rollback_journal_cannot_reach_the_new_file(paths: Paths) -> Non
     back_up(paths)
     journal = Journal(paths.journal)
     for step in range(10, 60):
-        journal.add_job(
+        journal.jobs.add(
             f"later-{step}", reference(step), WORK, STAGES, pin=paths.pins / "first", target=paths.output, fingerprint=str(step)
         )
     journal.close()
@@ -271,7 +271,7 @@ def test_damage_that_a_query_runs_into_is_mended_by_the_next_start(paths: Paths,
         stream.write(b"\xff" * 4096)
     journal = open_journal(paths)
     with pytest.raises(Permanent) as caught:
-        journal.add_lost("/gone", "a", "b", 1.0)
+        journal.sightings.add_lost("/gone", "a", "b", 1.0)
     assert caught.value.fault.code == "journal-damaged"
     journal.close()
     jobs, told = looked_at(paths)

@@ -75,7 +75,7 @@ def rebuilt(paths: Paths) -> tuple[Journal, Rebuilt]:
 
 
 def state_of(journal: Journal, job: str) -> str:
-    row = journal.job(job)
+    row = journal.jobs.get(job)
     assert row is not None
     return row.state
 
@@ -89,17 +89,17 @@ def test_an_interrupted_job_goes_on_with_its_finished_stages_finished(paths: Pat
     attempt(paths, "job", "validate", 1, None)
     journal, what = rebuilt(paths)
     assert what == Rebuilt(open=1, ended=0, given_up=0, skipped=0)
-    job = journal.job("job")
+    job = journal.jobs.get("job")
     assert job is not None
     assert (job.state, job.checkpoint, job.work, job.base) == ("running", reference(digest="job"), WORK, Path("/base"))
     assert (job.pin, job.target) == (paths.pins / "job", Path("/exports/run/4"))
-    stages = journal.stages("job")
+    stages = journal.stages.of("job")
     assert {name: (stage.state, stage.attempts, stage.failures) for name, stage in stages.items()} == {
         "merge": ("succeeded", 2, 1), "pytorch": ("waiting", 1, 0), "onnx": ("failed", 1, 1), "onnx-int8": ("waiting", 0, 0),
         "validate": ("waiting", 1, 0), "report": ("waiting", 0, 0),
     }  # fmt: skip
     assert (stages["merge"].folder, stages["merge"].result, stages["onnx"].fault) == (staging, ok(), FAULT)
-    assert sorted((row.stage, row.number, row.outcome) for row in journal.attempts("job")) == [
+    assert sorted((row.stage, row.number, row.outcome) for row in journal.attempts.of("job")) == [
         ("merge", 1, "retryable"), ("merge", 2, "succeeded"), ("onnx", 1, "permanent"), ("pytorch", 1, "succeeded"),
         ("validate", 1, "interrupted"),
     ]  # fmt: skip
@@ -126,9 +126,9 @@ def test_a_published_job_is_ended_as_its_manifest_says(paths: Paths, status: str
     suffix = ".failed" if status == "failed" else ""
     manifest(paths.output / "run" / f"step-4{suffix}", "job", status)
     journal, what = rebuilt(paths)
-    job = journal.job("job")
+    job = journal.jobs.get("job")
     assert job is not None and (what.ended, job.state, job.target) == (1, status, paths.output / "run" / "step-4")
-    assert {stage.state for stage in journal.stages("job").values()} <= {"succeeded", "failed", "skipped"}
+    assert {stage.state for stage in journal.stages.of("job").values()} <= {"succeeded", "failed", "skipped"}
     journal.close()
 
 
@@ -143,7 +143,7 @@ def test_a_job_whose_export_was_removed_since_is_not_done_again(paths: Paths) ->
 def test_a_job_whose_pin_is_gone_is_left_to_the_watcher(paths: Paths) -> None:
     attempt(paths, "job", "merge", 1, ok())
     journal, what = rebuilt(paths)
-    assert journal.job("job") is None and (what.open, what.ended) == (0, 0)
+    assert journal.jobs.get("job") is None and (what.open, what.ended) == (0, 0)
     journal.close()
 
 
@@ -153,10 +153,10 @@ def test_a_job_that_waited_for_its_first_stage_is_known_by_its_entry(paths: Path
         warnings=("w",), newest_first=True,
     ))  # fmt: skip
     journal, _ = rebuilt(paths)
-    job = journal.job("job")
+    job = journal.jobs.get("job")
     assert job is not None
     assert (job.state, job.target, job.created, job.warnings) == ("pending", Path("/out"), "2026", ("w",))
-    assert journal.seen(reference().path) == "f"
+    assert journal.sightings.fingerprint(reference().path) == "f"
     journal.close()
 
 
@@ -175,8 +175,8 @@ def test_files_that_make_no_sense_are_passed_over_one_by_one(paths: Paths) -> No
         (paths.output / name / "MANIFEST.json").write_text(text)
     with capture_logs() as logs:
         journal, what = rebuilt(paths)
-    assert [job.id for job in journal.open_jobs()] == ["good"]
-    assert journal.stages("good")["pytorch"].state == "waiting"
+    assert journal.jobs.open_ids() == {"good"}
+    assert journal.stages.of("good")["pytorch"].state == "waiting"
     assert what.open == 1 and what.skipped >= 4
     assert {record["log_level"] for record in logs} == {"warning"}
     journal.close()
@@ -185,13 +185,13 @@ def test_files_that_make_no_sense_are_passed_over_one_by_one(paths: Paths) -> No
 def test_a_backup_is_completed_by_what_happened_after_it(paths: Paths) -> None:
     journal = Journal(paths.journal)
     for step, job in enumerate(("went on", "ended", "lost its pin", "untouched", "cancelled"), 1):
-        journal.add_job(
+        journal.jobs.add(
             job, reference(step, digest=job), WORK, ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report"),
             pin=pin(paths, job), target=Path("/out") / job, fingerprint=job,
         )  # fmt: skip
-    journal.start_job("went on", Path("/base"))
-    assert journal.claim("went on", "merge", 1, "default", paths.attempt("went on", "merge", 1), Path("/s"), 1)
-    journal.cancel_job("cancelled", "a person")
+    journal.jobs.start("went on", Path("/base"))
+    assert journal.attempts.claim("went on", "merge", 1, "default", paths.attempt("went on", "merge", 1), Path("/s"), 1)
+    journal.controls.cancel("cancelled", "a person")
     # Here the backup was taken; then:
     attempt(paths, "went on", "merge", 1, None, step=1)
     attempt(paths, "went on", "merge", 2, ok(), step=1)
@@ -205,10 +205,10 @@ def test_a_backup_is_completed_by_what_happened_after_it(paths: Paths) -> None:
     assert {job: state_of(journal, job) for job in ("went on", "ended", "lost its pin", "untouched", "cancelled")} == {
         "went on": "running", "ended": "succeeded", "lost its pin": "superseded", "untouched": "pending", "cancelled": "cancelled",
     }  # fmt: skip
-    assert [(row.number, row.outcome) for row in journal.attempts("went on")] == [(1, "interrupted"), (2, "succeeded")]
-    merge = journal.stages("went on")["merge"]
+    assert [(row.number, row.outcome) for row in journal.attempts.of("went on")] == [(1, "interrupted"), (2, "succeeded")]
+    merge = journal.stages.of("went on")["merge"]
     assert (merge.state, merge.attempts) == ("succeeded", 2)
-    assert journal.places("lost its pin") == {} and journal.places("untouched") != {}
+    assert journal.sightings.places("lost its pin") == {} and journal.sightings.places("untouched") != {}
     assert journal.database.check(full=True) == []
     journal.close()
 

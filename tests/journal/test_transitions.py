@@ -55,37 +55,39 @@ def test_the_schema_refuses_every_illegal_transition_of_any_writer(
 
 def test_a_refused_transition_leaves_the_journal_as_it_was_and_usable(journal: Journal) -> None:
     enter(journal)
-    journal.end_stage("job", "merge", "failed", FAULT)
+    journal.stages.end("job", "merge", "failed", FAULT)
     with pytest.raises(sqlite3.IntegrityError, match="illegal transition of a stage"):
-        journal.end_stage("job", "merge", "skipped", None)
-    stage = journal.stages("job")["merge"]
+        journal.stages.end("job", "merge", "skipped", None)
+    stage = journal.stages.of("job")["merge"]
     assert (stage.state, stage.fault) == ("failed", FAULT)
-    assert not journal.finish_job("job", "succeeded", ("title", "body")), "it was never started"
-    job = journal.job("job")
+    assert not journal.jobs.finish("job", "succeeded", ("title", "body")), "it was never started"
+    job = journal.jobs.get("job")
     assert job is not None
-    assert (job.state, journal.pending_messages()) == ("pending", 0)
-    journal.start_job("job", None)
-    journal.finish_job("job", "succeeded", ("title", "body"))
-    assert journal.pending_messages() == 1
+    assert (job.state, journal.outbox.pending()) == ("pending", 0)
+    journal.jobs.start("job", None)
+    journal.jobs.finish("job", "succeeded", ("title", "body"))
+    assert journal.outbox.pending() == 1
 
 
 def test_one_identity_with_one_configuration_is_one_job(journal: Journal) -> None:
     assert enter(journal, "a")
     assert not enter(journal, "b")
     assert enter(journal, "c", reference(digest="other", run="another run"))
-    assert [job.id for job in journal.open_jobs()] == ["a", "c"]
-    assert list(journal.stages("a")) == list(STAGES)
-    assert journal.seen(reference().path) == "f"
+    assert journal.jobs.open_ids() == {"a", "c"}
+    assert list(journal.stages.of("a")) == list(STAGES)
+    assert journal.sightings.fingerprint(reference().path) == "f"
 
 
 def test_a_newer_step_supersedes_the_waiting_ones_of_its_run_and_no_others(journal: Journal) -> None:  # R1.1
     enter(journal, "running", reference(1))
-    journal.start_job("running", None)
+    journal.jobs.start("running", None)
     enter(journal, "older", reference(2))
     enter(journal, "other run", reference(2, run="other"))
     enter(journal, "same run name in another root", reference(2, root="/elsewhere"))
     enter(journal, "newer", reference(3), supersede=True)
-    states = {name: job.state for name in ("running", "older", "other run", "same run name in another root") if (job := journal.job(name))}
+    states = {
+        name: job.state for name in ("running", "older", "other run", "same run name in another root") if (job := journal.jobs.get(name))
+    }
     assert states == {
         "running": "running", "older": "superseded", "other run": "pending", "same run name in another root": "pending",
     }  # fmt: skip
@@ -93,20 +95,20 @@ def test_a_newer_step_supersedes_the_waiting_ones_of_its_run_and_no_others(journ
 
 def claim(journal: Journal, number: int) -> None:
     """Claim the merge of a job that has been started."""
-    journal.start_job("job", Path("/base"))
-    assert journal.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
+    journal.jobs.start("job", Path("/base"))
+    assert journal.attempts.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
 
 
 def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journal) -> None:  # R6.5
     enter(journal)
-    journal.start_job("job", Path("/base"))
+    journal.jobs.start("job", Path("/base"))
     claim(journal, 1)
-    journal.spawned(("job", "merge", 1), 77, 1.5)
-    (open_attempt,) = journal.open_attempts()
+    journal.attempts.spawned(("job", "merge", 1), 77, 1.5)
+    (open_attempt,) = journal.attempts.open()
     assert (open_attempt.pid, open_attempt.process_started, open_attempt.number) == (77, 1.5, 1)
     before = time.time()
-    journal.settle_attempt("job", "merge", 1, RETRYABLE, state="waiting", staging=Path("/staging"), retry_delay=30)
-    merge = journal.stages("job")["merge"]
+    journal.attempts.settle("job", "merge", 1, RETRYABLE, state="waiting", staging=Path("/staging"), retry_delay=30)
+    merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.fault) == ("waiting", 1, 1, FAULT)
     assert merge.retry_at is not None
     assert before + 30 <= merge.retry_at <= time.time() + 30
@@ -114,19 +116,19 @@ def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journa
     assert merge.due(merge.retry_at)
     assert merge.due(time.time() - 3600), "a wall clock that was set back holds nothing up"
     claim(journal, 2)
-    journal.settle_attempt("job", "merge", 2, SUCCEEDED, state="succeeded", staging=Path("/staging"))
-    merge = journal.stages("job")["merge"]
+    journal.attempts.settle("job", "merge", 2, SUCCEEDED, state="succeeded", staging=Path("/staging"))
+    merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.folder, merge.result) == ("succeeded", 2, 1, Path("/staging"), SUCCEEDED)
-    assert [attempt.outcome for attempt in journal.attempts("job")] == ["retryable", "succeeded"]
-    assert journal.open_attempts() == []
+    assert [attempt.outcome for attempt in journal.attempts.of("job")] == ["retryable", "succeeded"]
+    assert journal.attempts.open() == []
 
 
 def test_an_interrupted_attempt_counts_as_attempt_but_not_as_failure(journal: Journal) -> None:  # R6.5
     enter(journal)
     claim(journal, 1)
     interrupted = StageResult(outcome=Outcome.INTERRUPTED)
-    journal.settle_attempt("job", "merge", 1, interrupted, state="waiting", staging=Path("/staging"))
-    merge = journal.stages("job")["merge"]
+    journal.attempts.settle("job", "merge", 1, interrupted, state="waiting", staging=Path("/staging"))
+    merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.due(time.time())) == ("waiting", 1, 0, True)
 
 
@@ -135,39 +137,39 @@ def test_a_running_stage_is_not_claimed_twice(journal: Journal) -> None:
     claim(journal, 1)
     with pytest.raises(sqlite3.IntegrityError):
         claim(journal, 1)
-    assert len(journal.attempts("job")) == 1
+    assert len(journal.attempts.of("job")) == 1
 
 
 def test_retrying_a_job_starts_its_stages_afresh_and_goes_on_counting_attempts(journal: Journal) -> None:
     enter(journal)
-    journal.start_job("job", None)
-    assert not journal.retry_job("job"), "only what ended badly is retried"
+    journal.jobs.start("job", None)
+    assert not journal.jobs.retry("job"), "only what ended badly is retried"
     claim(journal, 1)
-    journal.settle_attempt("job", "merge", 1, RETRYABLE, state="failed", staging=Path("/staging"))
+    journal.attempts.settle("job", "merge", 1, RETRYABLE, state="failed", staging=Path("/staging"))
     for stage in ("pytorch", "validate", "report"):
-        journal.end_stage("job", stage, "skipped", FAULT)
-    journal.finish_job("job", "failed", None)
-    assert journal.open_jobs() == []
-    assert journal.retry_job("job")
-    stages = journal.stages("job").values()
+        journal.stages.end("job", stage, "skipped", FAULT)
+    journal.jobs.finish("job", "failed", None)
+    assert journal.jobs.open_ids() == set()
+    assert journal.jobs.retry("job")
+    stages = journal.stages.of("job").values()
     assert {(stage.state, stage.failures, stage.retry_at, stage.fault, stage.result) for stage in stages} == {
         ("waiting", 0, None, None, None)
     }  # fmt: skip
-    assert [job.state for job in journal.open_jobs()] == ["pending"]
-    claim(journal, journal.stages("job")["merge"].attempts + 1)
-    assert [attempt.number for attempt in journal.attempts("job")] == [1, 2]
+    assert (journal.jobs.open_ids(), journal.jobs.counts()) == ({"job"}, {"pending": 1})
+    claim(journal, journal.stages.of("job")["merge"].attempts + 1)
+    assert [attempt.number for attempt in journal.attempts.of("job")] == [1, 2]
 
 
 def test_a_damaged_checkpoint_goes_straight_to_its_report(journal: Journal) -> None:  # R1.5
     enter(journal, fault=FAULT)
-    stages = journal.stages("job")
+    stages = journal.stages.of("job")
     assert (stages["merge"].state, stages["merge"].fault, stages["report"].state) == ("failed", FAULT, "waiting")
 
 
 def test_a_forgotten_job_takes_everything_of_its_own_along(journal: Journal, file: Path) -> None:
     enter(journal)
     claim(journal, 1)
-    journal.forget_job("job")
+    journal.jobs.forget("job")
     with closing(sqlite3.connect(file)) as raw:
         assert [raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("job", "stage", "attempt")] == [0, 0, 0]
     assert enter(journal)
@@ -175,25 +177,25 @@ def test_a_forgotten_job_takes_everything_of_its_own_along(journal: Journal, fil
 
 def test_the_outbox_gives_what_is_due_in_order_and_nothing_twice(journal: Journal) -> None:
     enter(journal)
-    journal.start_job("job", None)
-    journal.finish_job("job", "failed", ("first", "body"))
-    journal.retry_job("job")
-    journal.start_job("job", None)
-    journal.finish_job("job", "partial", ("second", "body"))
-    first, second = journal.due_messages(1000.0)
+    journal.jobs.start("job", None)
+    journal.jobs.finish("job", "failed", ("first", "body"))
+    journal.jobs.retry("job")
+    journal.jobs.start("job", None)
+    journal.jobs.finish("job", "partial", ("second", "body"))
+    first, second = journal.outbox.due(1000.0)
     assert [(message.title, message.kind, message.attempts) for message in (first, second)] == [
         ("first", "failed", 0), ("second", "partial", 0),
     ]  # fmt: skip
-    journal.undelivered(first.id, "no answer", 1060.0)
-    assert [message.title for message in journal.due_messages(1059.0)] == ["second"]
-    journal.delivered(second.id)
-    (again,) = journal.due_messages(1060.0)
-    assert (again.title, again.attempts, journal.pending_messages()) == ("first", 1, 1)
-    journal.undelivered(first.id, "no answer", None)
-    assert (journal.due_messages(1e12), journal.pending_messages()) == ([], 0)
+    journal.outbox.undelivered(first.id, "no answer", 1060.0)
+    assert [message.title for message in journal.outbox.due(1059.0)] == ["second"]
+    journal.outbox.delivered(second.id)
+    (again,) = journal.outbox.due(1060.0)
+    assert (again.title, again.attempts, journal.outbox.pending()) == ("first", 1, 1)
+    journal.outbox.undelivered(first.id, "no answer", None)
+    assert (journal.outbox.due(1e12), journal.outbox.pending()) == ([], 0)
 
 
 def test_a_damaged_newer_checkpoint_takes_no_sound_one_off_the_queue(journal: Journal) -> None:  # R1.5
     enter(journal, "sound", reference(2))
     enter(journal, "damaged", reference(3), supersede=True, fault=FAULT)
-    assert [job.id for job in journal.open_jobs()] == ["sound", "damaged"]
+    assert journal.jobs.open_ids() == {"sound", "damaged"}

@@ -74,8 +74,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def finish(journal: Journal, job: str, state: str, title: str) -> None:
     enter(journal, job, reference(digest=job))
-    journal.start_job(job, None)
-    journal.finish_job(job, state, (title, f"body of {title}"))
+    journal.jobs.start(job, None)
+    journal.jobs.finish(job, state, (title, f"body of {title}"))
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
@@ -96,7 +96,7 @@ def test_a_finished_export_is_told_with_its_outcome(journal: Journal, service: S
     Notifier(NotifySettings(urls=(service.url,)), journal).deliver_due()
     (message,) = service.taken
     assert (message["title"], message["message"], message["type"]) == ("run step 4", "body of run step 4", kind)
-    assert journal.pending_messages() == 0
+    assert journal.outbox.pending() == 0
 
 
 def test_a_service_that_fails_first_is_told_once_when_it_works_again(journal: Journal, service: Service, file: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_service_that_fails_first_is_told_once_when_it_works_again(journal: Jo
     ((state, attempts, error),) = rows(file)
     assert (state, attempts) == ("pending", 1)
     assert "500" in str(error)
-    until(lambda: notifier.deliver_due() or journal.pending_messages() == 0, "it is delivered")
+    until(lambda: notifier.deliver_due() or journal.outbox.pending() == 0, "it is delivered")
     notifier.deliver_due()
     assert [message["title"] for message in service.taken] == ["run step 4"]
     assert (service.asked, rows(file)[0][:2]) == (3, ("delivered", 3))
@@ -172,9 +172,9 @@ def test_pauses_grow_to_an_hour_and_end_after_about_a_day(monkeypatch: pytest.Mo
 
 
 def test_what_concerns_no_job_is_announced_once(journal: Journal, service: Service) -> None:
-    assert journal.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
-    assert not journal.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
-    assert journal.announce("rebuilt 2", "failed", "ckptd: the journal was damaged", "again")
+    assert journal.outbox.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
+    assert not journal.outbox.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
+    assert journal.outbox.announce("rebuilt 2", "failed", "ckptd: the journal was damaged", "again")
     Notifier(NotifySettings(urls=(service.url,)), journal).deliver_due()
     assert [message["message"] for message in service.taken] == ["look at that disk", "again"]
 

@@ -82,7 +82,7 @@ class Desk:
         pin.mkdir()
         work = self.runner.settings.work
         work = work.model_copy(update={"export": work.export.model_copy(update={"variants": variants})})
-        self.journal.add_job(
+        self.journal.jobs.add(
             name, reference, work, [spec.name for spec in plan(variants)], pin=pin, target=self.home / "out" / name, fingerprint="f",
             supersede=latest,
         )  # fmt: skip
@@ -94,7 +94,7 @@ class Desk:
             time.sleep(0.002)
 
     def state(self, job: str) -> str:
-        row = self.journal.job(job)
+        row = self.journal.jobs.get(job)
         assert row is not None
         return row.state
 

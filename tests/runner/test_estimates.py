@@ -15,8 +15,8 @@ from daemon.contract.errors import Fault
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.plan import spec_of
 from daemon.contract.stages import ModelSize
+from daemon.journal.attempts import Measured
 from daemon.journal.rows import Lane
-from daemon.journal.stages import Measured
 from daemon.running.rules.estimates import MARGIN, estimate
 from daemon.running.rules.ready import next_lane
 from daemon.running.rules.retry import after_crash, decide

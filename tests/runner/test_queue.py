@@ -37,7 +37,7 @@ def test_a_preferred_job_comes_before_all_others(make_desk: Desks) -> None:
     desk = make_desk()
     for step in (1, 2, 3):
         desk.add("run", step)
-    assert desk.journal.prefer_job("run-3")
+    assert desk.journal.controls.prefer("run-3")
     desk.tick(60)
     assert desk.order() == ["run-3", "run-1", "run-2"]
 
@@ -48,13 +48,13 @@ def test_a_paused_queue_starts_nothing_and_finishes_what_runs(make_desk: Desks) 
     desk.add("run", 1)
     desk.tick()
     assert desk.started == ["run-1 merge"]
-    assert desk.journal.pause_all(True) and not desk.journal.pause_all(True)
+    assert desk.journal.controls.pause_all(True) and not desk.journal.controls.pause_all(True)
     desk.script = done
     desk.add("run", 2)
     desk.tick(5)
     assert desk.started == ["run-1 merge"]
-    assert desk.journal.stages("run-1")["merge"].state == "succeeded"
-    assert desk.journal.pause_all(False)
+    assert desk.journal.stages.of("run-1")["merge"].state == "succeeded"
+    assert desk.journal.controls.pause_all(False)
     desk.tick(40)
     assert desk.state("run-1") == desk.state("run-2") == "succeeded"
 
@@ -63,10 +63,10 @@ def test_a_paused_job_lets_the_others_pass(make_desk: Desks) -> None:
     desk = make_desk()
     desk.add("run", 1)
     desk.add("run", 2)
-    assert desk.journal.pause_job("run-1", True)
+    assert desk.journal.controls.pause("run-1", True)
     desk.tick(40)
     assert desk.state("run-2") == "succeeded" and desk.order() == ["run-2"]
-    desk.journal.pause_job("run-1", False)
+    desk.journal.controls.pause("run-1", False)
     desk.tick(40)
     assert desk.state("run-1") == "succeeded"
 
@@ -77,14 +77,14 @@ def test_cancelling_a_running_job_ends_its_child_and_leaves_nothing_but_its_reco
     desk.add("run", 1)
     desk.add("run", 2)
     desk.tick()
-    assert desk.journal.cancel_job("run-1", "by hand")
+    assert desk.journal.controls.cancel("run-1", "by hand")
     desk.tick(2)
     assert desk.fakes[0].stopped
     desk.script = done
     desk.tick(40)
     assert desk.state("run-1") == "cancelled" and desk.state("run-2") == "succeeded"
     assert not (desk.runner.paths.pins / "run-1").exists() and not (desk.runner.paths.staging / "run-1").exists()
-    assert desk.journal.untidy_jobs() == []
+    assert desk.journal.jobs.untidy() == []
 
 
 def test_a_job_that_waits_for_its_next_attempt_does_not_hold_up_others(make_desk: Desks) -> None:  # R6.4
@@ -102,7 +102,7 @@ def test_jobs_that_wait_are_not_joined_by_ever_more(make_desk: Desks) -> None:
     for step in range(1, 30):
         desk.add("bad", step)
     desk.tick(60)
-    assert len(desk.journal.running_jobs()) == 1 + 3
+    assert len(desk.journal.jobs.running()) == 1 + 3
 
 
 def test_after_the_last_attempt_the_job_is_set_aside_with_what_a_person_needs(make_desk: Desks) -> None:  # R6.4
@@ -111,7 +111,7 @@ def test_after_the_last_attempt_the_job_is_set_aside_with_what_a_person_needs(ma
     desk.add("bad", 1)
     desk.tick(40)
     assert desk.state("bad-1") == "failed"
-    fault = desk.journal.stages("bad-1")["merge"].fault
+    fault = desk.journal.stages.of("bad-1")["merge"].fault
     assert fault is not None and "attempt 3 of 3" in fault.cause and fault.remedy == "mend it"
 
 

@@ -27,7 +27,7 @@ def start_of_a_daemon(desk: Desk, job: str) -> object:
 
 
 def end_of_the_job(desk: Desk, job: str) -> object:
-    row = desk.journal.job(job)
+    row = desk.journal.jobs.get(job)
     assert row is not None
     return tidy_job(row, desk.journal, desk.runner.paths)
 
@@ -40,12 +40,12 @@ def failed(make_desk: Desks, pico_checkpoint: Path) -> Desk:
         root=str(pico_checkpoint.parents[1]), run="run", step=4, path=str(pico_checkpoint), layout="trainer-adapter",
         digest=identify(pico_checkpoint), method="LORA",
     )  # fmt: skip
-    desk.journal.add_job(
+    desk.journal.jobs.add(
         "job", reference, desk.runner.settings.work, ["merge"], pin=desk.runner.paths.pins / "job", target=desk.home / "out" / "job",
         fingerprint="f", supersede=False,
     )  # fmt: skip
-    desk.journal.start_job("job", None)
-    assert desk.journal.finish_job("job", "failed", None)
+    desk.journal.jobs.start("job", None)
+    assert desk.journal.jobs.finish("job", "failed", None)
     return desk
 
 
@@ -66,7 +66,7 @@ def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: Clear
     threads[0].join(30)
     assert not threads[0].is_alive()
     assert failed.state("job") == "pending"
-    row = failed.journal.job("job")
+    row = failed.journal.jobs.get("job")
     assert row is not None and identify(row.pin) == row.checkpoint.digest
 
 
@@ -94,15 +94,15 @@ def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Des
     for thread in threads:
         thread.join(30)
     assert sorted(said) == ["it is pending", "queued"]
-    row = failed.journal.job("job")
+    row = failed.journal.jobs.get("job")
     assert row is not None and check(row.pin) == row.checkpoint.digest
 
 
 def test_what_a_cancelled_job_still_holds_is_left_alone_till_it_is_cleared_away(failed: Desk) -> None:
-    row = failed.journal.job("job")
+    row = failed.journal.jobs.get("job")
     assert row is not None
     export.retry_job(failed.runner.settings, "job")
-    assert failed.journal.cancel_job("job", "by hand")
+    assert failed.journal.controls.cancel("job", "by hand")
     before = row.pin.stat().st_ino
     with pytest.raises(UsageError, match="still being cleared away"):
         export.retry_job(failed.runner.settings, "job")
@@ -114,7 +114,7 @@ def test_what_a_cancelled_job_still_holds_is_left_alone_till_it_is_cleared_away(
 
 
 def test_a_retry_that_takes_long_holds_up_neither_a_round_nor_a_start(failed: Desk) -> None:
-    row = failed.journal.job("job")
+    row = failed.journal.jobs.get("job")
     assert row is not None
     row.pin.mkdir(parents=True)
     with held(failed.runner.paths.pins_lock):
@@ -133,7 +133,7 @@ def test_a_retry_that_takes_long_holds_up_neither_a_round_nor_a_start(failed: De
 
 @pytest.mark.parametrize("clear_up", [start_of_a_daemon, end_of_the_job])
 def test_without_a_retry_the_pin_goes(failed: Desk, clear_up: ClearUp) -> None:
-    row = failed.journal.job("job")
+    row = failed.journal.jobs.get("job")
     assert row is not None
     row.pin.mkdir(parents=True)
     clear_up(failed, "job")

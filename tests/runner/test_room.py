@@ -68,7 +68,7 @@ def test_what_can_never_fit_fails_at_once_and_names_what_would(make_desk: Desks,
     desk.add("run", 1, variants=("pytorch", "onnx"))
     desk.tick(20)
     assert desk.state("run-1") == "partial"
-    fault = desk.journal.stages("run-1")["onnx"].fault
+    fault = desk.journal.stages.of("run-1")["onnx"].fault
     assert fault is not None and fault.code == "memory-never"
     assert "1.2 GiB" in fault.cause and "pytorch would fit" in fault.remedy
 
@@ -84,5 +84,5 @@ def test_when_memory_runs_out_the_largest_child_ends_and_is_tried_again(make_des
     monkeypatch.setattr("daemon.running.children.memory", lambda: (8 * gib, gib // 2))
     desk.tick(4)
     assert [fake.stopped for fake in desk.fakes] == [False, True]
-    fault = desk.journal.stages("two-2")["merge"].fault
+    fault = desk.journal.stages.of("two-2")["merge"].fault
     assert fault is not None and fault.code == "memory-pressure" and "512.0 MiB of the box's memory were left" in fault.cause

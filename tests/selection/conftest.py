@@ -20,7 +20,7 @@ from daemon.operating.status import snapshot
 from daemon.running.runner import Runner
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
-from tests.detection.helpers import copy_of, set_state
+from tests.detection.helpers import copy_of, open_jobs, set_state
 
 SETTLE = 3.0
 
@@ -65,13 +65,13 @@ class Desk:
         return [record for record in self.logged if str(record["event"]).startswith(event)]
 
     def jobs(self) -> list[JobRow]:
-        return self.journal.open_jobs()
+        return open_jobs(self.journal)
 
     def steps(self) -> list[int]:
         return sorted(job.checkpoint.step for job in self.jobs())
 
     def job(self, name: str) -> JobRow:
-        found = self.journal.job(name)
+        found = self.journal.jobs.get(name)
         assert found is not None
         return found
 
@@ -84,7 +84,7 @@ class Desk:
 
     def seen_as(self, checkpoint: Path) -> str:
         """The journal's verdict on a directory."""
-        (row,) = self.journal._database.read("SELECT verdict FROM seen WHERE path = ?", str(checkpoint))
+        (row,) = self.journal.database.read("SELECT verdict FROM seen WHERE path = ?", str(checkpoint))
         return str(row[0])
 
 

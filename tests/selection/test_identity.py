@@ -74,7 +74,7 @@ def test_overwritten_while_it_waits_a_job_ends_as_superseded_and_its_pin_goes(de
     assert (ended.state, ended.reason) == ("superseded", f"superseded by {second.id}")
     here.clear()
     assert [path.name for path in here.pins.iterdir()] == [second.id]
-    assert here.journal.untidy_jobs() == []
+    assert here.journal.jobs.untidy() == []
     assert {job["id"]: job["error"] for job in here.status()["jobs"]} == {first.id: ended.reason, second.id: None}
 
 

@@ -44,8 +44,8 @@ def test_a_run_sets_what_it_may_for_itself_alone(desk: Desks, add: Add) -> None:
     assert (mine.work.export.variants, mine.work.validation.samples, mine.work.validation.new_tokens) == (("pytorch",), 3, 5)
     assert mine.work.validation.thresholds == other.work.validation.thresholds == here.settings.validate.thresholds
     assert other.work == here.settings.work
-    assert "onnx" not in here.journal.stages(mine.id)
-    assert "onnx" in here.journal.stages(other.id)
+    assert "onnx" not in here.journal.stages.of(mine.id)
+    assert "onnx" in here.journal.stages.of(other.id)
     assert mine.id.endswith(mine.work.digest[:4])
 
 

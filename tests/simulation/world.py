@@ -22,6 +22,7 @@ from daemon.running.recovery import collect_orphans
 from daemon.watching.intake import Intake
 from daemon.watching.settle import PEEK_SECONDS
 from daemon.watching.tracker import Tracker
+from tests.detection.helpers import open_jobs
 from tests.simulation.disk import Disk
 from tests.simulation.preempt import Killed, before_every_step
 from tests.simulation.trainers import Pause, Trainer
@@ -187,7 +188,7 @@ class World:
 
     def _note_pins(self) -> None:
         """Read the pins of jobs that are new; those that were read before must hold the same still."""
-        for job in self.journal.open_jobs():
+        for job in open_jobs(self.journal):
             if job.id in self.damaged:
                 continue
             files = {path.name: path.read_bytes() for path in job.pin.iterdir()} if job.pin.is_dir() else {}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daemon.contract.stages import ModelSize, StageSpec
-from daemon.journal.stages import Measured
+from daemon.journal.attempts import Measured
 
 MARGIN = 1.15
 """Over what was measured: allocators and thread timing vary by a few per cent from run to run."""

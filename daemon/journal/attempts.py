@@ -1,0 +1,129 @@
+"""The journal's attempts: intent before a child exists, the outcome after it ended, and what it took.
+
+A part of `daemon.journal.journal.Journal`; each method is one transaction. Called by the runner, and by recovery at the start.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.stages import ModelSize
+from daemon.journal.database import Database
+from daemon.journal.rows import AttemptRow, attempt_of, now
+from daemon.journal.stages import close_stage
+
+MEASUREMENTS = 200
+"""Measurements kept for each stage; estimates learn from the newest."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an attempt that succeeded really took. Bytes and seconds."""
+
+    size: ModelSize
+    peak: int
+    written: int
+    seconds: float
+
+
+class Attempts:
+    """Transactions on the tables `attempt` and `measured`, and on the stage that an attempt is of."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, job: str) -> list[AttemptRow]:
+        """All attempts of a job, oldest first."""
+        rows = self._database.read("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", job)
+        return [attempt_of(row) for row in rows]
+
+    def get(self, job: str, stage: str, number: int) -> AttemptRow:
+        """One attempt. Raises LookupError where there is none."""
+        rows = self._database.read("SELECT * FROM attempt WHERE job = ? AND stage = ? AND number = ?", job, stage, number)
+        if not rows:
+            raise LookupError(f"attempt {number} of {stage} of {job}")
+        return attempt_of(rows[0])
+
+    def open(self) -> list[AttemptRow]:
+        """Attempts that began and have no outcome: those of a daemon that died."""
+        return [attempt_of(row) for row in self._database.read("SELECT * FROM attempt WHERE outcome IS NULL")]
+
+    def claim(
+        self, job: str, stage: str, number: int, strategy: str, folder: Path, staging: Path, estimate: int, key: str | None = None
+    ) -> bool:  # fmt: skip
+        """waiting → running: the intent, with the attempt counted, before a child exists.
+
+        False, and nothing is recorded, where somebody ended or paused the job meanwhile.
+        """
+
+        def claim(c: sqlite3.Connection) -> bool:
+            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (job,)).fetchone():
+                return False
+            c.execute(
+                "UPDATE stage SET state = 'running', attempts = ?, fault = NULL, key = ? WHERE job = ? AND name = ?",
+                (number, key, job, stage),
+            )
+            c.execute(
+                "INSERT INTO attempt (job, stage, number, strategy, folder, staging, estimate, started) VALUES (?,?,?,?,?,?,?,?)",
+                (job, stage, number, strategy, str(folder), str(staging), estimate, now()),
+            )
+            return True
+
+        return self._database.write("claim", claim)
+
+    def spawned(self, attempt: tuple[str, str, int], pid: int, process_started: float) -> None:
+        """Record the child of an attempt (job, stage, number), so that a later daemon can tell whether it still lives."""
+        self._database.write("spawned", lambda c: c.execute(
+            "UPDATE attempt SET pid = ?, process_started = ? WHERE job = ? AND stage = ? AND number = ?", (pid, process_started, *attempt),
+        ))  # fmt: skip
+
+    def settle(
+        self, job: str, stage: str, number: int, result: StageResult, *, state: str, staging: Path, retry_delay: float | None = None,
+        crashed: bool = False, measured: Measured | None = None,
+    ) -> None:  # fmt: skip
+        """Record how an attempt ended and what becomes of its stage: succeeded, failed, or waiting for another try.
+
+        `crashed`: the daemon died while it ran. `measured`: what it took, for later estimates.
+        """
+
+        def settle(c: sqlite3.Connection) -> None:
+            fault = result.fault.model_dump_json() if result.fault else None
+            c.execute(
+                "UPDATE attempt SET outcome = ?, ended = ?, fault = ? WHERE job = ? AND stage = ? AND number = ?",
+                (result.outcome, now(), fault, job, stage, number),
+            )
+            if crashed:
+                c.execute("UPDATE stage SET crashes = crashes + 1 WHERE job = ? AND name = ?", (job, stage))
+            if measured:
+                _measure(c, stage, measured)
+            if state == "waiting":
+                failed = result.outcome != Outcome.INTERRUPTED
+                c.execute(
+                    "UPDATE stage SET state = 'waiting', failures = failures + ?, retry_at = ?, retry_delay = ?, fault = ?"
+                    " WHERE job = ? AND name = ?",
+                    (int(failed), time.time() + retry_delay if retry_delay else None, retry_delay, fault, job, stage),
+                )
+            else:
+                close_stage(c, job, stage, state, folder=staging if state == "succeeded" else None, result=result, fault=result.fault)
+
+        self._database.write("settle-attempt", settle)
+
+    def measurements(self, stage: str) -> list[Measured]:
+        """What the latest attempts of a stage took, newest first."""
+        rows = self._database.read("SELECT * FROM measured WHERE stage = ? ORDER BY id DESC LIMIT ?", stage, MEASUREMENTS)
+        return [Measured(ModelSize(row["stored_bytes"], row["parameters"]), row["peak"], row["written"], row["seconds"]) for row in rows]
+
+
+def _measure(c: sqlite3.Connection, stage: str, measured: Measured) -> None:
+    c.execute(
+        "INSERT INTO measured (stage, parameters, stored_bytes, peak, written, seconds, at) VALUES (?,?,?,?,?,?,?)",
+        (stage, measured.size.parameters, measured.size.stored_bytes, measured.peak, measured.written, measured.seconds, now()),
+    )
+    c.execute(
+        "DELETE FROM measured WHERE stage = ? AND id <= (SELECT max(id) FROM measured WHERE stage = ?) - ?",
+        (stage, stage, 20 * MEASUREMENTS),
+    )
