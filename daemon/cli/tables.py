@@ -292,6 +292,8 @@ def print_formats(value: Mapping[str, Any]) -> None:
     for name, row in value["toolchains"].items():
         state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
         console.print(f"toolchain {name}: {state} ({escape(row['about'])})")
+    for problem in value["problems"]:
+        console.print(f"[red]{escape(problem)}[/red]")
     _print_doubts(console, value["processor"])
 
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from daemon.config import suggestions
 from daemon.config.settings import Settings
 from daemon.config.sources import variable_for
+from daemon.contract.catalog import catalog
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.plan import variant_names
@@ -89,7 +90,8 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     problems: list[str] = []
     for name in settings.export.variants:
         if name not in variant_names():
-            problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}")
+            left_out = "".join(f"; {problem}" for problem in catalog().problems)
+            problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}{left_out}")
     if not problems and not settings.variants:
         problems.append('export.variants: nothing is left to make; name at least one, for example ["pytorch"]')
     problems += [

@@ -11,6 +11,7 @@ from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
+from daemon.contract.catalog import catalog
 from daemon.contract.plan import all_specs, spec_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
@@ -40,6 +41,7 @@ def formats_here(state: Path) -> dict[str, Any]:
             }  # fmt: skip
     return {
         "variants": rows,
+        "problems": list(catalog().problems),
         **describe(chains),
         "processor": {**here.facts, "not_run": list(cpu.not_run_on(here)), "doubts": _doubts(here)},
     }
@@ -81,6 +83,7 @@ def examine(settings: Settings) -> dict[str, Any]:
             problems.append(f"watch.roots: {root} can't be read by this user; give it access")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
+    warnings += catalog().problems
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not folder.is_dir()]
     cores = len(os.sched_getaffinity(0))

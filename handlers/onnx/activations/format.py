@@ -47,8 +47,8 @@ FORMAT = Format(
         ),
     ),
     families={
-        "decoders": "Qwen3, Qwen3-MoE, Llama, GPT-2: every kind of activation against torch's own",
+        "decoders": "Qwen3, and Llama and GPT-2 with other heads: every kind of activation against torch's own",
         "encoder-decoders": "none: the export says so",
-        "encoders and heads": "BERT and its relatives: every kind of activation against torch's own",
+        "encoders and heads": "BERT, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA: every kind of activation against torch's own",
     },
 )  # fmt: skip

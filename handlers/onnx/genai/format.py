@@ -53,7 +53,7 @@ FORMAT = Format(
         ),
     ),
     families={
-        "decoders": "Qwen3, Llama and the other families of onnxruntime-genai's builder: logits, decoding, padded batches",
+        "decoders": "Qwen3, Llama: logits, decoding, padded batches; others that onnxruntime-genai's builder knows by the same code",
         "encoder-decoders": "none: the export says so",
         "encoders and heads": "none: the export says so",
     },

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import handlers
+from daemon.contract.catalog import catalog
 from daemon.contract.fault_codes import Code, FaultCode, code_of
 from daemon.contract.messages import ChildLimits
 from handlers.child import process
@@ -69,6 +70,7 @@ class Worker:
             "spec": spec.model_dump(),
             "limits": limits.model_copy(update={"parent_pid": os.getpid()}).model_dump(),
             "temporary": str(folder),
+            "formats": [entry.model_dump() for entry in catalog().entries],
         }
         spec_file = folder / f"worker-{name}.json"
         spec_file.write_text(json.dumps(job))

@@ -19,8 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from daemon.contract import catalog
 from daemon.contract.errors import CkptdError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats import FormatEntry
 from daemon.contract.messages import ChildLimits
 from handlers.child import process
 
@@ -138,6 +140,7 @@ def _answer(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def main(spec_file: str) -> int:
     """Serve commands until standard input ends."""
     job = json.loads(Path(spec_file).read_text())
+    catalog.use(FormatEntry.model_validate(entry) for entry in job["formats"])
     limits = ChildLimits.model_validate(job["limits"])
     process.bind(limits)
     stream = process.take_standard_output()

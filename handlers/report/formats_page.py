@@ -1,0 +1,55 @@
+"""docs/formats.md: what can be made, of which models, and what was verified of it, from the formats' declarations.
+
+`python -m handlers.report.formats_page` prints it; a test holds the file equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from daemon.contract.catalog import Catalog, catalog
+from daemon.contract.formats import Variant
+
+INTRO = """# Formats
+
+Written from the formats' declarations: `python -m handlers.report.formats_page > docs/formats.md`. `ckptd formats` says which of them this
+box can make. Another package adds one by an entry point ([writing a format](writing-a-format.md)).
+"""
+
+
+def text(known: Catalog) -> str:
+    """The page."""
+    return "\n".join([INTRO, *_families(known), *(line for one in known.formats for line in _format(one.name, known))])
+
+
+def _families(known: Catalog) -> Iterator[str]:
+    names = list(dict.fromkeys(family for one in known.formats for family in one.families))
+    yield "## What was verified\n"
+    yield f"| format | {' | '.join(names)} |"
+    yield f"| --- |{' --- |' * len(names)}"
+    for one in known.formats:
+        yield f"| [{one.name}](#{one.name}) | {' | '.join(one.families.get(name, 'not verified') for name in names)} |"
+    yield ""
+
+
+def _format(name: str, known: Catalog) -> Iterator[str]:
+    declared = next(one for one in known.formats if one.name == name)
+    yield f"## {name}\n\n{declared.about}"
+    if declared.section:
+        yield f"Its keys are in `[{declared.section}]`."
+    yield "\n| variant | what it is | made of | smaller form of | if not exact enough | agreement ≥ | KL ≤ | error ≤ |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for spec in declared.variants:
+        yield _row(spec)
+    traits = sorted(set.intersection(*(set(spec.traits) for spec in declared.variants)) - {"onnx", "graphs"})
+    yield f"\nChecked by the engine {', '.join(sorted({spec.limits.engine for spec in declared.variants}))}. All have: {', '.join(traits)}.\n"
+
+
+def _row(spec: Variant) -> str:
+    limits = spec.thresholds
+    cells = (f"`{spec.name}`", spec.about, ", ".join(spec.needs), spec.form_of or "", spec.fallback or "")
+    return f"| {' | '.join(cells)} | {limits.agreement} | {limits.kl} | {limits.error} |"
+
+
+if __name__ == "__main__":
+    print(text(catalog()).rstrip())

@@ -1,0 +1,1 @@
+"""A format of somebody else's: weights as numpy's .npz."""
