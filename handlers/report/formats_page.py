@@ -42,7 +42,8 @@ def _format(name: str, known: Catalog) -> Iterator[str]:
     for spec in declared.variants:
         yield _row(spec)
     traits = sorted(set.intersection(*(set(spec.traits) for spec in declared.variants)) - {"onnx", "graphs"})
-    yield f"\nChecked by the engine {', '.join(sorted({spec.limits.engine for spec in declared.variants}))}. All have: {', '.join(traits)}.\n"
+    engines = sorted({spec.limits.engine for spec in declared.variants})
+    yield f"\nChecked by the engine {', '.join(engines)}. All have: {', '.join(traits)}.\n"
 
 
 def _row(spec: Variant) -> str:

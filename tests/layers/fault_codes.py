@@ -15,7 +15,7 @@ the code; sentences may become better words. A code keeps its spelling and its m
 
 Three kinds of codes are not in these tables: `exit-N` is a child that ended by itself with exit code N above 128; a format from another
 package has codes of its own, each with the package's name and a dot before it (`vendor.what-failed`,
-[how](writing-a-handler.md)); and an old journal or report may hold codes that a later version no longer gives.
+[how](writing-a-format.md)); and an old journal or report may hold codes that a later version no longer gives.
 
 Made of `daemon/contract/fault_codes.py` by `python -m tests.layers.fault_codes`; change it there.
 """
