@@ -207,7 +207,7 @@ def retry_job(settings: Settings, job: str) -> None:
                 raise _not_yet(operation)
             _pin_again(row, operation)
             work = work or row.work
-            names = stage_names(work.export.variants, work.export.quantization)
+            names = stage_names(work)
             if not journal.jobs.retry(job, work, names):
                 if job not in journal.jobs.open_ids():
                     remove_tree(row.pin)

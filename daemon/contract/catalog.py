@@ -24,7 +24,7 @@ from daemon.contract.stages import StageSpec
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
-OWN_STAGES = frozenset({"merge", "reference", "validate", "report"})
+OWN_STAGES = frozenset({"merge", "reference", "merged", "speed", "report", "validate"})
 OWN_SECTIONS = frozenset({
     "base", "export", "formats", "limits", "log", "merge", "metrics", "notify", "output", "pin", "retention", "schedule", "select", "state",
     "validate", "validation", "watch",
@@ -143,6 +143,8 @@ def _clashes(declared: Format, taken: Iterable[Format], everyone: Iterable[Forma
     if declared.name in {one.name for one in taken}:
         yield "another format has that name"
     for name in own:
+        if name.startswith("check-"):
+            yield f"{name} is the name of a check"
         if name in names or own.count(name) > 1:
             yield f"there is another stage {name}"
     for one in taken:

@@ -318,6 +318,8 @@ class FaultCode(StrEnum):
 
     # Checks of artifacts, and the report
 
+    BAD_RECORD = "bad-record"
+    """What an earlier stage of the validation wrote can't be read."""
     ARTIFACT_MISSING = "artifact-missing"
     """An artifact that was asked for was not made (report only)."""
     ARTIFACT_REJECTED = "artifact-rejected"

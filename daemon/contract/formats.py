@@ -14,11 +14,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from daemon.contract.stages import StageSpec
+from daemon.contract.stages import MIB, StageSpec
 from daemon.contract.values import Frozen
 
-Trait = Literal["onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"]
-"""onnx: it is made of ONNX graphs, so that EXPORT_ENABLE_ONNX switches it. graphs: `graphs.json` names its graphs, `example.py` runs it.
+Trait = Literal["onnx", "merged", "graphs", "cache", "padding", "dynamic axes", "tokenizer"]
+"""onnx: it is made of ONNX graphs, so that EXPORT_ENABLE_ONNX switches it. merged: it is the merged model as
+PyTorch runs it, which the stage `merged` checks. graphs: `graphs.json` names its graphs, `example.py` runs it.
 cache: it decodes with a KV cache that is checked. padding: batches of unequal lengths are checked. dynamic axes: batch and lengths are
 free. tokenizer: what turns texts into ids lies inside."""
 Level = Literal["fp16", "int8", "int8-static", "int8-weight", "int4"]
@@ -49,6 +50,11 @@ class Limits:
     """Largest |Δlogit| between the artifact's cached steps and its own prefill of the same tokens."""
     padding: float
     """Largest |Δlogit| between a row of a left-padded batch and the same prompt alone."""
+    toolchain: str = ""
+    """The toolchain whose Python the check runs in; "" for the one that ckptd is installed in."""
+    memory_fixed: int = 700 * MIB
+    memory_fp32: float = 2.0
+    """What the check takes, in bytes and in bytes a byte of the weights in fp32."""
     merged: float | None = None
     """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
     noise_share: float = 0.0

@@ -135,11 +135,12 @@ class Work(Frozen):
     def setting(self, path: str) -> Any:
         """The value of a section, or of a key in it ("export.opset"), as JSON has it. Raises KeyError or AttributeError
         for one that does not exist."""
-        section, _, key = path.partition(".")
+        section, *keys = path.split(".")
         value = self.formats[section] if section in self.formats else getattr(self, section)
-        if not key:
-            return value.model_dump(mode="json")
-        return value.model_dump(mode="json", include={key})[key]
+        found = value.model_dump(mode="json", include={keys[0]} if keys else None)
+        for key in keys:
+            found = found[key]
+        return found
 
     @property
     def digest(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from daemon.contract.catalog import Catalog, catalog, ordered
 from daemon.contract.formats import Variant
+from daemon.contract.options import Work
 from daemon.contract.stages import MIB, StageSpec
 
 _MERGE = StageSpec(
@@ -27,22 +28,55 @@ def _table() -> dict[str, StageSpec]:
 
 @functools.lru_cache(maxsize=1)
 def _table_of(known: Catalog) -> dict[str, StageSpec]:
-    variants = tuple(known.variants)
-    validate = StageSpec(
-        "validate", "handlers.validate.stage:run", 5, needs=("merge",), after=variants,
-        about="every artifact run and compared with the live base + adapter", memory_fixed=1200 * MIB, memory_fp32=2.5,
-        disk_fixed=256 * MIB,  # logits that an interrupted attempt leaves for the next one
-        resumable=True,
-        settings=("export.variants", "export.quantization", "validation"),
-        libraries=("torch", "transformers", "peft", "sentencepiece", "onnxruntime", "bitsandbytes"),
+    variants = tuple(known.variants.values())
+    merged = tuple(one.name for one in variants if "merged" in one.traits)
+    checks = tuple(_check(one) for one in variants if one.name not in merged)
+    names = tuple(one.name for one in variants)
+    checked = (*names, "reference", "merged", *(one.name for one in checks))
+    rest = (
+        StageSpec(
+            "reference", "handlers.validate.reference:run", 1, needs=("merge",),
+            about="what the live base + adapter answers on the prompts, for every check to compare with",
+            memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB,
+            settings=("validation.samples", "validation.new_tokens", "validation.prompts", "validation.speed_tokens", "validation.bases",
+                      "merge.base"),
+            libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes"),
+        ),
+        StageSpec(
+            "merged", "handlers.validate.merged:run", 1, needs=("merge", "reference"), after=merged,
+            about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
+            settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
+        ),
+        *checks,
+        StageSpec(
+            "speed", "handlers.validate.speed:run", 1, needs=("merge", "reference"),
+            after=checked, alone=True,
+            about="every artifact's speed, in turns with PyTorch", memory_fixed=1400 * MIB, memory_fp32=2.5,
+        ),
+        StageSpec(
+            "report", "handlers.report.stage:run", 3, after=("merge", *checked, "speed"),
+            about="report.json, report.html and README.md",
+            memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
+            heavy=False, threads=1,
+        ),
     )  # fmt: skip
-    report = StageSpec(
-        "report", "handlers.report.stage:run", 2, after=("merge", *variants, "validate"),
-        about="report.json, report.html and README.md",
-        memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
-        heavy=False, threads=1,
+    return {spec.name: spec for spec in (_MERGE, *ordered(variants), *rest)}
+
+
+def _check(variant: Variant) -> StageSpec:
+    """The stage that runs one artifact and compares it."""
+    return StageSpec(
+        check_name(variant.name), "handlers.validate.check:run", 1, needs=("reference", variant.name), after=("merged",),
+        about=f"{variant.name} run and compared with the live base + adapter",
+        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
+        settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
+        toolchain=variant.limits.toolchain,
     )  # fmt: skip
-    return {spec.name: spec for spec in (_MERGE, *ordered(known.variants.values()), validate, report)}
+
+
+def check_name(variant: str) -> str:
+    """Name of the stage that checks a variant."""
+    return f"check-{variant}"
 
 
 def all_specs() -> tuple[StageSpec, ...]:
@@ -92,13 +126,15 @@ def fallback(variant: str) -> str | None:
     return found.fallback if found else None
 
 
-def plan(chosen: Iterable[str]) -> tuple[StageSpec, ...]:
-    """The stages that make the variants `chosen`, in an order in which each follows what it needs.
+def plan(chosen: Iterable[str], *, speed: bool = True) -> tuple[StageSpec, ...]:
+    """The stages that make and check the variants `chosen`, in an order in which each follows what it needs.
 
-    Raises KeyError for a name that the table does not hold.
+    What another variant is made of is made too, but neither checked nor published. Raises KeyError for a name that nobody has.
     """
-    wanted = {"merge", "validate", "report"}
-    queue = list(chosen)
+    asked = tuple(chosen)
+    wanted = {"merge", "reference", "merged", "report", *(["speed"] if speed else [])}
+    wanted |= {name for one in asked if (name := check_name(one)) in _table()}
+    queue = list(asked)
     while queue:
         name = queue.pop()
         wanted.add(name)
@@ -106,6 +142,11 @@ def plan(chosen: Iterable[str]) -> tuple[StageSpec, ...]:
     return tuple(spec for spec in all_specs() if spec.name in wanted)
 
 
-def stage_names(chosen: Iterable[str], quantization: str = "") -> list[str]:
-    """Names of the stages that make `chosen` once the quantization level is applied, in plan order."""
-    return [spec.name for spec in plan(effective_variants(chosen, quantization))]
+def stage_names(work: Work) -> list[str]:
+    """Names of the stages of a job with this configuration, in plan order."""
+    chosen = effective_variants(work.export.variants, work.export.quantization)
+    return [spec.name for spec in plan(chosen, speed=work.validation.speed_tokens > 0)]
+
+
+FORMER = frozenset({"validate"})
+"""Stages of earlier versions: jobs that ended then still have them."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from daemon.contract.errors import Fault
 from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Verdict
-from daemon.contract.plan import effective_variants, find_spec
+from daemon.contract.plan import check_name, effective_variants, find_spec, find_variant
 
 Status = Literal["succeeded", "partial", "failed"]
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
@@ -69,10 +69,26 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
 
 
 def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
-    """One final check for each variant asked for: validation's own where there is one, else what its absence means."""
+    """One final check for each variant asked for: its own stage's where there is one, else what its absence means."""
     stages = {stage.name: stage for stage in facts.stages}
     given = {check.variant: check for stage in facts.stages if stage.result for check in stage.result.checks}
+    found = _figure(facts, "speed")
+    for variant, figures in (found if isinstance(found, dict) else {}).items():
+        if variant in given and isinstance(figures, dict):
+            given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **figures}})
     return tuple(_judged(variant, stages, given.get(variant)) for variant in asked_variants(facts))
+
+
+def _figure(facts: JobFacts, name: str) -> Any:
+    """The first figure of that name that a stage gives; None where none does."""
+    return next((stage.result.figures[name] for stage in facts.stages if stage.result and name in stage.result.figures), None)
+
+
+def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:
+    """The stage that was to check a variant, or the one before it that kept it from running."""
+    known = find_variant(variant)
+    own = "merged" if known and "merged" in known.traits else check_name(variant)
+    return next((stages[name] for name in ("reference", own) if name in stages and fault_of(stages[name])), stages.get(own))
 
 
 def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | None) -> ArtifactCheck:
@@ -89,17 +105,17 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
     if check is not None:
         needs_remedy = check.verdict is not Verdict.PASSED and not check.remedy
         return check.model_copy(update={"remedy": _default_remedy(check.verdict)}) if needs_remedy else check
-    fault = fault_of(stages["validate"]) if "validate" in stages else None
-    why = f"validation failed: {fault.cause}" if fault else "validation did not look at it"
+    stage = checking_stage(variant, stages)
+    fault = fault_of(stage) if stage else None
+    why = f"it could not be checked: {fault.cause}" if fault else "no stage looked at it"
     return ArtifactCheck(
         variant=variant, verdict=Verdict.UNVERIFIED, reasons=(why,), remedy=fault.remedy if fault else _default_remedy(Verdict.UNVERIFIED)
     )
 
 
 def checked_on(facts: JobFacts) -> dict[str, Any]:
-    """The processor that validation ran on (architecture, vendor, model, features), as it says; {} where it did not run."""
-    results = [stage.result for stage in facts.stages if stage.name == "validate" and stage.result is not None]
-    found = results[-1].figures.get("checked_on") if results else None
+    """The processor that the checks ran on (architecture, vendor, model, features), as they say; {} where none ran."""
+    found = _figure(facts, "checked_on")
     return found if isinstance(found, dict) else {}
 
 

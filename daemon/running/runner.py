@@ -305,3 +305,4 @@ class Runner:
     def _forget(self, job: str) -> None:
         self.waits.end(job)
         self._resumption.forget(job)
+        self._starter.forget(job)

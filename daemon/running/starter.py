@@ -34,6 +34,8 @@ from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
 
+ALONE_SECONDS = 300.0
+"""How long nothing else is started for the sake of a stage that measures time; then it runs beside what still runs."""
 WINDOW_SECONDS = 15.0
 """Between looks at the clock while a window is closed."""
 
@@ -47,6 +49,8 @@ class Starter:
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
         self._toolchains = Toolchains(settings.state_directory)
+        self._alone: dict[tuple[str, str], float] = {}
+        """(job, stage) that waits to run alone → since when."""
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
     def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
@@ -55,6 +59,8 @@ class Starter:
         for name in lost:  # claimed, and then neither started nor settled, since the disk was full in between
             result = StageResult(outcome=Outcome.INTERRUPTED)
             settle(self._journal, self._settings.limits, job.id, name, stages[name].attempts, result)
+        if not may_start:
+            self.forget(job.id)
         ready = ready_stages(stages)
         # Once for all that are ready: it looks at every file of the base.
         keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device))
@@ -119,11 +125,30 @@ class Starter:
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside the job's others."""
         limits, others = self._settings.limits, len(self._children.of(job.id))
+        if not self._has_room(job, spec):
+            return 0
         free = self._children.free_threads(limits)
         if others and (others >= limits.stages or free < 1):
             return 0
         share = max(1, free // max(1, min(ready, limits.stages - others)))
         return min(spec.threads, share) if spec.threads else share
+
+    def forget(self, job: str) -> None:
+        """The job has ended, or waits for people: nothing is held back for its sake."""
+        self._alone = {key: since for key, since in self._alone.items() if key[0] != job}
+
+    def _has_room(self, job: JobRow, spec: StageSpec) -> bool:
+        """Whether nothing that measures time is disturbed: neither what runs, nor what waits for the box to be ours alone."""
+        running = self._children.running.values()
+        if any(one.spec.alone for one in running):
+            return False
+        waiting = (job.id, spec.name)
+        if not spec.alone:
+            return not any(time.monotonic() - since < ALONE_SECONDS for key, since in self._alone.items() if key != waiting)
+        if not running:
+            self._alone.pop(waiting, None)
+            return True
+        return time.monotonic() - self._alone.setdefault(waiting, time.monotonic()) > ALONE_SECONDS
 
     def _admission(self, job: JobRow, spec: StageSpec, need: Estimate, size: ModelSize) -> Admission:
         """What keeps a stage from starting. Kept outputs go before anything waits for disk."""

@@ -151,7 +151,7 @@ class Intake:
                 fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
             ))  # fmt: skip
         new = self.journal.jobs.add(
-            candidate.job, reference, settings.work, stage_names(settings.variants), pin=pin,
+            candidate.job, reference, settings.work, stage_names(settings.work), pin=pin,
             target=target, fingerprint=candidate.known, supersede=latest, fault=candidate.fault, warnings=[warning] if warning else [],
         )  # fmt: skip
         if not new:

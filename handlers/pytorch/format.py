@@ -18,7 +18,7 @@ FORMAT = Format(
             settings=("merge.trust_remote_code",), libraries=("transformers", "tokenizers"),
             limits=Limits("torch", cache=1e-3, padding=1e-3),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=frozenset({"tokenizer"}),
+            traits=frozenset({"merged", "tokenizer"}),
             usage=Path(__file__).with_name("usage.md"),
         ),
     ),

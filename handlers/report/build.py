@@ -15,6 +15,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
 from daemon.contract.version import __version__
 from handlers.report import headline, machine
+from handlers.report.blindness import blindness
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Report, Stage, Warned
 from handlers.report.not_verified import not_verified
 from handlers.report.sanitize import clean
@@ -51,9 +52,9 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         configuration=facts.work.model_dump(),
         versions=_versions(facts),
         machine=machine.describe(),
-        reference=_figure(facts, "validate", "reference", dict) or {},
+        reference=_figure(facts, "reference", "reference", dict) or {},
         checked_on=verdicts.checked_on(facts),
-        bases=_figure(facts, "validate", "bases", dict) or {},
+        bases=_figure(facts, "reference", "bases", dict) or {},
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         artifacts=tuple(_artifact(check, facts, base.size_bytes) for check in checks),
         failures=_failures(facts, checks, faults),
@@ -184,7 +185,9 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
         wrong = check.variant in made
         said = "was made and is not published" if wrong else "is missing"
         reasons = "; ".join(reason.rstrip(".") for reason in check.reasons) or "validation gave no reason"
-        source, code = ("validate", FaultCode.ARTIFACT_REJECTED) if wrong else (check.variant, FaultCode.ARTIFACT_MISSING)
+        checked = verdicts.checking_stage(check.variant, stages)
+        source = checked.name if wrong and checked else check.variant
+        code = FaultCode.ARTIFACT_REJECTED if wrong else FaultCode.ARTIFACT_MISSING
         entries.append(
             Failure(
                 source=source,
@@ -207,6 +210,8 @@ def _what_failed(fault: Fault) -> str:
 
 def _warnings(facts: JobFacts) -> tuple[Warned, ...]:
     found = [Warned(source="job", text=text) for text in facts.warnings]
+    if blind := blindness(_figure(facts, "reference", "reference", dict), verdicts.asked_variants(facts), facts.work.validation.thresholds):
+        found.append(Warned(source="reference", text=blind))
     for stage in facts.stages:
         found += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]
     return tuple(found)

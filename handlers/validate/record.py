@@ -1,35 +1,102 @@
-"""validation.json: what the validate stage found out, for people and programs. Called by that stage."""
+"""What one stage of the validation hands to the next, and to people: `reference.json`, `check.json`, and logits beside them.
+
+The files are a stage's output like any other: sealed with digests, verified by the daemon before they are used again. Paths inside are
+relative, since outputs move to where they are kept.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
-from handlers.child.progress import StageOutput
+from daemon.contract.messages import ArtifactCheck, Fallback, StageContext, Verdict
+from handlers.child.progress import Reporter, StageOutput
+from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.task_profile import Subject
 
-REPORT = "validation.json"
+REFERENCE = "reference.json"
+CHECK = "check.json"
+_LOGITS = "logits"
+_MERGED = "merged.json"
+OPERATION = "read what an earlier stage of the validation found"
 
 
-def write(folder: Path, reference: Reference, output: StageOutput, details: Mapping[str, dict[str, Any]]) -> None:
-    """Write checks and figures as in the result, and a summary for each prompt. `details`: variant → what its check has beyond."""
-    samples = reference.samples
-    value = {
-        "reference": reference.figures,
-        "checked_on": output.figures.get("checked_on"),
-        "bases": reference.bases,
-        "logit_std": reference.logit_std,
-        "prompts": [{"text": s.text, "ids": s.ids, "tokens": s.tokens, "continuation": s.continuation} for s in samples],
-        "merged": output.figures.get("merged"),
-        "artifacts": [check.model_dump(mode="json") | details.get(check.variant, {}) for check in output.checks],
-        "warnings": output.warnings,
-        "fallbacks": [fallback.model_dump() for fallback in output.fallbacks],
-    }
-    write_atomic(folder / REPORT, json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def logits_folder(folder: Path) -> Path:
+    """Where a stage's logits lie in its folder; made where it is missing."""
+    made = folder / _LOGITS
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def write_reference(folder: Path, reference: Reference) -> None:
+    """Write all that checks compare with; its logits must lie in the folder already."""
+    value = dataclasses.asdict(reference)
+    value["samples"] = [{**sample, "logits": Path(sample["logits"]).name} for sample in value["samples"]]
+    value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
+    _write(folder / REFERENCE, value)
+
+
+def read_reference(folder: Path) -> Reference:
+    """What `write_reference` wrote. Raises Permanent where it is none."""
+    path = folder / REFERENCE
+    try:
+        value = json.loads(path.read_bytes())
+        samples = [Sample(**{**sample, "logits": folder / _LOGITS / sample["logits"]}) for sample in value.pop("samples")]
+        fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
+        labels = value["subject"].pop("labels")
+        subject = Subject(labels=None if labels is None else tuple(labels), **value.pop("subject"))
+        return Reference(samples=samples, fallbacks=fallbacks, subject=subject, **value)
+    except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise Permanent(
+            FaultCode.BAD_RECORD,
+            OPERATION,
+            f"{type(error).__name__}: {error}",
+            "run `ckptd retry` with the export's id; report it if it happens again",
+            path=path,
+        ) from None
+
+
+def mark_comparable(folder: Path) -> None:
+    """The merged model's logits in this folder are whole, so that artifacts can be compared with them."""
+    _write(folder / _MERGED, {"logits": _LOGITS})
+
+
+def merged_logits(folder: str | None) -> Path | None:
+    """The merged model's logits in the output of its stage; None where it could not be run."""
+    return Path(folder) / _LOGITS if folder is not None and (Path(folder) / _MERGED).is_file() else None
+
+
+def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examination: Examination | None, reporter: Reporter) -> None:
+    """Put a check into the stage's result and, with a summary of each prompt, into its folder; say what did not pass."""
+    check = check.model_copy(update={"figures": finite(check.figures)})
+    output.checks.append(check)
+    prompts = {"prompts": examination.prompts} if examination else {}
+    _write(folder / CHECK, check.model_dump(mode="json") | {"run": examination is not None} | prompts)
+    if check.verdict is not Verdict.PASSED:
+        reporter.warn(f"{check.variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
+
+
+def was_run(context: StageContext, variant: str) -> bool:
+    """Whether the check of a variant could run it."""
+    for stage in (f"check-{variant}", "merged"):
+        path = Path(context.inputs.get(stage, ""), CHECK)
+        if stage in context.inputs and path.is_file():
+            value = json.loads(path.read_bytes())
+            if value["variant"] == variant:
+                return bool(value["run"])
+    return False
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    write_atomic(path, json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:

@@ -6,7 +6,6 @@ limits of the variant's kind; closeness to the live model by the configured thre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from daemon.contract.formats import Limits, Thresholds
@@ -14,6 +13,7 @@ from daemon.contract.messages import ArtifactCheck, Verdict
 from daemon.contract.plan import fallback, unquantized
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.checks.examination import Examination
+from handlers.validate.workers.client import WorkerFailed
 
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
@@ -108,25 +108,14 @@ def _remedy(variant: str, keys: list[str]) -> str:
     plain = fallback(variant) or unquantized(variant)
     if plain is not None:
         return f"use the variant {plain} instead of {variant}, or loosen {names} knowingly"
-    return f"compare the merged figures in validation.json to see whether the merge or the export is off, or loosen {names} knowingly"
+    return f"compare the figure `merged` in report.json to see whether the merge or the export is off, or loosen {names} knowingly"
 
 
-def would_pass(figures: dict[str, Any], thresholds: Thresholds) -> bool:
-    """Whether figures meet the thresholds."""
-    return not _distances(figures, thresholds)
-
-
-def blindness(adapter: dict[str, Any] | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:
-    """The warning where the bare base meets limits as well, which then can't tell a merged model from an unmerged one."""
-    blind = [name for name in variants if adapter is not None and name in thresholds and would_pass(adapter, thresholds[name])]
-    if adapter is None or not blind:
-        return None
-    parts = ("kl", "divergence {:.3g} nats"), ("agreement", "agreement {:.3g}"), ("error_max", "largest error {:.3g} deviations")
-    effect = ", ".join([text.format(adapter[name]) for name, text in parts if adapter[name] is not None][:2])
-    return (
-        f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
-        f" {', '.join(blind)} too: for these, passing does not prove the merge."
-    )
+def unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:
+    """The check of an artifact that could not be run."""
+    figures = {"log_end": error.details} if error.details else {}
+    reasons = (f"it could not be run: {error.cause}",)
+    return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures)
 
 
 def _show(value: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from daemon.contract.messages import JobFacts, StageFacts
 from daemon.contract.options import Work
-from daemon.contract.plan import find_spec, spec_of, stage_names
+from daemon.contract.plan import FORMER, find_spec, spec_of, stage_names
 from daemon.contract.verdicts import asked_variants, judge, status_of
 from daemon.journal.integrity import unbelievable, unsound
 from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
@@ -154,9 +154,10 @@ def check_plans(scene: Scene) -> None:
         if not job["work"] or job["id"] not in stages:
             continue
         if job["work"] not in planned:
-            export = Work.model_validate_json(job["work"]).export
-            planned[job["work"]] = tuple(stage_names(export.variants, export.quantization))
+            planned[job["work"]] = tuple(stage_names(Work.model_validate_json(job["work"])))
         names = stages[job["id"]]
+        if FORMER.intersection(names):
+            continue  # planned by an earlier version: the next start plans it anew
         if unknown := [name for name in names if find_spec(name) is None]:
             scene.find("stage-unknown", f"the plan knows no stage {', '.join(unknown)}", "install the ckptd that planned it, or cancel it",
                        job=job["id"])  # fmt: skip

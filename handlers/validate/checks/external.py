@@ -1,6 +1,6 @@
 """How an artifact does outside of our engines: the example that it brings, and another program where one is installed.
 
-Called by the validate stage once the artifact's own worker has ended, so that the model lies in memory once.
+Called by an artifact's check once the artifact's own worker has ended, so that the model lies in memory once.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.catalog import catalog
+from daemon.contract.formats import Variant
 from daemon.contract.messages import StageContext
 from handlers.validate.checks import example, optimum_reader
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import Subject
 
 
 def example_fault(spec: EngineSpec, reference: Reference, examination: Examination) -> str | None:
@@ -27,13 +26,15 @@ def example_fault(spec: EngineSpec, reference: Reference, examination: Examinati
 
 
 def other_program(
-    context: StageContext, variant: str, spec: EngineSpec, subject: Subject, reference: Reference, examination: Examination, rows: Path,
+    context: StageContext, variant: Variant, spec: EngineSpec, reference: Reference, examination: Examination, rows: Path,
     safe_point: Callable[[], None],
 ) -> dict[str, Any]:  # fmt: skip
     """What another program makes of the first prompt, as the figure `foreign`; it decides no verdict. `rows`: our engine's logits of it."""
     if spec.engine != "onnx":
         return {}
-    limit = catalog().variants[variant].limits.cache * reference.logit_std
+    limit = variant.limits.cache * reference.logit_std
     tokens = examination.prompts[0].get("tokens", [])
-    found = optimum_reader.compare(context, spec.folder, subject, reference.samples[0], rows, tokens, limit, safe_point=safe_point)
+    found = optimum_reader.compare(
+        context, spec.folder, reference.subject, reference.samples[0], rows, tokens, limit, safe_point=safe_point
+    )
     return {} if found is None else {"foreign": found}

@@ -1,6 +1,6 @@
 """Decoding speed, measured in turns: the box is shared, so only neighbouring runs can be compared.
 
-Called by the validate stage. Each round times both workers one right after the other, and the order alternates from
+Called by the stage `speed`. Each round times both workers one right after the other, and the order alternates from
 round to round; the ratio is the median over rounds, so that a burst of other work spoils one round and not the verdict.
 Tokens are those that a language model or an encoder-decoder decodes, and those that an encoder reads.
 """

@@ -1,0 +1,67 @@
+"""The stages `check-VARIANT`: one artifact run as a user would, and compared with the live model and the merged one.
+
+Called by `handlers/__main__.py`, in the Python that the artifact's engine needs. The model runs in a worker process of its own, so that a
+crash is a verdict and peak memory is that model's. Whatever happens to the artifact becomes its check: the stage itself fails only
+where the box does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract import cpu
+from daemon.contract.catalog import catalog
+from daemon.contract.files import remove_tree
+from daemon.contract.formats import Variant
+from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
+from handlers.child.progress import Reporter, StageOutput
+from handlers.validate import record
+from handlers.validate.checks import external, optimum_reader, portability
+from handlers.validate.checks.examination import Examination, examine, logits_file
+from handlers.validate.checks.reference import Reference
+from handlers.validate.engines.registry import EngineSpec, engines
+from handlers.validate.verdict import judge, unrunnable
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Check the one variant among the inputs; write `check.json` into the staging folder."""
+    variant = next(one for name, one in catalog().variants.items() if name in context.inputs)
+    reference = record.read_reference(Path(context.inputs["reference"]))
+    output, staging = StageOutput(figures={"checked_on": cpu.here().facts}), Path(context.staging)
+    if reference.subject.kind not in engines().get(variant.limits.engine, {}):
+        reason, remedy = f"no engine here can run {variant.name}", f"try {variant.name} on its own platform before it is used"
+        check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
+        record.add_check(staging, output, check, None, reporter)
+        return output
+    try:
+        examination = _examined(context, reporter, reference, variant)
+    except WorkerFailed as error:
+        reporter.checkpoint()
+        record.add_check(staging, output, unrunnable(variant.name, error), None, reporter)
+        return output
+    limits = context.work.validation.thresholds.get(variant.name)
+    record.add_check(staging, output, judge(variant.name, variant.limits, examination, limits), examination, reporter)
+    if told := optimum_reader.sentence(variant.name, examination.figures.get("foreign")):
+        output.warnings.append(told)
+    return output
+
+
+def _examined(context: StageContext, reporter: Reporter, reference: Reference, variant: Variant) -> Examination:
+    folder, scratch = context.inputs[variant.name], Path(context.temporary)
+    spec = EngineSpec(engine=variant.limits.engine, folder=folder, threads=context.limits.threads, task=reference.subject.task)
+    outputs = scratch / "logits"
+    with Worker(variant.name, spec, scratch, context.limits) as worker:
+        examination = examine(
+            worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
+        )
+        stats = worker.ask("stats")
+    examination.figures |= {"load_seconds": stats["load_seconds"], "peak_rss_bytes": stats["peak_rss_bytes"]}
+    examination.figures |= external.other_program(
+        context, variant, spec, reference, examination, logits_file(outputs, 0), reporter.checkpoint
+    )  # fmt: skip
+    remove_tree(outputs)
+    examination.example = external.example_fault(spec, reference, examination)
+    portable, examination.portability = portability.check(Path(folder), variant.arithmetic)
+    examination.figures |= portable
+    return examination

@@ -1,0 +1,52 @@
+"""The stage `merged`: the merged model in PyTorch, compared with the live one. Every other check compares its artifact with this one too.
+
+Called by `handlers/__main__.py`. Where the merged model itself is published (a variant with the trait "merged"), this is its check, and
+the published folder is what runs. Where it can't be run and isn't published, the checks go on without it, and a warning says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.catalog import catalog
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.validate import record
+from handlers.validate.checks.examination import Examination, examine
+from handlers.validate.checks.reference import Reference
+from handlers.validate.engines.registry import EXACT, EngineSpec
+from handlers.validate.verdict import judge, unrunnable
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Run the merged model; write its logits and, where it is published, its check into the staging folder."""
+    reference = record.read_reference(Path(context.inputs["reference"]))
+    published = next((name for name, one in catalog().variants.items() if "merged" in one.traits and name in context.inputs), None)
+    output, staging = StageOutput(), Path(context.staging)
+    try:
+        examination = _examined(context, reporter, reference, published)
+    except WorkerFailed as error:
+        reporter.checkpoint()
+        if published:
+            record.add_check(staging, output, unrunnable(published, error), None, reporter)
+        what = "Artifacts were compared with the live model alone and speed was not compared with PyTorch"
+        output.warnings.append(f"{what}, since the merged model could not be run: {error.cause}.")
+        return output
+    record.mark_comparable(staging)
+    output.figures["merged"] = record.finite(examination.figures)
+    if published:
+        limits = context.work.validation.thresholds.get(published)
+        record.add_check(staging, output, judge(published, EXACT, examination, limits), examination, reporter)
+    return output
+
+
+def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None) -> Examination:
+    folder, staging = context.inputs[published or "merge"], Path(context.staging)
+    spec = EngineSpec(engine=EXACT.engine, folder=folder, threads=context.limits.threads, task=reference.subject.task)
+    with Worker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
+        logits = record.logits_folder(staging)
+        examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
+        stats = worker.ask("stats")
+    examination.figures |= {"load_seconds": stats["load_seconds"], "peak_rss_bytes": stats["peak_rss_bytes"]}
+    return examination

@@ -1,0 +1,76 @@
+"""The stage `reference`: what the live model, base + adapter, answers on the prompts. Once a checkpoint; every check compares with it.
+
+Called by `handlers/__main__.py`. The reference is fp32 (bf16 and fp16 weights are exact in it) and runs in a worker process of its own.
+Its output, `reference.json` with the logits beside it, is kept under the stage's key, so that a retry or a further format asks nothing
+again. This process itself imports numpy and nothing heavier. A reference that can't be run fails the stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from daemon.contract import cpu
+from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models import prompts
+from handlers.validate import record
+from handlers.validate.checks import base_likelihood
+from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Ask the live model and write what it says into the staging folder.
+
+    Raises Permanent or Retryable when the live model, or the prompts, can't be used.
+    """
+    texts, warnings = prompts.load(context.work.validation)
+    reference = _measured(context, reporter, texts, _subject(context))
+    record.write_reference(Path(context.staging), reference)
+    output = StageOutput(fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
+    output.figures = {
+        "reference": reference.figures, "checked_on": cpu.here().facts, "prompts": [sample.text for sample in reference.samples],
+    }  # fmt: skip
+    if reference.bases is not None:
+        output.figures["bases"] = record.finite(reference.bases)
+    return output
+
+
+def _subject(context: StageContext) -> Subject:
+    """What the merged model is for; its labels must have the names that the live model's have."""
+    subject = subject_of(Path(context.inputs["merge"]))
+    return replace(subject, labels=live_labels(subject, Path(context.base) if context.base else None))
+
+
+def _measured(context: StageContext, reporter: Reporter, texts: list[str], subject: Subject) -> Reference:
+    scratch = Path(context.temporary)
+    # A full fine-tune is a transformers folder as it is, and needs no PEFT.
+    engine = "torch" if context.base is None else "live"
+    spec = EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task)
+    with Worker("live", spec, scratch, context.limits) as live:
+        try:
+            logits = record.logits_folder(Path(context.staging))
+            taken = base_likelihood.taken(context)
+            reference = measure(live, texts, context.work.validation, logits, reporter.progress, subject, taken)
+            stats = live.ask("stats")
+            reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
+        except WorkerFailed as error:
+            reporter.checkpoint()  # a stage that is told to stop loses its workers too
+            kind = Retryable if error.transient else Permanent
+            raise kind(
+                error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
+            ) from error
+    reference.figures = {
+        "dtype": "float32",
+        "method": base_likelihood.method(context),
+        "peak_rss_bytes": stats["peak_rss_bytes"],
+        "load_seconds": stats["load_seconds"],
+        "adapter": reference.adapter,
+    }
+    if subject.kind != "causal":
+        reference.figures["task"] = subject.task
+    return reference

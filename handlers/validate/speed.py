@@ -1,0 +1,70 @@
+"""The stage `speed`: how fast each artifact is, in turns with the merged model in PyTorch, when nothing else of ours runs.
+
+Called by `handlers/__main__.py` after all checks. It decides no verdict: an artifact that fails here has no figure, and a warning says why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.catalog import catalog
+from daemon.contract.messages import StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.validate import record
+from handlers.validate.checks.reference import Reference
+from handlers.validate.checks.turns import alone, race
+from handlers.validate.engines.registry import EXACT, EngineSpec
+from handlers.validate.workers.client import Worker, WorkerFailed
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Measure every artifact whose check could run it; the figure `speed` is variant → figures."""
+    reference = record.read_reference(Path(context.inputs["reference"]))
+    timing = _Timing(context, reporter, reference)
+    made = [one for name, one in catalog().variants.items() if name in context.inputs and record.was_run(context, name)]
+    published = next((one.name for one in made if "merged" in one.traits), None)
+    found: dict[str, Any] = {}
+    with timing.worker(EXACT.engine, context.inputs[published or "merge"], "pytorch") as worker:
+        pytorch: Worker | None = worker
+        try:
+            worker.load()
+            if published:
+                figures = alone(worker, reference)
+                found[published] = figures | {"pytorch_tokens_per_second": figures["tokens_per_second"], "speed_over_pytorch": None}
+        except WorkerFailed as error:
+            pytorch = None
+            timing.lost("the merged model in PyTorch", error)
+        for number, one in enumerate(made):
+            if one.name == published:
+                continue
+            reporter.progress(number / len(made), one.name)
+            with timing.worker(one.limits.engine, context.inputs[one.name], one.name) as artifact:
+                try:
+                    artifact.load()
+                    found[one.name], failed = race(artifact, pytorch, reference)
+                except WorkerFailed as error:
+                    timing.lost(one.name, error)
+                    continue
+            if failed is not None:
+                pytorch = None
+                timing.lost("the merged model in PyTorch", failed)
+    return StageOutput(figures={"speed": found}, warnings=timing.warnings)
+
+
+class _Timing:
+    """What all measurements share."""
+
+    def __init__(self, context: StageContext, reporter: Reporter, reference: Reference) -> None:
+        self._context, self._reporter, self._task = context, reporter, reference.subject.task
+        self.warnings: list[str] = []
+
+    def worker(self, engine: str, folder: str, name: str) -> Worker:
+        """A worker that has not loaded its model yet."""
+        spec = EngineSpec(engine=engine, folder=folder, threads=self._context.limits.threads, task=self._task)
+        return Worker(name, spec, Path(self._context.temporary), self._context.limits)
+
+    def lost(self, what: str, error: WorkerFailed) -> None:
+        """Go on without it, and say so; a stage that is told to stop ends here."""
+        self._reporter.checkpoint()
+        self.warnings.append(f"The speed of {what} could not be measured: {error.cause}.")
