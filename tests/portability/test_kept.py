@@ -8,14 +8,10 @@ import pytest
 
 from daemon.contract import cpu
 from daemon.contract.messages import StageContext
-from daemon.contract.options import ValidateOptions
 from daemon.contract.plan import all_specs
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
 from handlers.merge.engine.resume_ledger import purpose
-from handlers.validate import stage as validation
-from handlers.validate.engines.task_profile import Subject
-from handlers.validate.resume import Kept
 from tests.onnx.conftest import make_context
 
 OTHER = cpu.Cpu("x86_64", "GenuineIntel", "a processor of 2013", ("sse4_1", "avx", "f16c", "fma", "avx2"))
@@ -47,16 +43,6 @@ def test_a_merge_does_not_go_on_with_another_processors_shards(elsewhere: pytest
     before = purpose([], [], {})
     elsewhere.setattr(*MOVE)
     assert purpose([], [], {}) != before
-
-
-def test_a_validation_does_not_go_on_with_another_processors_answers(
-    context: StageContext, tmp_path: Path, elsewhere: pytest.MonkeyPatch
-) -> None:
-    work = context.work.model_copy(update={"validation": ValidateOptions()})
-    made_for = validation._made_for(context.model_copy(update={"work": work}), ["text"], Subject())
-    elsewhere.setattr(*MOVE)
-    moved = validation._made_for(context.model_copy(update={"work": work}), ["text"], Subject())
-    assert Kept(tmp_path / "a", made_for)._key != Kept(tmp_path / "b", moved)._key
 
 
 def test_children_compute_fp32_in_fp32_whatever_the_box_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

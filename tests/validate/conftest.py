@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from daemon.contract.catalog import catalog
-from daemon.contract.messages import ArtifactCheck, CheckpointRef, ChildLimits, StageContext, StageResult
+from daemon.contract.messages import ArtifactCheck, CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.plan import all_specs, spec_of
 from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import Reference, measure
@@ -37,7 +38,7 @@ def folders(pico_base: Path, pico_checkpoint: Path, tmp_path_factory: pytest.Tem
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the stage as the daemon starts it."""
+    """One run of a stage as the daemon starts it."""
 
     context: StageContext
     process: subprocess.Popen[bytes]
@@ -53,19 +54,21 @@ StartStage = Callable[..., Run]
 
 @pytest.fixture(scope="session")
 def start_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStage]:
-    """Start the stage in a process of its own; whatever still runs at the end is killed."""
+    """Start a stage in a process of its own; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(pin: Path, base: Path | None, inputs: dict[str, Path], **options: Any) -> Run:
-        root = tmp_path_factory.mktemp("job")
+    def start(name: str, pin: Path, base: Path | None, inputs: dict[str, Path], **options: Any) -> Run:
+        root, spec = tmp_path_factory.mktemp("job"), spec_of(name)
+        for folder in ("staging", "temporary"):
+            (root / folder).mkdir()
         reference = CheckpointRef(
             root="/runs", run="pico", step=4, path=str(pin), layout="trainer-adapter", digest="0", method="LORA" if base else "full"
         )
         context = StageContext(
-            job="job", stage="validate", attempt=1, checkpoint=reference, pin=str(pin), base=str(base) if base else None,
-            inputs={name: str(path) for name, path in inputs.items()}, staging=str(root / "staging"), result=str(root / "result.json"),
-            temporary=str(root / "temporary"), cache=str(root / "cache"), limits=LIMITS,
-            work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),
+            job="job", stage=name, entry=spec.entry, attempt=1, checkpoint=reference, pin=str(pin), base=str(base) if base else None,
+            inputs={other: str(path) for other, path in inputs.items() if other in (*spec.needs, *spec.after)},
+            staging=str(root / "staging"), result=str(root / "result.json"), temporary=str(root / "temporary"),
+            cache=str(root / "cache"), limits=LIMITS, work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),
         )  # fmt: skip
         (root / "job.json").write_text(context.model_dump_json())
         command = [sys.executable, "-m", "handlers", str(root / "job.json")]
@@ -81,20 +84,54 @@ def start_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStage
 
 @dataclass(frozen=True)
 class Validated:
-    """A finished run of the stage over sound artifacts."""
+    """The finished stages of a validation: what they gave, and where."""
 
-    result: StageResult
-    report: dict[str, Any]
-    checks: dict[str, ArtifactCheck]
+    results: dict[str, StageResult]
+    folders: dict[str, Path]
+
+    @property
+    def checks(self) -> dict[str, ArtifactCheck]:
+        """Variant → its check, with its speed."""
+        found = {check.variant: check for result in self.results.values() for check in result.checks}
+        speed = self.figures.get("speed", {})
+        return {name: check.model_copy(update={"figures": check.figures | speed.get(name, {})}) for name, check in found.items()}
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The figures of all stages."""
+        return {name: value for result in self.results.values() for name, value in result.figures.items()}
+
+    def record(self, stage: str, name: str) -> Any:
+        """A JSON file of a stage's output."""
+        return json.loads((self.folders[stage] / name).read_text())
+
+
+Validate = Callable[..., Validated]
 
 
 @pytest.fixture(scope="session")
-def validated(start_stage: StartStage, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path]) -> Validated:
-    """The stage over the adapter checkpoint and its three sound artifacts."""
-    run = start_stage(pico_checkpoint, pico_base, {"merge": folders["pytorch"], **folders}, samples=4, new_tokens=12, speed_tokens=24)
-    result = run.result()
-    report = json.loads(Path(run.context.staging, "validation.json").read_text())
-    return Validated(result, report, {check.variant: check for check in result.checks})
+def validate(start_stage: StartStage) -> Validate:
+    """Run all stages of a validation, one after the other, as the plan has them."""
+
+    def run(pin: Path, base: Path | None, inputs: dict[str, Path], **options: Any) -> Validated:
+        results: dict[str, StageResult] = {}
+        folders: dict[str, Path] = {}
+        wanted = {"reference", "merged", *(f"check-{name}" for name in inputs), *(["speed"] if options.get("speed_tokens") else [])}
+        for spec in all_specs():
+            if spec.name in wanted and all(need in (inputs | folders) for need in spec.needs):
+                stage = start_stage(spec.name, pin, base, inputs | folders, **options)
+                results[spec.name] = stage.result()
+                if results[spec.name].outcome is Outcome.SUCCEEDED:
+                    folders[spec.name] = Path(stage.context.staging)
+        return Validated(results, folders)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def validated(validate: Validate, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path]) -> Validated:
+    """The stages over the adapter checkpoint and its three sound artifacts."""
+    return validate(pico_checkpoint, pico_base, {"merge": folders["pytorch"], **folders}, samples=4, new_tokens=12, speed_tokens=24)
 
 
 @dataclass(frozen=True)

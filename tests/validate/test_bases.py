@@ -14,14 +14,18 @@ import pytest
 from daemon.contract.catalog import catalog
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, StageContext, Verdict
 from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.plan import spec_of
+from daemon.journal.rows import JobRow
+from daemon.running.rules.resume_keys import stage_key
 from handlers.child.progress import Reporter
 from handlers.merge.api import merge_adapter
-from handlers.validate import stage
+from handlers.validate import merged
+from handlers.validate import reference as reference_stage
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import Reference, measure
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import LANGUAGE_MODEL, subject_of
+from handlers.validate.engines.task_profile import subject_of
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import Worker, WorkerFailed
 from tests import models
@@ -227,12 +231,13 @@ def test_nothing_is_compared_that_nobody_asked_for_or_that_could_not_be_merged(
     assert any("were not compared" in warning for warning in reference.warnings) == bool(options)
 
 
-def test_what_was_measured_on_one_base_is_not_resumed_for_another(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
-    made = [
-        stage._made_for(context_of(pico_base, pico_checkpoint, tmp_path, chosen=chosen), ["a"], LANGUAGE_MODEL)
-        for chosen in base_likelihood.VALUES
-    ]
-    assert made[0] != made[1] != made[2]
+def test_what_was_measured_on_one_base_is_not_taken_for_another(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
+    keys = set()
+    for chosen in base_likelihood.VALUES:
+        context = context_of(pico_base, pico_checkpoint, tmp_path, chosen=chosen)
+        job = JobRow("job", "running", context.checkpoint, context.work, pico_checkpoint, tmp_path, pico_base, "now", None, None)
+        keys.add(stage_key(spec_of("reference"), job, {}, None, "cpu"))
+    assert len(keys) == 3
 
 
 def test_a_base_that_is_stored_quantized_has_one_form(pico_base: Path, tmp_path: Path) -> None:
@@ -282,10 +287,14 @@ def test_the_stage_passes_a_model_that_was_merged_as_configured_and_writes_what_
     inputs = {"merge": str(tmp_path / "merged"), "pytorch": str(tmp_path / "merged")}
     context = context_of(pico_base, pin, tmp_path / "job", chosen="dequantized", inputs=inputs)
     models.make_tokenizer().save_pretrained(pin)
-    output = stage.run(context, Reporter(io.StringIO()))
-    (check,) = output.checks
-    assert check.verdict is Verdict.PASSED, check.reasons
+    Path(context.staging).mkdir()
+    Path(context.temporary).mkdir()
+    output = reference_stage.run(context, Reporter(io.StringIO()))
     found = output.figures["bases"]
     assert (found["chosen"], found["best"]) == ("dequantized", "dequantized")
     assert output.figures["reference"]["method"].endswith("on the dequantized base")
-    assert json.loads(Path(context.staging, "validation.json").read_text())["bases"] == found
+    assert json.loads(Path(context.staging, "reference.json").read_text())["bases"] == found
+    later = context.model_copy(update={"inputs": {**inputs, "reference": context.staging}, "staging": str(tmp_path / "merged-check")})
+    Path(later.staging).mkdir()
+    (check,) = merged.run(later, Reporter(io.StringIO())).checks
+    assert check.verdict is Verdict.PASSED, check.reasons

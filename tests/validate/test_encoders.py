@@ -19,7 +19,7 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import Subject, context_length, labels_of, subject_of
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, Direct, measured
-from tests.validate.conftest import StartStage
+from tests.validate.conftest import Validate
 
 
 def classify(model: Any, batch: Any) -> Any:
@@ -346,14 +346,13 @@ def test_hidden_tokens_are_few_and_never_special() -> None:
 
 
 @pytest.mark.slow
-def test_the_stage_validates_a_classifier_from_checkpoint_to_report(make: Make, start_stage: StartStage, tmp_path: Path) -> None:  # R4.1
+def test_the_stage_validates_a_classifier_from_checkpoint_to_report(make: Make, validate: Validate, tmp_path: Path) -> None:  # R4.1
     model = make("classes")
     swapped = artifacts.copy(model.onnx, tmp_path / "swapped")
     zoo.edit_json(swapped / "config.json", id2label={"0": "LABEL_2", "1": "LABEL_1", "2": "LABEL_0"})
     inputs = {"merge": model.merged, "pytorch": model.merged, "onnx": model.onnx, "onnx-int8": swapped}
-    run = start_stage(model.adapter, model.base, inputs, samples=2, new_tokens=8, speed_tokens=16)
-    result = run.result()
-    assert result.outcome is Outcome.SUCCEEDED, result.fault
-    assert [check.verdict for check in result.checks] == [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED], result.checks
-    assert result.figures["reference"]["task"] == "text-classification" and result.figures["reference"]["adapter"] is None
-    assert result.checks[1].figures["tokens_per_second"] > 0 and result.checks[1].figures["speed_over_pytorch"] > 0
+    done = validate(model.adapter, model.base, inputs, samples=2, new_tokens=8, speed_tokens=16)
+    assert {result.outcome for result in done.results.values()} == {Outcome.SUCCEEDED}, done.results
+    assert [check.verdict for check in done.checks.values()] == [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED], done.checks
+    assert done.figures["reference"]["task"] == "text-classification" and done.figures["reference"]["adapter"] is None
+    assert done.checks["onnx"].figures["tokens_per_second"] > 0 and done.checks["onnx"].figures["speed_over_pytorch"] > 0

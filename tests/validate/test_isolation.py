@@ -17,7 +17,7 @@ from daemon.contract.messages import ChildLimits, Outcome, Verdict
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import Worker, WorkerFailed
 from tests.validate import artifacts
-from tests.validate.conftest import LIMITS, Run, StartStage
+from tests.validate.conftest import LIMITS, Run, StartStage, Validate
 
 
 def _wait_for_worker(run: Run, variant: str) -> psutil.Process:
@@ -35,33 +35,37 @@ def _wait_for_worker(run: Run, variant: str) -> psutil.Process:
 
 
 def test_a_corrupt_graph_and_a_crash_fail_their_own_artifacts_alone(
-    start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
+    validate: Validate, start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
 ) -> None:  # R4.5
     corrupt = artifacts.copy(folders["onnx"], tmp_path / "onnx")
     graph = (corrupt / "model.onnx").read_bytes()
     (corrupt / "model.onnx").write_bytes(graph[: len(graph) // 2])
-    inputs = {"merge": folders["pytorch"], "pytorch": folders["pytorch"], "onnx": corrupt, "onnx-int8": folders["onnx-int8"]}
-    run = start_stage(folders["pytorch"], None, inputs, samples=2, new_tokens=8, speed_tokens=8)
+    inputs = {"merge": folders["pytorch"], "pytorch": folders["pytorch"], "onnx": corrupt}
+    options = {"samples": 2, "new_tokens": 8, "speed_tokens": 8}
+    done = validate(folders["pytorch"], None, inputs, **options)
+    later = inputs | done.folders | {"onnx-int8": folders["onnx-int8"]}
+    run = start_stage("check-onnx-int8", folders["pytorch"], None, later, **options)
     victim = _wait_for_worker(run, "onnx-int8")
     victim.send_signal(signal.SIGSEGV)
-    result = run.result()
+    crashed = run.result()
 
-    assert result.outcome is Outcome.SUCCEEDED
-    checks = {check.variant: check for check in result.checks}
-    assert checks["onnx"].verdict is Verdict.FAILED
-    assert "it could not be run" in checks["onnx"].reasons[0] and "Protobuf" in checks["onnx"].reasons[0]
-    assert checks["onnx-int8"].verdict is Verdict.FAILED
-    assert "SIGSEGV" in checks["onnx-int8"].reasons[0]
-    assert all(checks[name].remedy for name in ("onnx", "onnx-int8"))
-    assert checks["pytorch"].verdict is Verdict.PASSED
-    assert checks["pytorch"].figures["agreement"] == 1.0
-    assert result.figures["reference"]["method"] == "full fine-tune"
+    assert {result.outcome for result in (*done.results.values(), crashed)} == {Outcome.SUCCEEDED}
+    (int8,) = crashed.checks
+    onnx = done.checks["onnx"]
+    assert onnx.verdict is Verdict.FAILED
+    assert "it could not be run" in onnx.reasons[0] and "Protobuf" in onnx.reasons[0]
+    assert int8.verdict is Verdict.FAILED
+    assert "SIGSEGV" in int8.reasons[0]
+    assert onnx.remedy and int8.remedy
+    assert done.checks["pytorch"].verdict is Verdict.PASSED
+    assert done.checks["pytorch"].figures["agreement"] == 1.0
+    assert done.figures["reference"]["method"] == "full fine-tune"
+    assert list(done.figures["speed"]) == ["pytorch"]  # what could not be run is not timed
     assert not victim.is_running()
-    assert not Path(run.context.temporary, "validate").exists()
 
 
 def test_killing_the_stage_leaves_no_worker_behind(start_stage: StartStage, folders: dict[str, Path]) -> None:
-    run = start_stage(folders["pytorch"], None, {"merge": folders["pytorch"]})
+    run = start_stage("reference", folders["pytorch"], None, {"merge": folders["pytorch"]})
     worker = _wait_for_worker(run, "live")
     time.sleep(0.5)  # long enough for the worker to bind itself
     run.process.kill()

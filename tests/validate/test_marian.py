@@ -15,7 +15,7 @@ from tests import marian
 from tests.marian import Marian, Translated
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, measured
-from tests.validate.conftest import StartStage
+from tests.validate.conftest import Validate
 
 PROMPTS = tuple(source for source, _ in marian.sentences(4))
 
@@ -62,20 +62,19 @@ def test_a_checkpoint_that_lacks_a_part_of_its_tokenizer_is_told_so(
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_stage_runs_its_example(
-    broken: bool, marian_model: Marian, marian_export: Translated, start_stage: StartStage, tmp_path: Path
+    broken: bool, marian_model: Marian, marian_export: Translated, validate: Validate, tmp_path: Path
 ) -> None:  # R4.1
     folder = artifacts.copy(marian_export.onnx, tmp_path / "onnx")
     if broken:
         (folder / examples.MARIAN).write_text((folder / examples.MARIAN).read_text().replace("text[end:]", "text[:4]"))
     inputs = {"merge": marian_export.merged, "pytorch": marian_export.merged, "onnx": folder}
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-    run = start_stage(
+    done = validate(
         marian_model.adapter, marian_model.base, inputs, samples=2, new_tokens=8, speed_tokens=8, prompts=str(tmp_path / "prompts.txt")
     )
-    result = run.result()
-    assert result.outcome is Outcome.SUCCEEDED, result.fault
-    assert result.figures["prompts"] == list(PROMPTS[:2]) and not result.fallbacks
-    passed, check = result.checks
+    assert {result.outcome for result in done.results.values()} == {Outcome.SUCCEEDED}, done.results
+    assert done.figures["prompts"] == list(PROMPTS[:2]) and not any(result.fallbacks for result in done.results.values())
+    passed, check = done.checks.values()
     assert passed.verdict is Verdict.PASSED, passed.reasons
     if broken:
         assert check.reasons == ("its example.py makes other tokens than the artifact did under examination",)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract.catalog import catalog
 from daemon.contract.messages import Outcome, Verdict
 from daemon.contract.options import ValidateOptions
+from handlers.report.blindness import blindness
 from handlers.validate.checks.reference import measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import Worker
 from tests.validate import artifacts
-from tests.validate.conftest import LIMITS, StartStage
+from tests.validate.conftest import LIMITS, StartStage, Validate
 
 
 @pytest.mark.slow
@@ -33,22 +35,21 @@ def test_a_small_context_cuts_prompts_and_continuations_and_says_so(folders: dic
 
 @pytest.mark.slow
 def test_without_any_tokenizer_token_ids_are_made_up_and_the_fallback_is_recorded(
-    start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
+    validate: Validate, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     bare = artifacts.copy(folders["pytorch"], tmp_path / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (bare / name).unlink()
-    run = start_stage(bare, None, {"merge": bare, "onnx": folders["onnx"]}, samples=2, new_tokens=8, speed_tokens=0)
-    result = run.result()
-    assert [fallback.taken for fallback in result.fallbacks] == ["pseudo-random token ids"]
-    (check,) = result.checks
+    done = validate(bare, None, {"merge": bare, "onnx": folders["onnx"]}, samples=2, new_tokens=8, speed_tokens=0)
+    assert [fallback.taken for fallback in done.results["reference"].fallbacks] == ["pseudo-random token ids"]
+    (check,) = done.checks.values()
     assert check.verdict is Verdict.PASSED and check.figures["agreement"] == 1.0
-    assert check.figures["sample"] is None and check.figures["tokens_per_second"] is None
+    assert check.figures["sample"] is None and "tokens_per_second" not in check.figures
 
 
 @pytest.mark.slow
-def test_an_adapter_without_effect_is_warned_about_since_passing_proves_nothing(
-    start_stage: StartStage, pico_base: Path, pico_checkpoint: Path, tmp_path: Path
+def test_an_adapter_without_effect_passes_and_the_reference_says_how_little_it_does(
+    validate: Validate, pico_base: Path, pico_checkpoint: Path, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -56,18 +57,19 @@ def test_an_adapter_without_effect_is_warned_about_since_passing_proves_nothing(
     weights = load_file(pin / "adapter_model.safetensors")
     save_file({name: tensor * 0 if "lora_B" in name else tensor for name, tensor in weights.items()}, pin / "adapter_model.safetensors")
     inputs = {"merge": pico_base, "pytorch": pico_base}
-    result = start_stage(pin, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0).result()
-    assert result.checks[0].verdict is Verdict.PASSED
-    assert any("the bare base would meet the thresholds of pytorch too" in warning for warning in result.warnings)
+    done = validate(pin, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0)
+    assert done.checks["pytorch"].verdict is Verdict.PASSED
+    told = blindness(done.figures["reference"], ["pytorch"], catalog().thresholds)
+    assert told is not None and "the bare base would meet the thresholds of pytorch too" in told
 
 
 @pytest.mark.slow
-def test_a_base_that_was_not_merged_fails(start_stage: StartStage, pico_base: Path, pico_checkpoint: Path) -> None:  # R1.3
+def test_a_base_that_was_not_merged_fails(validate: Validate, pico_base: Path, pico_checkpoint: Path) -> None:  # R1.3
     inputs = {"merge": pico_base, "pytorch": pico_base}
-    result = start_stage(pico_checkpoint, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0).result()
-    assert result.checks[0].verdict is Verdict.FAILED
-    assert any("agreement" in reason for reason in result.checks[0].reasons)
-    assert not any("bare base" in warning for warning in result.warnings)
+    done = validate(pico_checkpoint, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0)
+    assert done.checks["pytorch"].verdict is Verdict.FAILED
+    assert any("agreement" in reason for reason in done.checks["pytorch"].reasons)
+    assert blindness(done.figures["reference"], ["pytorch"], catalog().thresholds) is None
 
 
 @pytest.mark.slow
@@ -78,7 +80,7 @@ def test_a_live_model_that_does_not_load_fails_the_stage_with_one_sentence(
     shutil.copytree(pico_base, base)
     weights = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    result = start_stage(pico_checkpoint, base, {"merge": folders["pytorch"], **folders}).result()
+    result = start_stage("reference", pico_checkpoint, base, {"merge": folders["pytorch"]}).result()
     assert result.outcome is Outcome.PERMANENT and result.checks == ()
     assert result.fault is not None
     assert result.fault.sentence().startswith("Could not run the live model as the reference (")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.seq2seq_decoding import cached
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, measured
-from tests.validate.conftest import StartStage
+from tests.validate.conftest import Validate
 
 LATER, MERGED = "decoder_with_past_model.onnx", "decoder_model_merged.onnx"
 TARGETS = {"marian": ["q_proj", "v_proj", "out_proj", "fc2"], "bart": ["q_proj", "v_proj", "fc1"], "t5": ["q", "v", "o"]}
@@ -242,17 +240,15 @@ def test_rules_of_generation_are_obeyed() -> None:
 
 @pytest.mark.slow
 def test_the_stage_validates_an_encoder_decoder_from_checkpoint_to_report(
-    marian: Translator, start_stage: StartStage, tmp_path: Path
+    marian: Translator, validate: Validate, tmp_path: Path
 ) -> None:  # R4.1
     broken = damaged(marian, tmp_path)
     artifacts.blank_cache(broken, "past_key_values.0.encoder.key", LATER)
     inputs = {"merge": marian.merged, "pytorch": marian.merged, "onnx": marian.onnx, "onnx-int8": broken}
-    run = start_stage(marian.adapter, marian.base, inputs, samples=2, new_tokens=8, speed_tokens=8)
-    result = run.result()
-    assert result.outcome is Outcome.SUCCEEDED, result.fault
-    assert [check.verdict for check in result.checks][:2] == [Verdict.PASSED, Verdict.PASSED], result.checks
-    assert result.figures["reference"]["task"] == "text2text-generation"
-    assert result.checks[1].figures["speed_over_pytorch"] > 0
-    report = json.loads(Path(run.context.staging, "validation.json").read_text())
-    assert [prompt["tokens"] for prompt in report["prompts"]] and report["artifacts"][1]["prompts"][0]["cache_errors"]
-    shutil.rmtree(run.context.staging)
+    done = validate(marian.adapter, marian.base, inputs, samples=2, new_tokens=8, speed_tokens=8)
+    assert {result.outcome for result in done.results.values()} == {Outcome.SUCCEEDED}, done.results
+    assert [done.checks[name].verdict for name in ("pytorch", "onnx")] == [Verdict.PASSED, Verdict.PASSED], done.checks
+    assert done.figures["reference"]["task"] == "text2text-generation"
+    assert done.checks["onnx"].figures["speed_over_pytorch"] > 0
+    assert [sample["tokens"] for sample in done.record("reference", "reference.json")["samples"]]
+    assert done.record("check-onnx", "check.json")["prompts"][0]["cache_errors"]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
 from daemon.contract.catalog import catalog
+from daemon.contract.errors import Permanent
 from daemon.contract.messages import Outcome, Verdict
+from handlers.validate import record
 from tests.validate.conftest import Validated
 
 NAMES = {
@@ -14,7 +23,7 @@ NAMES = {
 
 
 def test_sound_artifacts_pass_and_carry_every_figure(validated: Validated) -> None:  # R4.1 R4.3 R3.2
-    assert validated.result.outcome is Outcome.SUCCEEDED
+    assert {result.outcome for result in validated.results.values()} == {Outcome.SUCCEEDED}
     assert list(validated.checks) == ["pytorch", "onnx", "onnx-int8"]
     for variant, check in validated.checks.items():
         assert check.verdict is Verdict.PASSED, check.reasons
@@ -32,7 +41,7 @@ def test_live_merged_and_onnx_outputs_are_compared_with_each_other(validated: Va
     # bf16 rounding of the merged weights separates live from merged; the fp32 graph of the merged model adds next to nothing.
     assert onnx["error_max_absolute"] > 1e-3 > onnx["merged_error_max_absolute"]
     assert quantized["merged_error_max_absolute"] > onnx["error_max_absolute"]
-    assert validated.result.figures["merged"]["error_max_absolute"] == validated.checks["pytorch"].figures["error_max_absolute"]
+    assert validated.figures["merged"]["error_max_absolute"] == validated.checks["pytorch"].figures["error_max_absolute"]
 
 
 def test_speed_is_measured_in_turns_with_pytorch_and_memory_for_each_process(validated: Validated) -> None:  # R4.3
@@ -44,23 +53,40 @@ def test_speed_is_measured_in_turns_with_pytorch_and_memory_for_each_process(val
     assert validated.checks["pytorch"].figures["speed_over_pytorch"] is None
 
 
-def test_the_stage_process_itself_imports_no_heavy_library(validated: Validated) -> None:
-    assert set(validated.result.versions) == {"python", "numpy"}
+def test_the_stages_processes_themselves_import_no_heavy_library(validated: Validated) -> None:
+    for result in validated.results.values():
+        assert set(result.versions) == {"python", "numpy"}
 
 
 def test_the_reference_is_the_unmerged_adapter_and_its_effect_is_told(validated: Validated) -> None:
-    reference = validated.result.figures["reference"]
+    reference = validated.figures["reference"]
     assert reference["dtype"] == "float32" and reference["method"] == "LORA adapter applied at run time, not merged"
     assert reference["adapter"]["kl"] > 10 * validated.checks["onnx"].figures["kl"]
-    assert len(validated.result.figures["prompts"]) == 4
+    assert len(validated.figures["prompts"]) == 4
 
 
-def test_the_report_file_holds_a_comparison_for_each_prompt(validated: Validated) -> None:  # R4.4
-    assert [entry.path for entry in validated.result.files] == ["validation.json"]
-    assert [prompt["text"] for prompt in validated.report["prompts"]] == validated.result.figures["prompts"]
-    for artifact in validated.report["artifacts"]:
+def test_each_check_leaves_a_comparison_for_each_prompt(validated: Validated) -> None:  # R4.4
+    assert [sample["text"] for sample in validated.record("reference", "reference.json")["samples"]] == validated.figures["prompts"]
+    for stage in ("merged", "check-onnx", "check-onnx-int8"):
+        artifact = validated.record(stage, "check.json")
         figures, prompts = artifact["figures"], artifact["prompts"]
         assert len(prompts) == figures["greedy_prompts"] == 4
         assert max(prompt["error_max_absolute"] for prompt in prompts) == figures["error_max_absolute"]
         assert sum(prompt["positions"] for prompt in prompts) == figures["positions"]
         assert sum(prompt["greedy_identical"] for prompt in prompts) == figures["greedy_identical"]
+    assert [entry.path for entry in validated.results["check-onnx"].files] == ["check.json"]
+
+
+def test_outputs_can_be_moved_to_where_they_are_kept(validated: Validated, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(validated.folders["reference"], tmp_path / "kept"))
+    reference, before = record.read_reference(moved), record.read_reference(validated.folders["reference"])
+    assert [sample.logits.parent.parent for sample in reference.samples] == [moved] * 4
+    assert dataclasses.replace(reference, samples=[]) == dataclasses.replace(before, samples=[])
+    assert np.array_equal(np.load(reference.samples[3].logits), np.load(before.samples[3].logits))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"samples": 3}', '{"samples": [], "fallbacks": [], "subject": {}}'])
+def test_a_reference_that_is_damaged_is_refused_with_a_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "reference.json").write_text(text)
+    with pytest.raises(Permanent, match="read what an earlier stage of the validation found"):
+        record.read_reference(tmp_path)
