@@ -169,6 +169,3 @@ class Work(Frozen):
                 with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
                     sections[name] = type(default).model_validate(json.loads(text)[name])
             return cls(**sections)
-
-
-_SECTIONS = {"export": ExportOptions, "validation": ValidateOptions, "merge": MergeOptions, "onnx": OnnxOptions}

@@ -38,11 +38,6 @@ class Findings:
     exports: int
     seconds: float
 
-    @property
-    def codes(self) -> list[str]:
-        """Codes of the findings, sorted, each once."""
-        return sorted({finding.code for finding in self.findings})
-
 
 def examine(
     state: Path, output: Path, pins: Path | None = None, *, quiescent: bool, deep: bool = False, pauses: tuple[float, ...] = PAUSES
