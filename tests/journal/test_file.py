@@ -139,7 +139,7 @@ def test_a_reader_sees_the_last_commit_while_a_writer_is_in_the_middle_of_one(jo
         with reading(file) as reader:
             seen.extend(reader.execute("SELECT state FROM job").fetchall())
 
-    journal._database.write("look", look)
+    journal.database.write("look", look)
     assert [row[0] for row in seen] == ["pending"]
     with reading(file) as reader:
         assert reader.execute("SELECT state FROM job").fetchone()[0] == "running"
