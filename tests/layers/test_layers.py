@@ -38,5 +38,5 @@ def test_the_contract_and_the_plan_load_nothing_of_the_daemons_inside() -> None:
         " print(*sorted(n for n in sys.modules if n.startswith(('daemon', 'handlers'))))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = ("errors", "messages", "options", "plan", "stages", "values", "variants")
+    loaded = ("errors", "fault_codes", "messages", "options", "plan", "stages", "values", "variants")
     assert done.stdout.split() == ["daemon", "daemon.contract", *(f"daemon.contract.{name}" for name in loaded)]
