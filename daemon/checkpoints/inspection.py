@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,13 +158,11 @@ def _training_metadata(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def identify(pin: Path, on_file: Callable[[str], None] | None = None) -> str:
+def identify(pin: Path) -> str:
     """Digest of the names and contents of the pinned files. What training merely logged is no part of it."""
     digest = hashlib.sha256()
     for name in export_files(pin):
         if name == TRAINER_STATE:
             continue
-        if on_file:
-            on_file(name)
         digest.update(f"{name}\0{sha256_file(pin / name)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -103,7 +103,7 @@ class FaultCode(StrEnum):
     JOURNAL_UPGRADE = "journal-upgrade"
     """The journal is sound and could not be brought to this version's schema."""
     JOURNAL_VERSION = "journal-version"
-    """`ckptd fsck` was run on a journal of another schema version."""
+    """`ckptd fsck` or `prune` met a journal of another schema version."""
 
     # Checkpoints and their bases
 
@@ -310,7 +310,7 @@ class FaultCode(StrEnum):
     NOTHING_TO_QUANTIZE = "nothing-to-quantize"
     """The graph has no matrix product with a constant weight."""
     TEXTS_TOO_SHORT = "texts-too-short"
-    """No calibration text has two tokens."""
+    """None of the texts that a graph is calibrated or measured with has two tokens."""
     UNKNOWN_STRATEGY = "unknown-strategy"
     """The export strategy that was named does not exist."""
     UNSUPPORTED_ARCHITECTURE = "unsupported-architecture"

@@ -27,6 +27,7 @@ MAX_HEADER = 32 << 20
 MAX_VALUES = 2_500_000
 """JSON values of a header, of which a tensor has about ten: parsed, each takes up to a hundred bytes of memory."""
 MAX_DIMENSIONS = 16
+ZERO_BLOCK = 4096
 
 DTYPES: dict[str, tuple[str, int]] = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
@@ -213,7 +214,7 @@ def find_hole(path: Path) -> int | None:
         return hole if hole < size else None
 
 
-def has_zero_tail(path: Path, header: Mapping[str, TensorInfo], block: int = 4096) -> bool:
+def has_zero_tail(path: Path, header: Mapping[str, TensorInfo]) -> bool:
     """Whether the data ends in a tensor whose last bytes, up to a block, are all zero although its first are not.
 
     LoRA's B starts as zeros, so that a tensor of zeros alone says nothing; one that stops in the middle does.
@@ -221,14 +222,14 @@ def has_zero_tail(path: Path, header: Mapping[str, TensorInfo], block: int = 409
     if not header:
         return False
     length = max(header.values(), key=lambda info: (info.end, info.start)).size
-    if length < 2 * block:
+    if length < 2 * ZERO_BLOCK:
         return False
     size = path.stat().st_size
     with open(path, "rb", buffering=0) as stream:
         stream.seek(size - length)
-        head = stream.read(block)
-        stream.seek(size - block)
-        tail = stream.read(block)
+        head = stream.read(ZERO_BLOCK)
+        stream.seek(size - ZERO_BLOCK)
+        tail = stream.read(ZERO_BLOCK)
     return any(head) and not any(tail)
 
 

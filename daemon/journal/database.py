@@ -157,10 +157,6 @@ class Database:
 
         return self._thread.submit(run).result()
 
-    def data_version(self) -> int:
-        """A number that changes when another connection has committed something; only its change means anything."""
-        return int(self.read("PRAGMA data_version")[0][0])
-
     def check(self, *, full: bool) -> list[str]:
         """What is wrong with the file, [] for nothing: the quick check, or (`full`) everything that can be found out.
 

@@ -18,11 +18,11 @@ def human(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def cgroup_memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+def cgroup_memory() -> tuple[int, int] | None:
     """(limit, used) in bytes of this process's cgroup v2, None without a limit."""
     try:
         line = next(row for row in Path("/proc/self/cgroup").read_text().splitlines() if row.startswith("0::"))
-        folder = root / line[3:].lstrip("/")
+        folder = Path("/sys/fs/cgroup") / line[3:].lstrip("/")
         limit = (folder / "memory.max").read_text().strip()
         return None if limit == "max" else (int(limit), int((folder / "memory.current").read_text()))
     except (OSError, StopIteration, ValueError):

@@ -15,6 +15,9 @@ from pathlib import Path
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
+PATIENCE_SECONDS = 1.0
+"""`is_locked` of another process may hold the lock for an instant, a daemon holds it long."""
+
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
@@ -36,9 +39,9 @@ def locked(lock: Path) -> Iterator[None]:
         yield
 
 
-def _lock(descriptor: int, patience: float = 1.0) -> None:
-    """Lock, or raise BlockingIOError; `is_locked` of another process may hold the lock for an instant, a daemon holds it long."""
-    end = time.monotonic() + patience
+def _lock(descriptor: int) -> None:
+    """Lock, or raise BlockingIOError."""
+    end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

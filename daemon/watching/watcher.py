@@ -58,10 +58,6 @@ class Watcher:
         self.thread.join(10)
         self._observers.stop()
 
-    def request_rescan(self) -> None:
-        """Look at everything soon; may be called from any thread."""
-        self._hints.put(Hint(Kind.LOOK))
-
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip
         return self._observers.backend_of(root)

@@ -130,14 +130,14 @@ def train(model: Any, stream: Any, seconds: float, steps: int = 0) -> float:
     return smooth
 
 
-def write_after(model: Any, tokenizer: Any, prompt: str, tokens: int = 40) -> str:
-    """The prompt and what the model finds most likely after it, repetition penalized, up to `tokens` tokens or its own end."""
+def write_after(model: Any, tokenizer: Any, prompt: str) -> str:
+    """The prompt and what the model finds most likely after it, repetition penalized, up to its own end or 40 tokens."""
     import torch
 
     model.eval()
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
     with torch.inference_mode():
-        for _ in range(tokens):
+        for _ in range(40):
             logits = model(input_ids=ids, use_cache=False).logits[:, -1].float()
             seen = logits.gather(1, ids)
             following = logits.scatter(1, ids, torch.where(seen > 0, seen / PENALTY, seen * PENALTY)).argmax(-1, keepdim=True)

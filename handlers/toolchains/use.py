@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.errors import Permanent
-from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -31,21 +29,6 @@ def find(context: StageContext, name: str) -> Path | None:
     """Folder of the installed toolchain; None where it is not installed."""
     folder = (Path(context.cache) / "toolchains" / name).resolve()
     return folder if (folder / "toolchain.json").is_file() else None
-
-
-def require(context: StageContext, name: str) -> Path:
-    """As `find`; Permanent `toolchain-missing` with the command that brings it."""
-    folder = find(context, name)
-    if folder is None:
-        raise missing(name, f"use the toolchain {name}")
-    return folder
-
-
-def missing(name: str, operation: str) -> Permanent:
-    """The error of a toolchain that is not installed."""
-    return Permanent(
-        FaultCode.TOOLCHAIN_MISSING, operation, f"the toolchain {name} is not installed", f"run `ckptd toolchain install {name}`"
-    )
 
 
 def command(toolchain: Path, module: str, *arguments: str) -> list[str]:

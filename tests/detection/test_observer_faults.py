@@ -93,7 +93,7 @@ def test_a_run_that_was_renamed_is_still_watched_by_its_new_name(station: Statio
 
 
 def test_reading_what_is_watched_wakes_nobody(station: Stations, pico_checkpoint: Path) -> None:
-    here = station(watch=NO_RESCAN)
+    here = station()
     target = copy_of(pico_checkpoint, here.root / "run" / "checkpoint-4")
     here.wait_for_jobs(1)
     here.wait(lambda: here.watcher.tracker.next_due() is None, "the watcher has come to rest")
@@ -103,8 +103,7 @@ def test_reading_what_is_watched_wakes_nobody(station: Stations, pico_checkpoint
             os.listdir(folder)
         for file in target.iterdir():
             file.read_bytes() if file.is_file() else None
-    here.watcher.request_rescan()
-    here.wait_for_scans(1)
+    here.wait_for_scans()
     assert wakeups(reader()) == before
     (target / "late.txt").touch()
     here.wait(lambda: wakeups(reader()) > before, "a write wakes it")

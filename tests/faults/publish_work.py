@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon.checkpoints.inspection import fingerprint
 from daemon.checkpoints.pins import PinRules, make_pin
-from daemon.contract.files import seal, write_atomic
+from daemon.contract.files import make_folders, seal, write_atomic
 from daemon.publishing.publication import assemble, link_to, swap_in
 from tests.faults.forks import tell
 from tests.publish.parts import parts
@@ -34,6 +34,10 @@ def publish(home: str, version: int) -> None:
 
 def seal_folder(folder: str) -> None:
     tell([entry.model_dump() for entry in seal(Path(folder))])
+
+
+def folders(path: str) -> None:
+    make_folders(Path(path))
 
 
 def write(file: str, text: str) -> None:

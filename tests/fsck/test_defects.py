@@ -6,13 +6,14 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.messages import Outcome
+from daemon.operating.integrity.fsck import examine
 from daemon.operating.integrity.journal_rules import RULES
 from daemon.system.lock import locked
 from tests.fsck.world import World, child_of
@@ -217,19 +218,20 @@ def test_a_child_that_nobody_waits_for_is_told_and_one_that_is_gone(world: World
         child.wait()
 
 
-def test_what_only_one_look_at_a_working_daemon_sees_is_no_finding(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_one_look_at_a_working_daemon_sees_is_no_finding(world: World) -> None:
     """Between any two looks one temporary name goes and another one comes."""
     world.finished(4)
     names = iter([target(world).with_name(f".{name}.{dead_pid()}.tmp") for name in ("latest", "best", "report")])
     current = [next(names)]
     left(current[0])
 
-    def work(seconds: float) -> None:
-        current[0].unlink()
-        current[0] = next(names)
-        left(current[0])
+    def work() -> Iterator[float]:
+        for name in names:
+            current[0].unlink()
+            current[0] = name
+            left(name)
+            yield 0.0
 
-    monkeypatch.setattr("time.sleep", work)
     with locked(world.paths.lock):
-        assert world.codes(quiescent=False) == []
+        assert examine(world.paths.state, world.paths.output, quiescent=False, pauses=work()).findings == ()
     assert world.codes() == ["temporary-left"]

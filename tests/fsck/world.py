@@ -130,7 +130,7 @@ class World:
         return examine(self.paths.state, self.paths.output, quiescent=quiescent, deep=deep, pauses=(0.05, 0.05))
 
     def codes(self, **options: bool) -> list[str]:
-        return self.examine(**options).codes
+        return sorted({finding.code for finding in self.examine(**options).findings})
 
 
 def child_of(world: World, job: str, stage: str, number: int) -> subprocess.Popen[bytes]:

@@ -291,13 +291,3 @@ def test_a_disk_that_takes_no_writes_for_a_while_costs_nothing_but_the_while(tmp
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.stdout == "sound\n", done.stderr[-3000:]
-
-
-def test_a_commit_of_another_process_changes_the_data_version_and_our_own_does_not(journal: Journal, file: Path) -> None:
-    before = journal.database.data_version()
-    enter(journal)
-    assert journal.database.data_version() == before
-    other = Journal(file)
-    other.sightings.remember("/path", "f", "skipped")
-    other.close()
-    assert journal.database.data_version() != before

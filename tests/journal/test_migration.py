@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from daemon.config.paths import prepare
-from daemon.contract.errors import Permanent
+from daemon.contract.errors import Fault, Permanent
+from daemon.contract.fault_codes import OtherCode
 from daemon.journal.database import SCHEMA_VERSION, reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import seen_as
@@ -168,6 +169,19 @@ def test_a_result_that_this_version_cannot_read_does_not_hide_the_job(file: Path
         raw.commit()
     (job,) = snapshot(file.parent)["jobs"]
     assert (job["id"], job["stages"][0]["seconds"]) == ("job", None)
+
+
+def test_a_fault_of_another_version_with_a_code_that_is_gone_is_read_and_shown(old: Path) -> None:
+    fault = Fault(code=OtherCode("gone-since"), operation="merge", cause="it was odd", remedy="wait")
+    with closing(sqlite3.connect(old)) as raw:
+        raw.execute("UPDATE attempt SET fault = ?", (fault.model_dump_json(),))
+        raw.execute("UPDATE stage SET state = 'failed', fault = ? WHERE name = 'merge'", (fault.model_dump_json(),))
+        raw.commit()
+    journal = Journal(old)
+    assert journal.stages("job")["merge"].fault == fault and [one.fault for one in journal.attempts("job")] == [fault]
+    journal.close()
+    (job,) = find(old.parent, "job", attempts=True)
+    assert (job["error"], job["attempts"][0]["error"]) == (fault.sentence(), fault.sentence())
 
 
 @pytest.mark.parametrize("number", range(0, SCHEMA_VERSION))

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from daemon.config.paths import Paths, prepare
 from daemon.contract.errors import Permanent, UsageError
 from daemon.journal import backups
-from daemon.journal.database import Database
+from daemon.journal.database import CHECKED_AT_OPEN, Database
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.custodian import Custodian, open_journal, rebuilt_state
 from tests.journal.conftest import STAGES, WORK, reference
@@ -243,8 +243,16 @@ def in_another_process(file: Path, change: str) -> None:
     run_child(f"import sys; stream = open(sys.argv[1], 'r+b'); {change}; stream.close()", file, check=True)
 
 
-def test_damage_that_is_found_while_the_daemon_works_is_mended_by_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def enlarge(paths: Paths) -> None:
+    """Make the journal too large to be checked entirely when it is opened."""
+    with closing(sqlite3.connect(paths.journal)) as raw:
+        raw.execute("INSERT INTO control (name, value, at) VALUES ('large', hex(zeroblob(?)), '')", (CHECKED_AT_OPEN // 2 + 4096,))
+        raw.commit()
+
+
+def test_damage_that_is_found_while_the_daemon_works_is_mended_by_the_next_start(paths: Paths) -> None:
     """An index that lost its entries: too deep for what a start looks at in a large file, so the finding outlives the process."""
+    enlarge(paths)
     back_up(paths)
     journal = open_journal(paths)
     page = journal.database.read("SELECT rootpage FROM sqlite_master WHERE name = 'seen_by_job'")[0][0]
@@ -256,13 +264,12 @@ def test_damage_that_is_found_while_the_daemon_works_is_mended_by_the_next_start
     assert [record["code"] for record in logs] == ["journal-damaged"], "said loudly, once"
     assert custodian.state()["problem"] == custodian.problem and "restart ckptd" in str(custodian.problem)
     journal.close()
-    monkeypatch.setattr("daemon.journal.database.CHECKED_AT_OPEN", 0)
     jobs, told = looked_at(paths)
     assert jobs == sorted(JOBS) and told is not None and told["from"] == "backup"
 
 
-def test_damage_that_a_query_runs_into_is_mended_by_the_next_start(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.journal.database.CHECKED_AT_OPEN", 0)
+def test_damage_that_a_query_runs_into_is_mended_by_the_next_start(paths: Paths) -> None:
+    enlarge(paths)
     back_up(paths)
     with closing(sqlite3.connect(paths.journal)) as raw:
         page = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'lost'").fetchone()[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -15,7 +14,6 @@ import pytest
 
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import MANIFEST
-from daemon.contract.files import make_folders
 from daemon.publishing.publication import assemble, manifest_of, same_files, swap_in
 from tests.publish.parts import expected, listing, parts, publish, put_in_the_way, set_aside, version_of
 
@@ -116,43 +114,6 @@ def test_folders_above_the_target_that_were_removed_are_made_again_through_links
     publish(tmp_path, 2, target)
     assert version_of(real / "run" / "step-4") == 2
     assert (tmp_path / "exports").is_symlink()
-
-
-def test_every_new_folder_is_made_durable_in_the_one_that_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[Path] = []
-    monkeypatch.setattr("daemon.contract.files.fsync_directory", synced.append)
-    make_folders(tmp_path / "a" / "b" / "c")
-    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
-    synced.clear()
-    make_folders(tmp_path / "a" / "b" / "c")
-    assert synced == []
-
-
-@pytest.mark.parametrize("exchange", [True, False])
-def test_the_old_export_goes_only_when_the_new_name_is_durable(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
-    """A power cut may lose every name that its folder was not synced for, so the order is what counts."""
-    publish(tmp_path, 1, target)
-    events: list[str] = []
-
-    def synced(path: Path) -> None:
-        events.append(f"synced {path.name}, version {version_of(target)}")
-
-    def removed(path: Path) -> None:
-        if path.exists():
-            events.append(f"removed version {version_of(path)}")
-
-    def refuse(first: Path, second: Path) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr("daemon.publishing.swap.fsync_directory", synced)
-    monkeypatch.setattr("daemon.publishing.swap.remove_any", removed)
-    if not exchange:
-        monkeypatch.setattr("daemon.publishing.swap.exchange", refuse)
-    publish(tmp_path, 2, target)
-    assert "synced run, version 2" in events
-    assert events.index("synced run, version 2") < events.index("removed version 1")
 
 
 def test_the_output_of_a_stage_that_is_gone_can_be_made_again(tmp_path: Path) -> None:

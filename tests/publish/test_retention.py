@@ -21,6 +21,7 @@ from daemon.contract.export_layout import MANIFEST
 from daemon.publishing.publication import link_to
 from daemon.publishing.retention import DAY, Export, plan_removal, prune, read_exports, scores_of
 from daemon.publishing.verification import verify
+from tests.faults.layer import Faults, Rule
 from tests.publish.parts import publish
 
 NOW = 1_000_000_000.0
@@ -219,21 +220,6 @@ def test_an_export_that_was_replaced_since_it_was_judged_stays(folder: Path, tmp
     assert verify(folder / "step-6").sound
 
 
-def test_nothing_of_an_export_is_deleted_while_a_reader_can_still_find_it(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deleted: list[Path] = []
-
-    def remove(path: Path) -> None:
-        assert path.parent == tmp_path / "staging"
-        assert verify(path).sound, "it left the folder whole"
-        deleted.append(path)
-
-    monkeypatch.setattr("daemon.publishing.retention.remove_tree", remove)
-    prune([folder], "run", rules(last=2), staging=tmp_path / "staging")
-    assert len(deleted) == 2
-
-
 CRASH = """
 import errno, os, sys
 from pathlib import Path
@@ -267,6 +253,16 @@ def test_killed_at_any_point_every_export_is_whole_or_gone_and_the_next_time_end
     assert visible == sorted(f"step-{step}" for step in (2, 4, 6, 8, 10) if step != 6 or point == "retention.before-rename")
     prune([folder], "run", rules(last=2), staging=tmp_path / "staging")
     assert names(folder) == ["best", "latest", "notes", "notes.txt", "step-10", "step-4", "step-8"]
+
+
+@pytest.mark.parametrize("disk", ["same file system", "other file system"])
+def test_nothing_of_an_export_is_deleted_while_a_reader_can_still_find_it(folder: Path, tmp_path: Path, disk: str) -> None:
+    with Faults(Rule("unlink", below=folder), Rule("unlink", below=tmp_path / "staging")) as faults:
+        done = faults.start([sys.executable, "-c", CRASH, str(folder), str(tmp_path / "staging"), disk])
+        assert done.wait(60) == 0
+        gone = [Path(path) for call in faults.calls for path in call.paths]
+    assert len(gone) > 10 and len(names(folder)) == 7
+    assert [path for path in gone if path.is_relative_to(folder) and not path.relative_to(folder).parts[0].startswith(".")] == []
 
 
 def test_the_command_tells_what_would_go_and_why_the_rest_stays(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

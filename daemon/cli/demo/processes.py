@@ -20,6 +20,7 @@ from typing import Any
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
+LAST_LINES = 12
 _STRIPPED = ("CKPTD_", "EXPORT_", "NOTIFY_SOCKET", "WATCHDOG_", "STATE_DIRECTORY")
 
 
@@ -52,9 +53,9 @@ class Child:
                     events.append(value)
         return events
 
-    def last_words(self, count: int = 12) -> str:
+    def last_words(self) -> str:
         """The end of what it wrote to standard error."""
-        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-count:])
+        return "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-LAST_LINES:])
 
     def end(self, seconds: float) -> int:
         """SIGTERM, and SIGKILL to its whole session when `seconds` were not enough; give the exit code."""

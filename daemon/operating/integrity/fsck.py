@@ -11,6 +11,7 @@ What it can't tell: an export that retention removed from one that a person remo
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,14 +39,9 @@ class Findings:
     exports: int
     seconds: float
 
-    @property
-    def codes(self) -> list[str]:
-        """Codes of the findings, sorted, each once."""
-        return sorted({finding.code for finding in self.findings})
-
 
 def examine(
-    state: Path, output: Path, pins: Path | None = None, *, quiescent: bool, deep: bool = False, pauses: tuple[float, ...] = PAUSES
+    state: Path, output: Path, pins: Path | None = None, *, quiescent: bool, deep: bool = False, pauses: Iterable[float] = PAUSES
 ) -> Findings:  # fmt: skip
     """Check all invariants of one journal.
 
