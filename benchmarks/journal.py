@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
 
-STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report")
+STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "speed", "report")
 OPEN_JOBS = 10
 START = """
 import sys, time

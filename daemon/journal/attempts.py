@@ -75,10 +75,10 @@ class Attempts:
 
         return self._database.write("claim", claim)
 
-    def spawned(self, attempt: tuple[str, str, int], pid: int, process_started: float) -> None:
-        """Record the child of an attempt (job, stage, number), so that a later daemon can tell whether it still lives."""
+    def started(self, job: str, stage: str, number: int, executor_id: str) -> None:
+        """Record what an attempt is called by its executor, so that a later daemon can ask what became of it."""
         self._database.write("spawned", lambda c: c.execute(
-            "UPDATE attempt SET pid = ?, process_started = ? WHERE job = ? AND stage = ? AND number = ?", (pid, process_started, *attempt),
+            "UPDATE attempt SET executor_id = ? WHERE job = ? AND stage = ? AND number = ?", (executor_id, job, stage, number),
         ))  # fmt: skip
 
     def settle(

@@ -97,8 +97,8 @@ class AttemptRow:
     folder: Path
     staging: Path
     estimate: int | None
-    pid: int | None
-    process_started: float | None
+    executor_id: str | None
+    """What names it to its executor; None where the daemon died before it knew."""
     started: str
     ended: str | None
     fault: Fault | None
@@ -150,5 +150,5 @@ def attempt_of(row: sqlite3.Row) -> AttemptRow:
     """A row of the table `attempt`."""
     return AttemptRow(
         row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),
-        row["estimate"], row["pid"], row["process_started"], row["started"], row["ended"], _fault(row["fault"]),
+        row["estimate"], row["executor_id"], row["started"], row["ended"], _fault(row["fault"]),
     )  # fmt: skip

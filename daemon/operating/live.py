@@ -34,11 +34,10 @@ def live_view(
     """The live file's content."""
     progress: dict[str, dict[str, Any]] = {}
     for (job, stage), running in dict(runner.children.running).items():
-        said = running.worker.progress
+        said = running.attempt.progress
         progress.setdefault(job, {})[stage] = {
             "attempt": running.number, "fraction": said.fraction, "message": said.message,
-            "seconds": round(time.monotonic() - running.worker.started, 1), "pid": running.worker.process.pid,
-            "memory": running.worker.memory,
+            "seconds": round(time.monotonic() - running.began, 1), "id": running.attempt.id, "memory": running.attempt.memory,
         }  # fmt: skip
     return {
         "pid": os.getpid(),

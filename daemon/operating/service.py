@@ -34,10 +34,9 @@ from daemon.operating.live import Loaded, live_view, write_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
-from daemon.running.children import Spawn
+from daemon.running.executor import Executor
 from daemon.running.runner import Runner
-from daemon.running.workers.containment import adopt_orphans
-from daemon.running.workers.worker import Worker
+from daemon.running.workers.executor import LocalExecutor
 from daemon.system.lock import locked
 from daemon.system.rounds import Complaints
 from daemon.watching.intake import Intake, target_of
@@ -70,21 +69,22 @@ def work_now(settings: Settings, job: JobRow) -> Work | None:
 
 @contextmanager
 def engine(
-    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, spawn: Spawn = Worker
+    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None
 ) -> Iterator[Engine]:  # fmt: skip
-    """Lock, open and recover. `spawn` starts the attempts: children on this box, unless another executor takes its place.
+    """Lock, open and recover. `executor` runs the attempts: as processes of this box, unless another one takes its place.
 
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
+    executor = executor or LocalExecutor()
     paths = prepare(state, settings.output.directory)
     with locked(paths.lock):
-        adopt_orphans()
+        executor.prepare()
         journal = open_journal(
             paths, target_of=lambda seen: target_of(settings, paths, seen), reserve=int(settings.limits.disk_reserve)
         )  # fmt: skip
         try:
             attention = threading.Event()
-            runner = Runner(settings, journal, paths, changed=attention.set, work_of=work_of, spawn=spawn)
+            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of)
             runner.recover()
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:
@@ -257,7 +257,7 @@ class Daemon:
         metrics.write(file, metrics.render(self._parts.journal.jobs.counts(), gauges))
 
 
-def serve(settings: Settings, reload: Callable[[], Settings], spawn: Spawn = Worker) -> None:
-    """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `spawn`: as for `engine`."""
-    with engine(settings, settings.state_directory, spawn=spawn) as parts:
+def serve(settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None) -> None:
+    """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `executor`: as for `engine`."""
+    with engine(settings, settings.state_directory, executor=executor) as parts:
         Daemon(parts, reload).run()

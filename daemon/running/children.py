@@ -1,14 +1,15 @@
-"""The children that run now: starting them, what was promised to them, and their end.
+"""The attempts that run now: starting them, taking them over from a daemon that died, what was promised to them, and their end.
 
-A part of the runner and used by its one permanent thread alone, since the kernel ends a child with the thread that
-spawned it. Only `running` is read by others, who copy it first.
+A part of the runner and used by its one permanent thread alone, as executors ask for. Only `running` is read by others, who copy it
+first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -20,35 +21,40 @@ from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.contract.plan import find_spec
 from daemon.contract.stages import ModelSize, StageSpec
 from daemon.journal.journal import Journal, facts_of
-from daemon.journal.rows import JobRow, StageRow
+from daemon.journal.rows import AttemptRow, JobRow, StageRow
+from daemon.running.executor import Attempt, Executor, Order, read_job_file, wait_for_news
 from daemon.running.job_file import bounds_of, make_context, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
-from daemon.running.workers.worker import Bounds, Worker
 from daemon.system.box import human, memory
 
 log = structlog.get_logger("runner")
 
 PRESSURE_SECONDS = 3.0
-"""Between two children that are ended for want of memory: the first one's memory must have come back."""
-Spawn = Callable[[StageContext, Path, Bounds], Worker]
+"""Between two attempts that are ended for want of memory: the first one's memory must have come back."""
 
 
 @dataclass
 class Running:
-    """A child and the attempt it is."""
+    """An attempt that runs, and what the runner knows of it."""
 
     job: JobRow
     spec: StageSpec
-    number: int
-    staging: Path
-    worker: Worker
+    context: StageContext
+    attempt: Attempt
     size: ModelSize
     estimate: Estimate
-    threads: int
+    began: float
+    """By the monotonic clock; before zero where it began before the box did."""
     warned: int = 0
+
+    @property
+    def number(self) -> int:
+        """The attempt's number."""
+        return self.context.attempt
 
     @property
     def stage(self) -> str:
@@ -57,27 +63,27 @@ class Running:
 
 
 class Children:
-    """Children by (job, stage). `spawn` starts one; another executor can take its place."""
+    """Running attempts by (job, stage). `executor` is what runs them."""
 
-    def __init__(self, journal: Journal, paths: Paths, spawn: Spawn) -> None:
-        self._journal, self._paths, self._spawn = journal, paths, spawn
+    def __init__(self, journal: Journal, paths: Paths, executor: Executor) -> None:
+        self._journal, self._paths, self._executor = journal, paths, executor
         self._relieved = 0.0
         self.running: dict[tuple[str, str], Running] = {}
 
     def of(self, job: str) -> list[Running]:
-        """The children of one job."""
+        """The running attempts of one job."""
         return [running for (owner, _), running in self.running.items() if owner == job]
 
     def reserved(self) -> Reserved:
-        """What the children were promised and have not taken."""
+        """What the attempts were promised and have not taken."""
         everyone = self.running.values()
         return Reserved(
-            sum(max(0, one.estimate.memory - one.worker.memory) for one in everyone), sum(one.estimate.disk for one in everyone)
+            sum(max(0, one.estimate.memory - one.attempt.memory) for one in everyone), sum(one.estimate.disk for one in everyone)
         )
 
     def free_threads(self, limits: LimitSettings) -> int:
-        """Threads that no child has."""
-        return limits.effective_threads - sum(one.threads for one in self.running.values())
+        """Threads that no attempt has."""
+        return limits.effective_threads - sum(one.context.limits.threads for one in self.running.values())
 
     def start(
         self, job: JobRow, spec: StageSpec, stages: Mapping[str, StageRow], limits: LimitSettings, *, key: str, size: ModelSize,
@@ -98,15 +104,29 @@ class Children:
         if not self._journal.attempts.claim(job.id, spec.name, number, context.strategy, folder, staging, need.memory, key):
             return None, False
         try:
-            worker = self._spawn(context, folder, bounds_of(limits))
+            attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
         except OSError as error:
             return from_oserror(error, f"start the stage {spec.name}").fault, True
-        self.running[job.id, spec.name] = Running(job, spec, number, staging, worker, size, need, threads)
-        self._journal.attempts.spawned((job.id, spec.name, number), worker.process.pid, worker.process_started)
+        self.running[job.id, spec.name] = Running(job, spec, context, attempt, size, need, time.monotonic())
+        self._journal.attempts.started(job.id, spec.name, number, attempt.id)
         failpoints.point("runner.spawned")
-        log.info("stage started", stage=spec.name, attempt=number, pid=worker.process.pid, threads=threads,
+        log.info("stage started", stage=spec.name, attempt=number, id=attempt.id, threads=threads,
                  estimated_memory=human(need.memory))  # fmt: skip
         return None, True
+
+    def take_over(self, row: AttemptRow, job: JobRow, attempt: Attempt, size: ModelSize) -> bool:
+        """Go on with an attempt that a daemon that died had started; False where this version has no such stage or can't read its job."""
+        spec, context = find_spec(row.stage), read_job_file(row.folder)
+        if spec is None or context is None:
+            return False
+        age = (datetime.now(UTC) - datetime.fromisoformat(row.started)).total_seconds()
+        need = Estimate(row.estimate or 0, spec.disk(size.written_in(job.work.merge.dtype)), "its claim")
+        self.running[job.id, spec.name] = Running(job, spec, context, attempt, size, need, time.monotonic() - max(0.0, age))
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Return when there may be news of an attempt, at the latest after `seconds`."""
+        wait_for_news([running.attempt for running in self.running.values()], seconds)
 
     def _make_staging(self, job: str, spec: StageSpec, staging: Path, *, same: bool) -> None:
         """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something."""
@@ -121,47 +141,47 @@ class Children:
         staging.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> Iterator[tuple[Running, StageResult]]:
-        """Take in what the children say; gives those that have ended, each until it is taken out by `forget`."""
+        """Take in what the attempts say; gives those that have ended, each until it is taken out by `forget`."""
         for (job, stage), running in list(self.running.items()):
-            result = running.worker.poll()
-            for message in running.worker.warnings[running.warned :]:
+            result = running.attempt.poll()
+            for message in running.attempt.warnings[running.warned :]:
                 log.warning(message, job=job, run=running.job.checkpoint.run, step=running.job.checkpoint.step, stage=stage)
-            running.warned = len(running.worker.warnings)
+            running.warned = len(running.attempt.warnings)
             if result is not None:
-                yield running, result.model_copy(update={"peak_rss": max(result.peak_rss, running.worker.peak)})
+                yield running, result.model_copy(update={"peak_rss": max(result.peak_rss, running.attempt.peak)})
 
     def forget(self, running: Running) -> None:
         """Its outcome is in the journal."""
         del self.running[running.job.id, running.stage]
 
     def relieve(self, reserve: int) -> None:
-        """End the largest child when the box's memory runs out, before the kernel chooses, perhaps the training."""
+        """End the largest attempt when the box's memory runs out, before the kernel chooses, perhaps the training."""
         if not self.running or time.monotonic() - self._relieved < PRESSURE_SECONDS:
             return
         available = memory()[1]
-        largest = max(self.running.values(), key=lambda one: one.worker.memory)
-        if available >= reserve or not largest.worker.memory:
+        largest = max(self.running.values(), key=lambda one: one.attempt.memory)
+        if available >= reserve or not largest.attempt.memory:
             return
         self._relieved = time.monotonic()
         cause = (
             f"{human(available)} of the box's memory were left (limits.memory_reserve is {human(reserve)}), and this was the largest child"
-            f" with {human(largest.worker.memory)}"
+            f" with {human(largest.attempt.memory)}"
         )
         remedy = "nothing, it is tried again when there is memory; free some to have it sooner"
-        largest.worker.stop(
+        largest.attempt.stop(
             fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy)
         )
 
     def stop_heavy(self) -> None:
-        """End the children whose window has closed; they go on in the next one."""
+        """End the attempts whose window has closed; they go on in the next one."""
         for running in self.running.values():
             if running.spec.heavy:
-                running.worker.stop()
+                running.attempt.stop()
 
     def stop(self, *, hurry: bool = False) -> None:
-        """Ask all children to end at their next safe point, or (`hurry`) end them now."""
+        """Ask all attempts to end at their next safe point, or (`hurry`) end them now."""
         for running in self.running.values():
-            running.worker.hurry() if hurry else running.worker.stop()
+            running.attempt.hurry() if hurry else running.attempt.stop()
 
     @staticmethod
     def interrupted(result: StageResult) -> StageResult:

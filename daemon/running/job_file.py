@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from daemon.contract.catalog import catalog
 from daemon.contract.messages import ChildLimits, StageContext
 from daemon.contract.stages import StageSpec
 from daemon.journal.rows import JobRow, StageRow
-from daemon.running.workers.worker import Bounds
+from daemon.running.executor import Bounds
 from daemon.system.box import memory
 
 
@@ -47,7 +46,6 @@ def make_context(
         limits=ChildLimits(
             threads=threads,
             device=limits.device,
-            parent_pid=os.getpid(),
             resumable=spec.resumable,
             nice=_NICE[limits.priority],
             idle=limits.priority == "idle",

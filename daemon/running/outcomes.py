@@ -64,7 +64,7 @@ def _clear(folder: Path) -> None:
 def inputs_are_there(journal: Journal, running: Running) -> bool:
     """Whether what an attempt read is all still there: a verdict on files that somebody took away says nothing."""
     stages = journal.stages.of(running.job.id)
-    read = [stages[name] for name in running.worker.context.inputs if name in stages]
+    read = [stages[name] for name in running.context.inputs if name in stages]
     return all(stage.folder and stage.result and same_files(stage.folder, stage.result.files) for stage in read)
 
 

@@ -1,67 +1,70 @@
-"""What a start finds of a daemon that died: open attempts, children, folders that no job needs.
+"""What a start finds of a daemon that died: open attempts, folders that no job needs.
 
-Called once by the runner before its first round. Nothing is run here: attempts are settled, and the work is picked up by
-the same rounds as any other.
+Called once by the runner before its first round. Nothing is run here: attempts are settled or taken over, and the work is picked up
+by the same rounds as any other.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 import structlog
-from pydantic import ValidationError
 
 from daemon.checkpoints.pins import held
 from daemon.config.paths import Paths
 from daemon.contract.files import remove_tree, sweep_temporaries
-from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.contract.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow
 from daemon.publishing.swap import mend_swaps
-from daemon.running.workers.post_mortem import examine
-from daemon.running.workers.worker import kill_stray
+from daemon.running.executor import Attempt, Bounds, Executor
 
 log = structlog.get_logger("runner")
 
 PATIENCE = 5.0
 """Seconds that a start waits for a `ckptd retry` that pins a checkpoint."""
+END_SECONDS = 15.0
+"""That it waits for the end of an attempt that still runs and that nobody needs."""
 
 
-def left_open(journal: Journal) -> list[tuple[str, str, int, StageResult | None]]:
-    """(job, stage, attempt, result) of every attempt without an outcome; the result is None where the child gave none.
-
-    Children that outlived their daemon are killed first: nobody else may write into what is looked at now.
-    """
+def left_open(journal: Journal, executor: Executor, bounds: Bounds) -> list[tuple[AttemptRow, Attempt | StageResult | None]]:
+    """Every attempt without an outcome, with what its executor says became of it: it still runs, it left a result, or (None) neither."""
     found = []
-    for attempt in journal.attempts.open():
-        if kill_stray(attempt.pid, attempt.process_started, attempt.folder):
-            log.warning("a child outlived its daemon and was killed", job=attempt.job, stage=attempt.stage, pid=attempt.pid)
-        result = _result_of(attempt)
-        found.append((attempt.job, attempt.stage, attempt.number, result))
-        outcome = result.outcome if result else Outcome.INTERRUPTED
-        log.info("resumed", job=attempt.job, stage=attempt.stage, attempt=attempt.number, outcome=str(outcome))
+    for row in journal.attempts.open():
+        with structlog.contextvars.bound_contextvars(job=row.job, stage=row.stage):
+            left = executor.reclaim(row.executor_id, row.folder, bounds)
+            if left is None or isinstance(left, StageResult):
+                log.info("resumed", attempt=row.number, outcome=str(left.outcome if left else Outcome.INTERRUPTED))
+            else:
+                log.info("still running", attempt=row.number, id=left.id)
+        found.append((row, left))
     return found
 
 
-def _result_of(attempt: AttemptRow) -> StageResult | None:
-    """The result that a child left, if it is one and its files are there."""
-    try:
-        context = StageContext.model_validate_json((attempt.folder / "job.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
-    result, wrong = examine(context)
-    if wrong:
-        log.warning("what a child left is not taken", job=attempt.job, stage=attempt.stage, because=wrong)
-    return result
+def end(attempt: Attempt) -> StageResult:
+    """End an attempt that nobody needs any more; interrupted where its executor does not say in time what became of it."""
+    attempt.hurry()
+    deadline = time.monotonic() + END_SECONDS
+    while (result := attempt.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if result is None:
+        log.warning("an attempt that nobody needs does not end", id=attempt.id)
+    return result or StageResult(outcome=Outcome.INTERRUPTED)
 
 
-def tidy_up(journal: Journal, paths: Paths, pins: Path) -> list[str]:
-    """End what a crash cut off in a publication, then remove temporary names, folders and pins that nobody needs."""
+def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path]) -> list[str]:
+    """End what a crash cut off in a publication, then remove temporary names, folders and pins that nobody needs.
+
+    `at_work`: temporary folders of attempts that go on.
+    """
     mend_swaps(paths.staging)
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
-        remove_tree(temporary)
+        if temporary not in at_work:
+            remove_tree(temporary)
     return gone + collect_orphans(journal, paths, pins)
 
 

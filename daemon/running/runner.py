@@ -1,18 +1,18 @@
 """Picks ready stages, starts their children, and records how they ended: the one loop through which all work goes.
 
-A restart has no path of its own: attempts of a dead daemon are settled as interrupted (or taken as they are, if
-their result was complete) and the work is picked up by the same `tick`. Runs in one permanent thread, since
-children are bound to the thread that spawned them.
+A restart has no path of its own: attempts of a dead daemon are settled as interrupted, taken as they are where their result was
+complete, or taken over where they still run, and the work is picked up by the same `tick`. Runs in one permanent thread, as executors
+ask for.
 """
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import structlog
 
@@ -25,24 +25,27 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.options import Work
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_STAGE, JobRow, StageRow
+from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.publishing.closing import close_job, tidy_job
-from daemon.running.children import Children, Running, Spawn
+from daemon.running.children import Children, Running
+from daemon.running.executor import Attempt, Executor
+from daemon.running.job_file import bounds_of
 from daemon.running.outcomes import inputs_are_there, measure, settle
 from daemon.running.output_cache import Kept
-from daemon.running.recovery import left_open, tidy_up
+from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
 from daemon.running.starter import Starter
 from daemon.running.waits import Waits
-from daemon.running.workers.worker import Worker
 from daemon.system.rounds import Complaints
 
 log = structlog.get_logger("runner")
 
 IDLE_SECONDS = 3.0
 """Pause between looks into the journal while nothing runs: `ckptd retry` and others put work there from outside."""
+NEWS_SECONDS = 0.25
+"""Longest wait for news of running attempts."""
 JOURNAL_TRIES = 5
 """Failed rounds, at the end, after which outcomes are left for the next start to find."""
 STUCK_SECONDS = 15.0
@@ -58,11 +61,12 @@ class Runner:
     settings: Settings
     journal: Journal
     paths: Paths
+    executor: Executor
+    """What runs the attempts."""
     changed: Callable[[], None] = lambda: None
     """Called after whatever people may want to see."""
     work_of: Callable[[Settings, JobRow], Work | None] = lambda settings, job: None
     """The configuration of a job as it is now; None: the one that it was entered with."""
-    spawn: Spawn = Worker
 
     def __post_init__(self) -> None:
         self._wake = threading.Event()
@@ -71,7 +75,7 @@ class Runner:
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
         self.complaints = Complaints(log, "the runner")
-        self.children = Children(self.journal, self.paths, self.spawn)
+        self.children = Children(self.journal, self.paths, self.executor)
         self.waits = Waits(self.children)
         self._configure()
 
@@ -86,12 +90,30 @@ class Runner:
     # Life
 
     def recover(self) -> None:
-        """Settle what a dead daemon left open; must be called once, before the first tick."""
-        for job, stage, number, result in left_open(self.journal):
-            interrupted = result or StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self.journal, self.settings.limits, job, stage, number, interrupted, crashed=result is None)
-        for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths)):
+        """Settle or take over what a dead daemon left open; must be called once, before the first tick, in the thread of the ticks
+        or before that thread begins."""
+        limits = self.settings.limits
+        for row, left in left_open(self.journal, self.executor, bounds_of(limits)):
+            if left is not None and not isinstance(left, StageResult):
+                if self._take_over(row, left):
+                    continue
+                left = end(left)
+            result = left or StageResult(outcome=Outcome.INTERRUPTED)
+            settle(self.journal, limits, row.job, row.stage, row.number, result, crashed=left is None)
+        at_work = {Path(running.context.temporary) for running in self.children.running.values()}
+        for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
             log.info("removed what no job needs", path=path)
+
+    def _take_over(self, row: AttemptRow, attempt: Attempt) -> bool:
+        """Go on with an attempt that still runs; False where nobody needs it any more, or this version can't."""
+        job = self.journal.jobs.get(row.job)
+        if job is None or job.state != "running":
+            return False
+        try:
+            size = self._bases.size(job.base or job.pin)
+        except OSError:
+            return False
+        return self.children.take_over(row, job, attempt, size)
 
     def run(self) -> None:
         """Work until `stop`; then end the children and record them as interrupted."""
@@ -120,8 +142,8 @@ class Runner:
         self._adopted = settings
         self._wake.set()
 
-    def _take_over(self) -> None:
-        """Take over the configuration that `adopt` was given."""
+    def _adopt_settings(self) -> None:
+        """Go on by the configuration that `adopt` was given."""
         if self._adopted is not None:
             self.settings, self._adopted = self._adopted, None
             self._resumption.close()
@@ -130,12 +152,7 @@ class Runner:
 
     def _sleep(self) -> None:
         if self.children.running:
-            poll = select.poll()
-            for running in self.children.running.values():
-                if not running.worker.ended:
-                    poll.register(running.worker.pipe, select.POLLIN)
-            poll.poll(250)
-            time.sleep(0.02)  # a child that talks a lot must not make this loop spin
+            self.children.wait(NEWS_SECONDS)
         else:
             self._wake.wait(1.0 if len(self.waits) else IDLE_SECONDS)
             self._wake.clear()
@@ -155,7 +172,7 @@ class Runner:
 
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
-        self._take_over()
+        self._adopt_settings()
         self._reap()
         self._clear_ended()
         self.children.relieve(int(self.settings.limits.memory_reserve))
@@ -205,7 +222,7 @@ class Runner:
         for job in self.journal.jobs.untidy():
             children = self.children.of(job.id)
             for running in children:
-                running.worker.stop()
+                running.attempt.stop()
             if children:
                 continue
             if not tidy_job(job, self.journal, self.paths):

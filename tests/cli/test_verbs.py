@@ -68,13 +68,13 @@ def test_status_list_show_and_logs_tell_of_a_job(make_service: Callable[..., Ser
     assert "running" in text and "pytorch:passed" in text and job["id"] in text
     assert job["id"] in ckptd(service.folder, "list", *config).stdout
     shown = ckptd(service.folder, "show", job["id"][:8], *config).stdout
-    assert "validate" in shown and job["target"] in shown
+    assert "reference" in shown and job["target"] in shown
     logs = ckptd(service.folder, "logs", *config).stdout
     assert "checkpoint taken" in logs and "export finished" in logs
     assert service.stop() == 0
     records = [json.loads(line) for line in (service.state / "ckptd.log").read_text().splitlines()]
     started = [record for record in records if record["event"] == "stage started"]
-    assert [record["stage"] for record in started] == ["merge", "pytorch", "validate", "report"]
+    assert [record["stage"] for record in started] == ["merge", "pytorch", "reference", "merged", "report"]
     assert all(
         record["job"] == job["id"] and record["run"] == "run" and record["step"] == 4 and record["attempt"] == 1 for record in started
     )

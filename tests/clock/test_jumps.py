@@ -126,7 +126,7 @@ def test_a_stage_that_runs_while_the_clock_jumps_is_not_ended_and_not_done_twice
     """A second checkpoint comes after the jump: though its record may bear the earlier time, both are exported."""
     service.start_shifted()
     service.add(pico_checkpoint)
-    service.wait_for(lambda v: stage_of(v, "validate")["state"] == "running", 90)
+    service.wait_for(lambda v: stage_of(v, "reference")["state"] == "running", 90)
     service.shift.set(seconds)
     service.add(pico_checkpoint.with_name("checkpoint-2"))
     jobs = service.wait_ended(2)
@@ -151,7 +151,7 @@ def test_a_daemon_that_was_suspended_for_seconds_goes_on(service: ShiftedService
 def test_a_job_whose_daemon_and_children_slept_ends_well(service: ShiftedService, pico_checkpoint: Path) -> None:  # R6.5
     service.start_shifted()
     service.add(pico_checkpoint)
-    service.wait_for(lambda v: stage_of(v, "validate")["state"] == "running" and bool(service.children()), 90)
+    service.wait_for(lambda v: stage_of(v, "reference")["state"] == "running" and bool(service.children()), 90)
     assert service.process is not None
     sleepers = [psutil.Process(service.process.pid), *service.children()]
     for process in sleepers:

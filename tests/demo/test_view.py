@@ -15,7 +15,7 @@ from daemon.cli.demo.setup import configure
 from daemon.cli.demo.view import Training, changes, live
 from daemon.config.loading import load
 
-NAMES = ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report")
+NAMES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "report")
 VARIANTS = ("pytorch", "onnx", "onnx-int8")
 
 

@@ -29,7 +29,7 @@ STEPS: list[tuple[str, Callable[[Journal], object]]] = [
     ("enter", lambda journal: enter(journal)),
     ("start", lambda journal: journal.jobs.start("job", Path("/base"))),
     ("claim 1", lambda journal: claim(journal, 1)),
-    ("spawned", lambda journal: journal.attempts.spawned(("job", "merge", 1), 77, 1.5)),
+    ("spawned", lambda journal: journal.attempts.started("job", "merge", 1, "local:77:1.5")),
     ("settle 1", lambda journal: settle(journal, 1, StageResult(outcome=Outcome.RETRYABLE, fault=FAULT), "waiting")),
     ("claim 2", lambda journal: claim(journal, 2)),
     ("settle 2", lambda journal: settle(journal, 2, StageResult(outcome=Outcome.SUCCEEDED, warnings=("w" * 9000,)), "succeeded")),
@@ -50,7 +50,7 @@ def state(file: Path) -> list[Any]:
             for query in (
                 "SELECT id, state, base FROM job ORDER BY id",
                 "SELECT job, name, state, attempts, failures, folder, length(result), fault FROM stage ORDER BY job, position",
-                "SELECT job, stage, number, outcome, pid, fault FROM attempt ORDER BY job, stage, number",
+                "SELECT job, stage, number, outcome, executor_id, fault FROM attempt ORDER BY job, stage, number",
                 "SELECT job, kind, title, state FROM outbox ORDER BY id",
                 "SELECT path, fingerprint, verdict, job FROM seen ORDER BY path",
             )

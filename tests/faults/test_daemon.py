@@ -51,7 +51,7 @@ CASES: dict[str, Callable[[FaultyService], Rule]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("moment", ["arrival", "merge", "validate"])
+@pytest.mark.parametrize("moment", ["arrival", "merge", "reference"])
 def test_the_daemon_outlives_a_failing_disk_and_then_finishes_the_job(
     service: FaultyService, pico_checkpoint: Path, case: str, moment: str
 ) -> None:  # R6.2 R6.5
@@ -123,7 +123,7 @@ def test_an_output_that_becomes_read_only_is_waited_for(service: FaultyService, 
     service.start_with_disk(service.exports, "400m")
     service.wait_for(running, 60)
     service.add(pico_checkpoint)
-    service.wait_stage("validate")
+    service.wait_stage("reference")
     service.remount(service.exports, "ro")
     service.wait_for(lambda _: "Read-only file system" in service.log(), 90)
     time.sleep(FAULTY_SECONDS)
@@ -133,7 +133,7 @@ def test_an_output_that_becomes_read_only_is_waited_for(service: FaultyService, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["merge", "validate"])
+@pytest.mark.parametrize("stage", ["merge", "reference"])
 def test_an_output_that_was_removed_under_the_daemon_is_made_again(
     service: FaultyService, pico_checkpoint: Path, stage: str
 ) -> None:  # R6.5

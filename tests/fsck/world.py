@@ -19,7 +19,7 @@ from daemon.operating.integrity.fsck import Findings, examine
 from daemon.publishing.publication import Part, assemble, link_to, swap_in
 
 WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions())
-STAGES = ("merge", "pytorch", "validate", "report")
+STAGES = ("merge", "pytorch", "reference", "merged", "report")
 FAULT = Fault(code="c", operation="o", cause="it broke", remedy="mend it")
 
 
@@ -67,7 +67,7 @@ class World:
         good = outcome == Outcome.SUCCEEDED
         if good:
             (staging / f"{stage}.bin").write_text(f"{stage} of {job}")
-        checks = (ArtifactCheck(variant="pytorch", verdict=Verdict.PASSED),) if stage == "validate" and good else ()
+        checks = (ArtifactCheck(variant="pytorch", verdict=Verdict.PASSED),) if stage == "merged" and good else ()
         fault = FAULT if outcome == Outcome.PERMANENT else None
         result = StageResult(outcome=outcome, files=seal(staging) if good else (), checks=checks, fault=fault)
         remove_tree(folder / "tmp")

@@ -13,7 +13,7 @@ from tests.selection.conftest import add, desk
 __all__ = ["STAGES", "WORK", "add", "desk", "enter", "reference"]
 
 WORK = Work(export=ExportOptions(), validation=ValidateOptions())
-STAGES = ("merge", "pytorch", "validate", "report")
+STAGES = ("merge", "pytorch", "merged", "report")
 
 
 def reference(step: int = 4, *, root: str = "/runs", run: str = "run", digest: str = "d") -> CheckpointRef:

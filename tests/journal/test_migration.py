@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.config.paths import prepare
 from daemon.contract.errors import Fault, Permanent
@@ -23,7 +24,10 @@ from daemon.journal.overview import seen_as
 from daemon.journal.sql import statements
 from daemon.operating.integrity.custodian import open_journal
 from daemon.operating.status import find, snapshot
+from daemon.running.workers import procfs
+from daemon.running.workers.executor import LocalExecutor
 from tests.journal.conftest import STAGES, WORK, enter, reference
+from tests.workers.helpers import BOUNDS
 
 
 @pytest.fixture
@@ -84,7 +88,12 @@ FILL_2 = """
 INSERT INTO lost (path, first_seen, last_seen, lived, at) VALUES ('/lost', 'a', 'b', 2.5, 'c');
 UPDATE job SET reason = 'because', warnings = '["w"]', untidy = 1 WHERE id = 'job';
 """
-FILL_1 = "INSERT INTO outbox (job, kind, title, body, created) VALUES ('job', 'failed', 't', 'b', '');"
+FILL_1 = """
+INSERT INTO outbox (job, kind, title, body, created) VALUES ('job', 'failed', 't', 'b', '');
+UPDATE attempt SET pid = 4711, process_started = 1234567.89 WHERE job = 'job';
+"""
+RENAMED = {"pid", "process_started"}
+"""Columns that later versions hold in another form."""
 TABLES_1 = ("seen", "job", "stage", "attempt", "outbox")
 OPEN = """
 import sys
@@ -116,7 +125,8 @@ def contents(file: Path, tables: tuple[str, ...], columns: dict[str, list[str]] 
 
 def columns_of(file: Path, tables: tuple[str, ...]) -> dict[str, list[str]]:
     with closing(sqlite3.connect(file)) as raw:
-        return {table: [row[1] for row in raw.execute(f"PRAGMA table_info({table})")] for table in tables}
+        names = {table: [row[1] for row in raw.execute(f"PRAGMA table_info({table})")] for table in tables}
+    return {table: [name for name in columns if name not in RENAMED] for table, columns in names.items()}
 
 
 @pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
@@ -124,16 +134,40 @@ def test_every_row_of_every_earlier_version_is_there_afterwards_and_a_backup_of_
     at(old, number)
     tables = TABLES_1 if number == 1 else (*TABLES_1, "lost")
     columns = columns_of(old, tables)
-    before = contents(old, tables)
+    before, everything = contents(old, tables, columns), contents(old, tables)
     assert all(before.values()), "each table holds something"
     paths = prepare(tmp_path, tmp_path / "exports")
     journal = open_journal(paths)
     assert journal.database.check(full=True) == []
     journal.close()
     assert contents(old, tables, columns) == before
+    assert contents(old, ("attempt",), {"attempt": ["executor_id"]}) == {"attempt": [("local:4711:1234567.89",)]}
     assert version(old) == SCHEMA_VERSION
     backup = paths.backups / f"before-schema-{SCHEMA_VERSION}.sqlite3"
-    assert (version(backup), contents(backup, tables)) == (number, before)
+    assert (version(backup), contents(backup, tables)) == (number, everything)
+
+
+def test_an_attempt_that_was_open_under_an_old_version_is_settled_after_the_upgrade(old: Path, tmp_path: Path) -> None:  # R6.5
+    at(old, 3)
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as process, closing(sqlite3.connect(old)) as raw:
+        known = procfs.entry(process.pid)
+        assert known is not None
+        raw.execute("UPDATE attempt SET pid = ?, process_started = ?, folder = ?", (process.pid, known.started, str(tmp_path / "attempt")))
+        raw.commit()
+        journal = Journal(old)
+        (attempt,) = journal.attempts.open()
+        journal.close()
+        with capture_logs() as logs:
+            assert LocalExecutor().reclaim(attempt.executor_id, attempt.folder, BOUNDS) is None
+        assert process.wait(10) == -signal.SIGKILL
+    assert [entry["event"] for entry in logs] == ["a child outlived its daemon and was killed"]
+
+
+def test_an_attempt_without_a_process_has_no_id_after_the_upgrade(old: Path) -> None:
+    journal = Journal(old)
+    (attempt,) = journal.attempts.open()
+    journal.close()
+    assert attempt.executor_id is None
 
 
 @pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))

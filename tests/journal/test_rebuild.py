@@ -86,7 +86,7 @@ def test_an_interrupted_job_goes_on_with_its_finished_stages_finished(paths: Pat
     attempt(paths, "job", "merge", 1, StageResult(outcome=Outcome.RETRYABLE, fault=FAULT))
     attempt(paths, "job", "pytorch", 1, ok()).joinpath("weights").write_bytes(b"too short or too long")
     attempt(paths, "job", "onnx", 1, StageResult(outcome=Outcome.PERMANENT, fault=FAULT))
-    attempt(paths, "job", "validate", 1, None)
+    attempt(paths, "job", "reference", 1, None)
     journal, what = rebuilt(paths)
     assert what == Rebuilt(open=1, ended=0, given_up=0, skipped=0)
     job = journal.jobs.get("job")
@@ -96,12 +96,13 @@ def test_an_interrupted_job_goes_on_with_its_finished_stages_finished(paths: Pat
     stages = journal.stages.of("job")
     assert {name: (stage.state, stage.attempts, stage.failures) for name, stage in stages.items()} == {
         "merge": ("succeeded", 2, 1), "pytorch": ("waiting", 1, 0), "onnx": ("failed", 1, 1), "onnx-int8": ("waiting", 0, 0),
-        "validate": ("waiting", 1, 0), "report": ("waiting", 0, 0),
+        "reference": ("waiting", 1, 0), "merged": ("waiting", 0, 0), "check-onnx": ("waiting", 0, 0), "check-onnx-int8": ("waiting", 0, 0),
+        "speed": ("waiting", 0, 0), "report": ("waiting", 0, 0),
     }  # fmt: skip
     assert (stages["merge"].folder, stages["merge"].result, stages["onnx"].fault) == (staging, ok(), FAULT)
     assert sorted((row.stage, row.number, row.outcome) for row in journal.attempts.of("job")) == [
         ("merge", 1, "retryable"), ("merge", 2, "succeeded"), ("onnx", 1, "permanent"), ("pytorch", 1, "succeeded"),
-        ("validate", 1, "interrupted"),
+        ("reference", 1, "interrupted"),
     ]  # fmt: skip
     assert journal.database.check(full=True) == []
     journal.close()
@@ -186,7 +187,7 @@ def test_a_backup_is_completed_by_what_happened_after_it(paths: Paths) -> None:
     journal = Journal(paths.journal)
     for step, job in enumerate(("went on", "ended", "lost its pin", "untouched", "cancelled"), 1):
         journal.jobs.add(
-            job, reference(step, digest=job), WORK, ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report"),
+            job, reference(step, digest=job), WORK, ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "report"),
             pin=pin(paths, job), target=Path("/out") / job, fingerprint=job,
         )  # fmt: skip
     journal.jobs.start("went on", Path("/base"))

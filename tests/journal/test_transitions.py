@@ -103,9 +103,9 @@ def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journa
     enter(journal)
     journal.jobs.start("job", Path("/base"))
     claim(journal, 1)
-    journal.attempts.spawned(("job", "merge", 1), 77, 1.5)
+    journal.attempts.started("job", "merge", 1, "local:77:1.5")
     (open_attempt,) = journal.attempts.open()
-    assert (open_attempt.pid, open_attempt.process_started, open_attempt.number) == (77, 1.5, 1)
+    assert (open_attempt.executor_id, open_attempt.number) == ("local:77:1.5", 1)
     before = time.time()
     journal.attempts.settle("job", "merge", 1, RETRYABLE, state="waiting", staging=Path("/staging"), retry_delay=30)
     merge = journal.stages.of("job")["merge"]
@@ -146,7 +146,7 @@ def test_retrying_a_job_starts_its_stages_afresh_and_goes_on_counting_attempts(j
     assert not journal.jobs.retry("job"), "only what ended badly is retried"
     claim(journal, 1)
     journal.attempts.settle("job", "merge", 1, RETRYABLE, state="failed", staging=Path("/staging"))
-    for stage in ("pytorch", "validate", "report"):
+    for stage in ("pytorch", "merged", "report"):
         journal.stages.end("job", stage, "skipped", FAULT)
     journal.jobs.finish("job", "failed", None)
     assert journal.jobs.open_ids() == set()

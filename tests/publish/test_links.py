@@ -53,7 +53,7 @@ class Press:
             (made / name / "file").write_text(f"{name} of {run} {step}")
         checks = tuple(ArtifactCheck(variant=name, verdict=verdict, reasons=()) for name in ("pytorch", "onnx", "onnx-int8"))
         rows = {name: self.stage(name, made / name, seal(made / name)) for name in ("pytorch", "onnx", "onnx-int8", "report")}
-        rows["validate"] = self.stage("validate", made, (), checks)
+        rows["merged"] = self.stage("merged", made, (), checks)
         path = f"/runs/{run}/checkpoint-{step}"
         metadata = {"best_model_checkpoint": f"/elsewhere/{run}/checkpoint-{best}"}
         reference = CheckpointRef(

@@ -47,7 +47,7 @@ def test_one_formats_failure_takes_no_other_and_names_the_stage_that_failed() ->
     checks = judge(
         facts(
             made("merge"), made("pytorch"), StageFacts(name="onnx", state="failed", fault=fault("the exporter broke")),
-            StageFacts(name="onnx-int8", state="skipped"), made("validate", ArtifactCheck(variant="pytorch", verdict=P)),
+            StageFacts(name="onnx-int8", state="skipped"), made("merged", ArtifactCheck(variant="pytorch", verdict=P)),
         )
     )  # fmt: skip
     assert [check.verdict for check in checks] == [P, F, F]
@@ -58,14 +58,14 @@ def test_one_formats_failure_takes_no_other_and_names_the_stage_that_failed() ->
 
 def test_what_validation_could_not_look_at_is_unverified_with_the_reason() -> None:  # R4.5
     (check,) = judge(
-        facts(made("pytorch"), StageFacts(name="validate", state="failed", fault=fault("no memory")), variants=("pytorch",))
+        facts(made("pytorch"), StageFacts(name="merged", state="failed", fault=fault("no memory")), variants=("pytorch",))
     )  # fmt: skip
     assert (check.verdict, check.reasons, check.remedy) == (U, ("validation failed: no memory",), "mend no memory")
 
 
 def test_a_rejected_artifact_keeps_validations_own_reasons_and_gets_a_remedy() -> None:  # R4.4, R4.5
     rejected = ArtifactCheck(variant="pytorch", verdict=F, reasons=("kl 2.0 is above 0.001",))
-    (check,) = judge(facts(made("pytorch"), made("validate", rejected), variants=("pytorch",)))
+    (check,) = judge(facts(made("pytorch"), made("merged", rejected), variants=("pytorch",)))
     assert check.reasons == rejected.reasons
     assert check.remedy
 

@@ -131,6 +131,13 @@ def job(*stages: StageFacts, **changes: Any) -> JobFacts:
     return JobFacts(**{**values, **changes})
 
 
+def _by_stage(checks: tuple[ArtifactCheck, ...]) -> dict[str, tuple[ArtifactCheck, ...]]:
+    """Stage → the check that it gives; a stage without one was skipped with the reference."""
+    given = {check.variant: check for check in checks}
+    stages = {"merged": "pytorch", "check-onnx": "onnx", "check-onnx-int8": "onnx-int8"}
+    return {stage: (given[variant],) if variant in given else () for stage, variant in stages.items()}
+
+
 def made_all(*checks: ArtifactCheck, **changes: Any) -> JobFacts:
     """Every artifact was made; validation gave `checks`."""
     return job(
@@ -138,7 +145,8 @@ def made_all(*checks: ArtifactCheck, **changes: Any) -> JobFacts:
         done("pytorch", 5, 1.5, sizes=(BASE_BYTES, 11_422_654, 726)),
         done("onnx", 18, 30, sizes=(2_384_000_000, 11_422_654, 726), earlier=(RETRIED,), figures=GRAPH, fallbacks=(FALLBACK,)),
         done("onnx-int8", 48, 21, sizes=(604_000_000, 11_422_654, 726), figures={"quantized_nodes": 197}, warnings=(WARNING,)),
-        done("validate", 69, 26, checks=checks, figures={"reference": REFERENCE, "checked_on": CHECKED_ON}),
+        done("reference", 69, 10, figures={"reference": REFERENCE, "checked_on": CHECKED_ON}),
+        *(done(stage, 79 + 4 * place, 4, checks=those) for place, (stage, those) in enumerate(_by_stage(checks).items())),
         StageFacts(name="report", state="running", attempts=(AttemptFacts(number=1, strategy="default", outcome=None, started=at(95)),)),
         **changes,
     )  # fmt: skip
@@ -167,7 +175,9 @@ def failed_int8() -> JobFacts:
 
 def failed_merge() -> JobFacts:
     """The merge failed, so nothing else could start."""
-    others = [lost(name, None, state="skipped", start=None) for name in ("pytorch", "onnx", "onnx-int8", "validate")]
+    others = [
+        lost(name, None, state="skipped", start=None) for name in ("pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx")
+    ]
     return job(lost("merge", BASE_MISSING), *others)
 
 
@@ -175,7 +185,12 @@ def unverified() -> JobFacts:
     """Everything was made; validation itself failed."""
     facts = made_all()
     fault = Fault(code="reference-load", operation="load the live model", cause="no memory", remedy="free memory and retry")
-    return facts.model_copy(update={"stages": tuple(lost("validate", fault) if s.name == "validate" else s for s in facts.stages)})
+    checks = ("merged", "check-onnx", "check-onnx-int8")
+    stages = (
+        lost("reference", fault) if s.name == "reference" else lost(s.name, None, state="skipped", start=None) if s.name in checks else s
+        for s in facts.stages
+    )
+    return facts.model_copy(update={"stages": tuple(stages)})
 
 
 def context(facts: JobFacts | None, folder: Path) -> StageContext:

@@ -79,7 +79,7 @@ def test_sizes_before_and_after_stand_beside_each_other(tmp_path: Path) -> None:
 
 def test_without_the_bases_size_there_is_no_ratio_rather_than_a_wrong_one(tmp_path: Path) -> None:
     job = facts.job(
-        facts.done("merge", 0, 1), facts.done("pytorch", 1, 1, sizes=(10,)), facts.done("validate", 2, 1, checks=(facts.check("pytorch"),))
+        facts.done("merge", 0, 1), facts.done("pytorch", 1, 1, sizes=(10,)), facts.done("merged", 2, 1, checks=(facts.check("pytorch"),))
     )
     report = report_of(job, tmp_path)
     assert report.base.size_bytes is None
@@ -88,7 +88,9 @@ def test_without_the_bases_size_there_is_no_ratio_rather_than_a_wrong_one(tmp_pa
 
 def test_stages_carry_their_times_memory_attempts_and_fallbacks(tmp_path: Path) -> None:
     report = report_of(facts.succeeded(), tmp_path)
-    assert [stage.name for stage in report.stages] == ["merge", "pytorch", "onnx", "onnx-int8", "validate"]
+    assert [stage.name for stage in report.stages] == [
+        "merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8",
+    ]  # fmt: skip
     onnx = report.stages[2]
     assert [(attempt.outcome, attempt.seconds) for attempt in onnx.attempts] == [("retryable", 9.0), ("succeeded", 30.0)]
     assert onnx.attempts[0].fault == facts.OUT_OF_MEMORY and onnx.fault is None

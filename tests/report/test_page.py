@@ -173,7 +173,7 @@ def test_the_charts_show_the_figures_to_scale(tmp_path: Path) -> None:
     assert timeline is not None
     spans = {row.label: row.spans for row in timeline.rows}
     assert [span.outcome for span in spans["onnx"]] == ["retryable", "succeeded"]
-    assert spans["validate"][0].start == pytest.approx(100 * 69 / 96, abs=0.01)
+    assert spans["reference"][0].start == pytest.approx(100 * 69 / 96, abs=0.01)
     assert all(span.start + span.width <= 100.01 for row in timeline.rows for span in row.spans)
     curve = charts.loss_curve(report)
     assert curve is not None and len(curve.points.split()) == 60

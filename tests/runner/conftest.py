@@ -15,13 +15,11 @@ import pytest
 from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.contract.files import sha256_file
-from daemon.contract.messages import StageContext
 from daemon.contract.values import digest_of
 from daemon.journal.journal import Journal
 from daemon.running.runner import Runner
-from daemon.running.workers.worker import Bounds
 from tests.detection.helpers import copy_of
-from tests.runner.desk import Desk
+from tests.runner.desk import Desk, FakeExecutor
 from tests.service import ENDED, Service, making
 
 ROOT = Path(__file__).parents[2]
@@ -100,10 +98,8 @@ def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
         journals.append(journal)
         desk: Desk
 
-        def spawn(context: StageContext, folder: Path, bounds: Bounds) -> Any:
-            return desk.spawn(context, folder, bounds)
-
-        desk = Desk(Runner(settings, journal, prepare(home, home / "out"), spawn=spawn), journal, home)
+        executor = FakeExecutor(lambda order: desk.start(order))
+        desk = Desk(Runner(settings, journal, prepare(home, home / "out"), executor), journal, home)
         return desk
 
     yield make

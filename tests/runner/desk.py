@@ -6,23 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import seal
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, FileEntry, Outcome, StageContext, StageResult, Verdict
 from daemon.contract.plan import plan
 from daemon.journal.journal import Journal
+from daemon.running.executor import Attempt, Bounds, Order, Progress
 from daemon.running.runner import Runner
-from daemon.running.workers.worker import Bounds, Progress
 
 Script = Callable[[StageContext], StageResult | None]
-
-
-class Process:
-    """What the runner asks of a child's process."""
-
-    pid = 1
 
 
 @dataclass
@@ -35,12 +28,9 @@ class Fake:
     warnings: list[str] = field(default_factory=list)
     memory: int = 0
     peak: int = 0
-    ended: bool = False
-    process_started: float = 0.0
-    started: float = 0.0
-    pipe: int = -1
+    id: str = "fake"
+    wait_handle: None = None
     stopped: bool = False
-    process: Process = field(default_factory=Process)
     fault: Fault | None = None
 
     def poll(self) -> StageResult | None:
@@ -56,6 +46,25 @@ class Fake:
         self.stopped = True
 
 
+class FakeExecutor:
+    """Starts what `begin` makes of an order; nothing of it outlives this process."""
+
+    def __init__(self, begin: Callable[[Order], Fake]) -> None:
+        self._begin = begin
+
+    def prepare(self) -> None:
+        pass
+
+    def start(self, order: Order) -> Attempt:
+        return self._begin(order)
+
+    def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> None:
+        return None
+
+    def at_work(self, jobs: Path) -> dict[str, Path]:
+        return {}
+
+
 @dataclass
 class Desk:
     """A runner whose children are fakes; `started` names every attempt in order."""
@@ -67,7 +76,8 @@ class Desk:
     script: Script = lambda context: done(context)
     fakes: list[Fake] = field(default_factory=list)
 
-    def spawn(self, context: StageContext, folder: Path, bounds: Bounds) -> Any:
+    def start(self, order: Order) -> Fake:
+        context = order.context
         self.started.append(f"{context.checkpoint.run}-{context.checkpoint.step} {context.stage}")
         self.fakes.append(Fake(context, lambda one: self.script(one)))
         return self.fakes[-1]
@@ -107,8 +117,9 @@ def done(context: StageContext) -> StageResult:
     staging = Path(context.staging)
     (staging / "file").write_text(context.stage + context.checkpoint.digest)
     files: tuple[FileEntry, ...] = seal(staging)
-    checks = tuple(ArtifactCheck(variant=name, verdict=Verdict.PASSED) for name in context.inputs if name != "merge")
-    return StageResult(outcome=Outcome.SUCCEEDED, files=files, checks=checks if context.stage == "validate" else ())
+    checked = context.stage.removeprefix("check-") if context.stage != "merged" else "pytorch"
+    checks = (ArtifactCheck(variant=checked, verdict=Verdict.PASSED),) if checked in context.inputs and checked != context.stage else ()
+    return StageResult(outcome=Outcome.SUCCEEDED, files=files, checks=checks)
 
 
 def failing(context: StageContext) -> StageResult:

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 from daemon.cli import export
 from daemon.config.settings import Settings
 from daemon.contract.errors import Retryable
-from daemon.operating import service
 from daemon.operating.ticks import Ticks
 from daemon.running.runner import Runner
+from daemon.running.workers.executor import LocalExecutor
 from daemon.system.rounds import Complaints
 
 
@@ -69,7 +69,7 @@ def test_an_export_in_the_foreground_ends_with_the_error_that_its_runner_can_not
         raise ValueError("a bug in the runner")
 
     monkeypatch.setattr(Runner, "tick", broken)
-    monkeypatch.setattr(service, "adopt_orphans", lambda: None)  # it would hold for all of the tests' process
+    monkeypatch.setattr(LocalExecutor, "prepare", lambda executor: None)  # it would hold for all of the tests' process
     monkeypatch.setattr(export, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(tmp_path / "state"))
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

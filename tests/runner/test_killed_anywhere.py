@@ -77,7 +77,7 @@ def test_a_daemon_killed_at_any_point_ends_with_the_same_artifacts(  # R6.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["merge", "validate"])
+@pytest.mark.parametrize("stage", ["merge", "reference", "merged"])
 def test_a_daemon_killed_while_a_stage_runs_takes_its_child_along_and_goes_on(
     stage: str, make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
 ) -> None:
@@ -121,7 +121,7 @@ def test_sigterm_ends_the_children_and_the_next_start_goes_on(
     service = make_service()
     service.add(pico_checkpoint)
     service.start()
-    service.wait_for(lambda v: any(s["name"] == "validate" and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
+    service.wait_for(lambda v: any(s["name"] == "reference" and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
     began = time.monotonic()
     assert service.stop() == 0
     assert time.monotonic() - began < 10
@@ -132,4 +132,4 @@ def test_sigterm_ends_the_children_and_the_next_start_goes_on(
     assert service.stop() == 0
     _check_whole(service, undisturbed)
     attempts = {stage["name"]: stage["attempts"] for stage in job["stages"]}
-    assert attempts == {"merge": 1, "pytorch": 1, "validate": 2, "report": 1}
+    assert attempts == {"merge": 1, "pytorch": 1, "reference": 2, "merged": 1, "report": 1}

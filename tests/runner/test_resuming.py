@@ -18,7 +18,7 @@ from tests.runner.conftest import Toy, artifacts, read_json
 from tests.service import Service
 
 Add = Callable[..., Path]
-ALL_STAGES = ["merge", "pytorch", "onnx", "onnx-int8", "validate", "report"]
+ALL_STAGES = ["merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "report"]
 
 
 def sound(service: Service) -> None:
@@ -55,7 +55,7 @@ def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: C
     (job,) = toy.wait_ended()
     toy.stop()
     assert job["state"] == "succeeded"
-    assert sorted(toy.stages_begun()) == ["onnx", "onnx-int8", "report", "validate"]
+    assert sorted(toy.stages_begun()) == ["check-onnx", "check-onnx-int8", "onnx", "onnx-int8", "report"]
     sound(toy)
 
 
@@ -68,7 +68,7 @@ def test_an_export_that_waits_follows_the_configuration_of_the_next_start(make_t
     toy.start()
     (job,) = toy.wait_ended()
     toy.stop()
-    assert sorted(toy.stages_begun()) == ["merge", "onnx", "pytorch", "report", "validate"]
+    assert sorted(toy.stages_begun()) == ["check-onnx", "merge", "merged", "onnx", "pytorch", "reference", "report"]
     assert list(job["artifacts"]) == ["pytorch", "onnx"]
     sound(toy)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from daemon.config.loading import load
 from daemon.config.paths import prepare
 from daemon.operating import logs
 from daemon.operating.service import serve
-from daemon.running.workers.worker import Worker
+from daemon.running.workers.executor import LocalExecutor
 
 TOY = (sys.executable, "-m", "tests.runner.toy_handlers")
-toy_worker = functools.partial(Worker, command=TOY)
 
 if __name__ == "__main__":
     config = Path(sys.argv[1])
     settings = load(config, need_roots=True)
     logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
-    serve(settings, reload=lambda: load(config, need_roots=True), spawn=toy_worker)
+    serve(settings, reload=lambda: load(config, need_roots=True), executor=LocalExecutor(TOY))

@@ -18,6 +18,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
 from daemon.operating.status import snapshot
 from daemon.running.runner import Runner
+from daemon.running.workers.executor import LocalExecutor
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.detection.helpers import copy_of, open_jobs, set_state
@@ -106,7 +107,7 @@ def desk(tmp_path: Path) -> Iterator[Desks]:
         journal = Journal(paths.journal)
         intake = Intake(settings, journal, paths)
         tracker = Tracker(settings.watch, intake, taken=lambda: None)
-        made.append(Desk(home, settings, journal, tracker, Runner(settings, journal, paths)))
+        made.append(Desk(home, settings, journal, tracker, Runner(settings, journal, paths, LocalExecutor())))
         return made[-1]
 
     yield function

@@ -15,6 +15,7 @@ from daemon.contract.messages import Outcome, StageContext
 from daemon.contract.plan import spec_of
 from daemon.journal.rows import JobRow
 from daemon.operating.doctor import examine, formats_here
+from daemon.running.executor import Order
 from daemon.running.rules.resume_keys import stage_key
 from daemon.running.workers.worker import Worker
 from daemon.toolchains import registry
@@ -43,7 +44,7 @@ def context(tmp_path: Path, pico_base: Path, fake: Fake) -> StageContext:
 def attempt(context: StageContext) -> Worker:
     folder = Path(context.result).parent
     folder.mkdir(parents=True)
-    return Worker(context, folder, BOUNDS)
+    return Worker(Order(context, folder, BOUNDS))
 
 
 def test_a_stage_runs_in_its_toolchain_by_the_same_contract(in_fake: StageContext, fake: Fake) -> None:  # R7.1

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from daemon.running.executor import Bounds, Order
 from daemon.running.workers import cgroup, containment
-from daemon.running.workers.worker import HANDLERS, Bounds, Worker
+from daemon.running.workers.worker import Worker
+from daemon.toolchains.registry import HANDLERS
 from tests.workers.helpers import BOUNDS, HAS_GROUPS, SCRIPT, UNIFIED, Start, leftovers, make_context, wait
 
 
@@ -54,7 +56,7 @@ def start(adopting: None, tmp_path: Path) -> Iterator[Start]:
     def begin(case: str, *, limits: dict[str, Any] | None = None, stage: str = "merge", entry: str = "", **bounds: Any) -> Worker:
         command = HANDLERS if case == "real" else (sys.executable, str(SCRIPT), case)
         context = make_context(tmp_path, stage, entry, **(limits or {}))
-        made.append(Worker(context, tmp_path / "attempt", Bounds(**{**vars(BOUNDS), **bounds}), command))
+        made.append(Worker(Order(context, tmp_path / "attempt", Bounds(**{**vars(BOUNDS), **bounds})), command))
         return made[-1]
 
     yield begin

@@ -13,8 +13,9 @@ from daemon.contract.errors import Fault
 from daemon.contract.messages import CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.plan import spec_of
+from daemon.running.executor import Bounds
 from daemon.running.workers import containment, procfs
-from daemon.running.workers.worker import Bounds, Worker
+from daemon.running.workers.worker import Worker
 
 SCRIPT = Path(__file__).with_name("faulty_children.py")
 UNIFIED = next((Path(row.split()[1]) for row in Path("/proc/mounts").read_text().splitlines() if row.split()[2] == "cgroup2"), None)
@@ -34,7 +35,7 @@ def make_context(folder: Path, stage: str = "merge", entry: str = "", **limits: 
         checkpoint=checkpoint, pin=str(folder / "none"), base=str(folder / "none"),
         staging=str(folder / "staging"), result=str(folder / "attempt/result.json"), temporary=str(folder / "attempt/tmp"),
         cache=str(folder / "cache"), work=Work(export=ExportOptions(), validation=ValidateOptions()),
-        limits=ChildLimits(parent_pid=os.getpid(), **{"idle": False, "nice": 0, **limits}),
+        limits=ChildLimits(**{"idle": False, "nice": 0, **limits}),
     )  # fmt: skip
 
 

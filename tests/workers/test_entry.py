@@ -12,7 +12,8 @@ import pytest
 
 from daemon.contract.messages import ChildLimits, Outcome
 from daemon.running.workers import post_mortem
-from daemon.running.workers.worker import HANDLERS, Worker
+from daemon.running.workers.worker import Worker
+from daemon.toolchains.registry import HANDLERS
 from handlers import __main__ as entry
 from handlers.child import process
 from handlers.child.progress import Interrupted
@@ -85,7 +86,7 @@ def run_patient(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *
     """The real entry with a stage that swallows every exception and works for ever."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/patient.py").write_text(STAGE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=os.pathsep)
     worker = start("real", limits={"resumable": resumable}, entry="patient:run")
     until(worker, lambda: worker.progress.message == "unit")
     return worker

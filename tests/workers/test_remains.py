@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.messages import Outcome, StageResult
+from daemon.running.executor import Order
 from daemon.running.workers import containment, procfs
-from daemon.running.workers.worker import Worker, kill_stray
+from daemon.running.workers.worker import Worker, kill_stray, process_of
 from tests.workers.helpers import BOUNDS, SCRIPT, SHORT, Start, fault_of, leftovers, make_context, until, wait
 
 
@@ -59,7 +60,7 @@ def test_two_attempts_side_by_side_do_not_end_each_other(start: Start, tmp_path:
     other_folder = tmp_path / "other"
     other_folder.mkdir()
     context = make_context(tmp_path).model_copy(update={"result": str(other_folder / "result.json")})
-    other = Worker(context, other_folder, BOUNDS, (sys.executable, str(SCRIPT), "beats"))
+    other = Worker(Order(context, other_folder, BOUNDS), (sys.executable, str(SCRIPT), "beats"))
     until(other, lambda: other._heard > other.started)
     assert wait(start("daemonizes")).outcome is Outcome.SUCCEEDED
     assert other.poll() is None
@@ -72,7 +73,7 @@ def test_an_attempt_leaves_the_end_of_another_one_to_its_own_worker(start: Start
     other_folder = tmp_path / "other"
     other_folder.mkdir()
     context = make_context(tmp_path).model_copy(update={"result": str(other_folder / "result.json")})
-    other = Worker(context, other_folder, BOUNDS, (sys.executable, str(SCRIPT), "exit_3"))
+    other = Worker(Order(context, other_folder, BOUNDS), (sys.executable, str(SCRIPT), "exit_3"))
     while not ((known := procfs.entry(other.process.pid)) and known.dead):
         time.sleep(0.01)
     assert wait(start("daemonizes")).outcome is Outcome.SUCCEEDED
@@ -104,14 +105,16 @@ def test_memory_that_processes_share_counts_once(start: Start) -> None:  # R6.2
 def test_what_outlived_a_killed_daemon_is_found_by_its_folder(start: Start, tmp_path: Path) -> None:  # R6.5
     worker = start("beats")
     until(worker, lambda: worker._heard > worker.started)
-    assert not kill_stray(worker.process.pid, worker.process_started + 5)
-    assert not kill_stray(None, None, tmp_path)
-    assert kill_stray(None, None, worker.folder)
+    process = process_of(worker.id)
+    assert process is not None and process[0] == worker.process.pid
+    assert not kill_stray((process[0], process[1] + 5), tmp_path)
+    assert not kill_stray(None, tmp_path)
+    assert kill_stray(None, worker.folder)
     assert fault_of(wait(worker)).code == "killed"
 
 
-def test_a_process_of_the_same_id_that_started_at_that_time_is_killed(start: Start) -> None:  # R6.5
+def test_a_process_of_the_same_id_that_started_at_that_time_is_killed(start: Start, tmp_path: Path) -> None:  # R6.5
     worker = start("beats")
     until(worker, lambda: worker._heard > worker.started)
-    assert kill_stray(worker.process.pid, worker.process_started)
+    assert kill_stray(process_of(worker.id), tmp_path)
     assert fault_of(wait(worker)).code == "killed"

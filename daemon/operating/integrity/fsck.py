@@ -19,10 +19,12 @@ from daemon.contract.errors import Permanent
 from daemon.journal.database import reading
 from daemon.journal.integrity import misshapen
 from daemon.journal.sqlite_errors import damaged
+from daemon.operating.integrity.attempt_rules import check_attempts
 from daemon.operating.integrity.disk_rules import check_disk
 from daemon.operating.integrity.journal_rules import check_file, check_plans, check_rules, check_verdicts
-from daemon.operating.integrity.process_rules import check_processes
 from daemon.operating.integrity.scene import Finding, Scene, paths_of, read_rows, usable_version
+from daemon.running.executor import Executor
+from daemon.running.workers.executor import LocalExecutor
 
 PAUSES = (0.3, 1.0, 2.0)
 """Seconds between the looks at a working daemon. A child that ended is settled within them."""
@@ -41,41 +43,44 @@ class Findings:
 
 
 def examine(
-    state: Path, output: Path, pins: Path | None = None, *, quiescent: bool, deep: bool = False, pauses: Iterable[float] = PAUSES
+    state: Path, output: Path, pins: Path | None = None, *, quiescent: bool, deep: bool = False, pauses: Iterable[float] = PAUSES,
+    executor: Executor | None = None,
 ) -> Findings:  # fmt: skip
     """Check all invariants of one journal.
 
     `pins`: the configured folder of pins, None for the one in the state directory. `quiescent`: no daemon works, and
-    none is about to. `deep`: hash every published file, pin and finished output. Raises UsageError for a journal of
-    another schema, Retryable where it is held by another process for long, OSError where a folder can't be read.
+    none is about to. `deep`: hash every published file, pin and finished output. `executor`: what runs the attempts, None for
+    processes of this box. Raises UsageError for a journal of another schema, Retryable where it is held by another process for long,
+    OSError where a folder can't be read.
     """
     began = time.monotonic()
     state, output = state.absolute(), output.absolute()
-    scene = _look(state, output, pins, quiescent, deep)
+    paths = paths_of(state, output)
+    scene, executor = Scene(paths, (pins or paths.pins).absolute(), quiescent, deep), executor or LocalExecutor()
+    _look(scene, executor)
     for pause in () if quiescent else pauses:
         if not scene.findings:
             break
         time.sleep(pause)
         before = {finding.key for finding in scene.findings}
-        scene = _look(state, output, pins, quiescent, deep)
+        scene = Scene(paths, scene.pins, quiescent, deep)
+        _look(scene, executor)
         scene.findings = [finding for finding in scene.findings if finding.key in before]
     return Findings(
         state, tuple(scene.findings), tuple(scene.notes), len(scene.jobs), scene.exports, round(time.monotonic() - began, 3)
     )  # fmt: skip
 
 
-def _look(state: Path, output: Path, pins: Path | None, quiescent: bool, deep: bool) -> Scene:
-    paths = paths_of(state, output)
-    scene = Scene(paths, (pins or paths.pins).absolute(), quiescent, deep)
+def _look(scene: Scene, executor: Executor) -> None:
+    journal = scene.paths.journal
     try:
-        believed = not paths.journal.exists() or _look_at_journal(scene)
+        believed = not journal.exists() or _look_at_journal(scene)
     except Permanent as error:
-        scene.find(error.fault.code, error.fault.cause, error.fault.remedy, path=paths.journal)
+        scene.find(error.fault.code, error.fault.cause, error.fault.remedy, path=journal)
         believed = False
     if believed:
         check_disk(scene)
-        check_processes(scene)
-    return scene
+        check_attempts(scene, executor)
 
 
 def _look_at_journal(scene: Scene) -> bool:

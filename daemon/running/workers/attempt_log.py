@@ -101,8 +101,3 @@ def _last(path: Path, limit: int) -> bytes:
             return stream.read(limit)
     except OSError:
         return b""
-
-
-def tail(path: Path, limit: int = TAIL) -> str:
-    """The last `limit` bytes of a text file, "" where there is none."""
-    return _last(path, limit).decode(errors="replace")

@@ -6,20 +6,15 @@ these faults are retryable; the limit on attempts bounds them.
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-
-from pydantic import ValidationError
 
 from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.fault_codes import Code, FaultCode, OtherCode
-from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
+from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.running.result_file import examine
 from daemon.running.workers.attempt_log import AttemptLog
 
-RESULT_LIMIT = 64 << 20
-"""Bytes of the largest result file that is read: ten thousand files take one or two MiB."""
 EXIT_BAD_JOB = 65
 EXIT_NO_GROUP = 71
 EXIT_UNWRITABLE = 73
@@ -74,64 +69,6 @@ def conclude(context: StageContext, log: AttemptLog, death: Death, seconds: floa
 
 def _forced(death: Death) -> bool:
     return death.interrupted or death.fault is not None
-
-
-def read_result(path: Path) -> StageResult | None:
-    """The result file, None where there is none or it is not one."""
-    try:
-        with open(path, "rb") as stream:
-            return StageResult.model_validate_json(stream.read(RESULT_LIMIT))
-    except (OSError, ValidationError):
-        return None
-
-
-def examine(context: StageContext) -> tuple[StageResult | None, str]:
-    """The attempt's result, if it is whole, of this contract, and true about the staging folder; else None and what is wrong.
-
-    No file at all is None and "".
-    """
-    path = Path(context.result)
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read(RESULT_LIMIT + 1)
-    except FileNotFoundError:
-        return None, ""
-    except OSError as error:
-        return None, f"its result file can't be read: {error.strerror}"
-    if len(data) > RESULT_LIMIT:
-        return None, f"its result file is larger than {mib(RESULT_LIMIT)}"
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError):
-        return None, f"its result file is cut off or no JSON ({len(data)} bytes)"
-    version = raw.get("contract", CONTRACT_VERSION) if isinstance(raw, dict) else None
-    if version != CONTRACT_VERSION:
-        return None, f"its result file speaks version {version} of the contract and this daemon version {CONTRACT_VERSION}"
-    try:
-        result = StageResult.model_validate_json(data)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        return None, f"its result file is not one: {where or 'the whole'}: {error.errors()[0]['msg']}"
-    wrong = _untrue(context, result)
-    return (None, wrong) if wrong else (result, "")
-
-
-def _untrue(context: StageContext, result: StageResult) -> str:
-    """Whether a result speaks of another attempt's files: "" or what is wrong."""
-    if result.attempt not in ("", context.attempt_id):
-        return f"its result file is that of {result.attempt}"
-    staging = Path(context.staging)
-    for entry in result.files:
-        pure = PurePosixPath(entry.path)
-        if pure.is_absolute() or ".." in pure.parts:
-            return f"its result names the file {entry.path}, which lies outside of its folder"
-        try:
-            size = (staging / entry.path).stat().st_size
-        except OSError:
-            return f"its result names the file {entry.path}, which is not in its folder"
-        if size != entry.size:
-            return f"its result gives {entry.path} a size of {entry.size} bytes, and the file has {size}"
-    return ""
 
 
 def _died(context: StageContext, death: Death, bad: str, last: str) -> Fault:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
+
+from daemon.running.executor import Progress
 
 log = structlog.get_logger("worker")
 
@@ -21,14 +22,6 @@ LINE_LIMIT = 1 << 16
 LINES = 200
 WARNINGS = 200
 _BLOCK = 1 << 16
-
-
-@dataclass
-class Progress:
-    """The last thing a child said."""
-
-    fraction: float = 0.0
-    message: str = "starting"
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""Spawns and supervises one child process: one attempt of one stage.
+"""Spawns and supervises one child process: one attempt of one stage, as `daemon.running.executor` asks for.
 
 Must be called from one permanent thread: the kernel kills a child when the *thread* that spawned it ends
 (PR_SET_PDEATHSIG, prctl(2)). The child takes its own scheduling class before it loads anything heavy. No call blocks
@@ -8,26 +8,24 @@ longer than about a twentieth of a second, so that one thread can watch many chi
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import write_atomic
-from daemon.contract.messages import StageContext, StageResult
+from daemon.contract.messages import StageResult
+from daemon.running.executor import LOG_FILE, Order, Progress
 from daemon.running.workers import procfs
-from daemon.running.workers.attempt_log import AttemptLog, tail
+from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
-from daemon.running.workers.post_mortem import Death, conclude, mib, read_result
-from daemon.running.workers.progress_channel import Channel, Progress
-from daemon.toolchains.registry import HANDLERS, command_of
-
-__all__ = ["HANDLERS", "Bounds", "Progress", "Worker", "kill_stray", "read_result", "tail"]
+from daemon.running.workers.post_mortem import Death, conclude, mib
+from daemon.running.workers.progress_channel import Channel
+from daemon.toolchains.registry import command_of
 
 log = structlog.get_logger("worker")
 
@@ -37,34 +35,17 @@ QUICK_LOOK_SECONDS = 0.1
 GAP_SECONDS = 5.0
 """A pause between two polls after which it was the daemon that stood still."""
 STUCK_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What an attempt may take, in seconds and bytes."""
-
-    timeout: float
-    silence: float
-    """Seconds without a heartbeat."""
-    grace: float
-    """Seconds between SIGTERM and SIGKILL."""
-    memory: int
-    """For all its processes together; 0 for no limit."""
-    memory_reserve: int
-    """What must stay available on the box; the caller decides which child is stopped when it doesn't."""
-    log_size: int
-    processes: int
+_ID = re.compile(r"local:(\d+):(\d+(?:\.\d+)?)")
 
 
 class Worker:
     """A running child. `poll` until it gives a result."""
 
-    def __init__(self, context: StageContext, folder: Path, bounds: Bounds, command: Sequence[str] = ()) -> None:
-        """Write the job file into `folder` and start `command` (by default the stage's own) with its path. Raises OSError when
-        it can't be started."""
-        self.context = context
-        self.folder = folder
-        self.bounds = bounds
+    def __init__(self, order: Order, command: Sequence[str] = ()) -> None:
+        """Write the job file and start `command` (by default the stage's own) with its path. Raises OSError when it can't be started."""
+        self.context = order.context
+        self.folder = order.folder
+        self.bounds = order.bounds
         self.memory = 0
         """Bytes that the attempt's processes held at the last look."""
         self.peak = 0
@@ -74,26 +55,28 @@ class Worker:
         self._kill_at: float | None = None
         self._exited_at: float | None = None
         self._ended: StageResult | None = None
-        self._log = AttemptLog(folder / "log.txt", bounds.log_size)
-        job_file = folder / "job.json"
-        write_atomic(job_file, context.model_dump_json(indent=1))
-        self._enclosure = Enclosure(mark_of(folder), bounds.memory, bounds.processes)
+        self._log = AttemptLog(self.folder / LOG_FILE, self.bounds.log_size)
+        limits = order.context.limits.model_copy(update={"parent_pid": os.getpid()})
+        job_file = order.write_job_file(order.context.model_copy(update={"limits": limits}))
+        self._enclosure = Enclosure(mark_of(self.folder), self.bounds.memory, self.bounds.processes)
         self._oom_kills = self._oom_kills_before = procfs.oom_kills()
         try:
-            self.process = self._spawn([*(command or command_of(context)), str(job_file)])
+            self.process = self._spawn([*(command or command_of(order.context)), str(job_file)])
         except BaseException:
             self._enclosure.close()
             raise
         self._enclosure.hold(self.process.pid)
         assert self.process.stdout is not None
-        self.pipe = self.process.stdout.fileno()
-        os.set_blocking(self.pipe, False)
-        self._channel = Channel(self.pipe)
+        self._pipe = self.process.stdout.fileno()
+        os.set_blocking(self._pipe, False)
+        self._channel = Channel(self._pipe)
+        known = procfs.entry(self.process.pid)
+        self.id = local_id(self.process.pid, known.started if known else 0.0)
         # CLOCK_MONOTONIC stands still while the box is suspended and isn't moved when the wall clock is set: neither makes
         # a child late.
         self.started = self._heard = self._polled = time.monotonic()
         self._look_at = self.started
-        self._deadline = self.started + bounds.timeout
+        self._deadline = self.started + self.bounds.timeout
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         with open(self._log.path, "ab") as stderr:
@@ -119,10 +102,9 @@ class Worker:
         return self._ended is not None
 
     @property
-    def process_started(self) -> float:
-        """When the child started, in seconds after boot: with the pid it names the process for good."""
-        known = procfs.entry(self.process.pid)
-        return known.started if known else 0.0
+    def wait_handle(self) -> int | None:
+        """The pipe on which the child says how far it is, while it is open."""
+        return None if self.ended else self._pipe
 
     # Watching
 
@@ -238,14 +220,27 @@ def mark_of(folder: Path) -> str:
     return str(folder.absolute())
 
 
-def kill_stray(pid: int | None, process_started: float | None, folder: Path | None = None) -> bool:
+def local_id(pid: int, started: float) -> str:
+    """The id of the attempt whose first process is `pid` and started so many seconds after boot."""
+    return f"local:{pid}:{started}"
+
+
+def process_of(id: str | None) -> tuple[int, float] | None:
+    """Pid and start that `local_id` put into an id; None for one that names no process of ours."""
+    found = _ID.fullmatch(id or "")
+    return (int(found[1]), float(found[2])) if found else None
+
+
+def kill_stray(process: tuple[int, float] | None, folder: Path) -> bool:
     """Kill what outlived its daemon of the attempt with this `folder`; whether there was anything.
 
-    Without a folder: the process itself, if it is that very one, and what descends from it.
+    `process`: pid and start of its first one, as far as they are known; what descends from that very one goes too.
     """
-    marked = kill_marked(mark_of(folder)) if folder is not None else 0
-    known = procfs.entry(pid) if pid else None
-    if pid is None or known is None or not process_started or known.dead or abs(known.started - process_started) > 0.05:
-        return marked > 0
+    marked = kill_marked(mark_of(folder)) > 0
+    if process is None:
+        return marked
+    (pid, started), known = process, procfs.entry(process[0])
+    if known is None or not started or known.dead or abs(known.started - started) > 0.05:
+        return marked
     kill_session(pid)
     return True

@@ -1,0 +1,143 @@
+"""The seam behind the runner: what runs an attempt, wherever that is.
+
+The runner, recovery and the checker of invariants know an attempt by these protocols alone. The executor that runs attempts as
+processes of this box is `daemon.running.workers.executor`; another one may hand the same order to a cluster's queue. What an executor
+gets is files: it writes the job file into the attempt's folder, runs `handlers` with it where both folders can be reached, and finds the
+result file where the job file says. Progress is worth showing and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from daemon.contract.errors import Fault
+from daemon.contract.files import write_atomic
+from daemon.contract.messages import StageContext, StageResult
+
+JOB_FILE = "job.json"
+LOG_FILE = "log.txt"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What an attempt may take, in seconds and bytes."""
+
+    timeout: float
+    silence: float
+    """Seconds without a heartbeat."""
+    grace: float
+    """Seconds between asking it to end and ending it by force."""
+    memory: int
+    """For all that it runs together; 0 for no limit."""
+    memory_reserve: int
+    """What must stay available on the box; the caller decides which attempt is stopped when it doesn't."""
+    log_size: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that an executor is told of an attempt. `folder` is the attempt's own: job file, log, result file and temporary files."""
+
+    context: StageContext
+    folder: Path
+    bounds: Bounds
+
+    def write_job_file(self, context: StageContext | None = None) -> Path:
+        """Write the job file; give its path. `context`: what the executor adds to its own children's. Raises OSError."""
+        path = self.folder / JOB_FILE
+        write_atomic(path, (context or self.context).model_dump_json(indent=1))
+        return path
+
+
+def read_job_file(folder: Path) -> StageContext | None:
+    """The job of the attempt in `folder`; None where there is none that this version understands."""
+    try:
+        return StageContext.model_validate_json((folder / JOB_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The last thing that an attempt said."""
+
+    fraction: float = 0.0
+    message: str = "starting"
+
+
+class Attempt(Protocol):
+    """An attempt that was started. Used by one thread alone; no call may block for longer than about a twentieth of a second."""
+
+    @property
+    def id(self) -> str:
+        """What names it to its executor, also after a restart of the daemon; it means nothing to anybody else."""
+
+    @property
+    def progress(self) -> Progress:
+        """The last thing that it said."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What it wants people to see, in order; only ever grows."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of this box's memory that it held at the last look; 0 where it runs elsewhere or that is not known."""
+
+    @property
+    def peak(self) -> int:
+        """The largest figure of memory so far, in bytes, wherever it runs; 0 where that is not known."""
+
+    @property
+    def wait_handle(self) -> int | None:
+        """What poll(2) can wait on: a file descriptor that is readable when `poll` has news; None where only asking tells."""
+
+    def poll(self) -> StageResult | None:
+        """Bring all of the above up to date; the result once nothing of the attempt runs any more, the same at every further call."""
+
+    def stop(self, fault: Fault | None = None) -> None:
+        """Ask it to end at its next safe point; after the grace time it is ended by force.
+
+        Its outcome is interrupted or, with a `fault`, retryable by that. The first call decides.
+        """
+
+    def hurry(self) -> None:
+        """End it by force now. One that nobody has stopped before counts as interrupted."""
+
+
+class Executor(Protocol):
+    """Runs attempts."""
+
+    def prepare(self) -> None:
+        """Called once in a program that runs attempts, before it starts one."""
+
+    def start(self, order: Order) -> Attempt:
+        """Start an attempt. Raises OSError where that can't be done now; nothing of it runs then."""
+
+    def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> Attempt | StageResult | None:
+        """What became of an attempt of a daemon that is no more: the attempt, where it still runs and can go on under this one;
+        else, with all that lives of it ended, the complete result that it left, or None.
+
+        `id` is None where that daemon died before it could record it; the attempt is then known by its `folder`, or was never started.
+        """
+
+    def at_work(self, jobs: Path) -> Mapping[str, Path]:
+        """Id → folder of every attempt in a folder below `jobs` that something works on, whoever started it. Changes nothing."""
+
+
+def wait_for_news(attempts: Iterable[Attempt], seconds: float) -> None:
+    """Return when one of the attempts may have news, at the latest after `seconds`."""
+    poll = select.poll()
+    for attempt in attempts:
+        if (handle := attempt.wait_handle) is not None:
+            poll.register(handle, select.POLLIN)
+    poll.poll(1000 * seconds)
+    time.sleep(0.02)  # an attempt that talks a lot must not make the caller's loop spin

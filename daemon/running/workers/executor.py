@@ -1,0 +1,66 @@
+"""The executor of this box: an attempt is a child process of the daemon and ends with it.
+
+Its ids name the process for good: `local:PID:START`, START in seconds after boot. (`journal/sql/0004.sql` writes the same form.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import structlog
+
+from daemon.contract.messages import StageResult
+from daemon.running.executor import Attempt, Bounds, Order, read_job_file
+from daemon.running.result_file import examine
+from daemon.running.workers import procfs
+from daemon.running.workers.containment import adopt_orphans
+from daemon.running.workers.worker import Worker, kill_stray, local_id, process_of
+
+log = structlog.get_logger("runner")
+
+
+class LocalExecutor:
+    """Runs attempts as processes. `command`: what is started with the job file's path, by default the stage's own."""
+
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        self._command = command
+
+    def prepare(self) -> None:
+        """From now on orphans of attempts are this process's children; takes a control group where one is handed over."""
+        adopt_orphans()
+
+    def start(self, order: Order) -> Attempt:
+        """Start a child. Must be called from one permanent thread, as all of its attempt. Raises OSError."""
+        return Worker(order, self._command)
+
+    def reclaim(self, id: str | None, folder: Path, bounds: Bounds) -> StageResult | None:
+        """A child must not outlive its daemon: what did is killed, so that nobody writes into what is looked at then.
+
+        Gives the result where a complete one was left.
+        """
+        if kill_stray(process_of(id), folder):
+            log.warning("a child outlived its daemon and was killed", id=id)
+        context = read_job_file(folder)
+        if context is None:
+            return None
+        result, wrong = examine(context)
+        if wrong:
+            log.warning("what a child left is not taken", because=wrong)
+        return result
+
+    def at_work(self, jobs: Path) -> Mapping[str, Path]:
+        """Live processes with the command line of a child, `-m handlers JOBS/…`."""
+        prefix = f"{jobs.absolute()}/"
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                line = process.cmdline()
+                mine = "handlers" in line and next((word for word in line if word.startswith(prefix)), None)
+                known = procfs.entry(process.pid)
+                if mine and known is not None and not known.dead:
+                    found[local_id(process.pid, known.started)] = Path(mine).parent
+            except psutil.Error:
+                continue
+        return found

@@ -1,0 +1,228 @@
+"""An executor of another kind takes the runner's place: attempts run by a server that no daemon's death touches.
+
+`tests.runner.queue_executor` is written against `daemon.running.executor` alone; nothing of it passes by memory or environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.operating.integrity.fsck import examine
+from tests.runner.conftest import ROOT, Toy, artifacts, read_json
+from tests.runner.queue_executor import QueueExecutor
+from tests.service import making
+
+Add = Callable[..., Path]
+ALL_STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report")
+
+
+class Queued(Toy):
+    """The real daemon, journal and child entry, with a queue between them. What a stage takes is the server's affair."""
+
+    command = (sys.executable, "-m", "tests.runner.queue_daemon")
+
+    def __init__(self, folder: Path, *, seconds: float = 0.02, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.queue = folder / "queue"
+        self.queue.mkdir()
+        self.environment = {"PYTHONPATH": str(ROOT), "TOY_QUEUE": str(self.queue)}
+        server = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_LOG": str(self.log_of_attempts), "TOY_SECONDS": str(seconds)}
+        server.pop("CKPTD_FAULT", None)
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "tests.runner.queue_server", str(self.queue)], env=server, cwd=ROOT, start_new_session=True
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the server, which must not have failed."""
+        (self.queue / "close").touch()
+        assert self.server.wait(20) == 0
+
+    def entry_of(self, stage: str) -> Path:
+        """The queue's entry of a stage's latest attempt, once the server has it."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            found = [path.parent for path in self.queue.glob("*/taken") if f"/{stage}." in path.with_name("job").read_text()]
+            if found:
+                return max(found, key=lambda path: int(path.name))
+            time.sleep(0.02)
+        raise AssertionError(f"{stage} was not handed in; {self.log()[-2000:]}")
+
+    def sound(self) -> None:
+        findings = examine(self.state, self.exports, quiescent=True, deep=True, executor=QueueExecutor(self.queue))
+        assert findings.findings == (), findings
+
+
+@pytest.fixture
+def make_queued(tmp_path: Path) -> Iterator[Callable[..., Queued]]:
+    """Makes daemons over a queue, each with a server of its own, and ends whatever is left of them."""
+    made: list[Queued] = []
+    below = tmp_path / "queued"
+    below.mkdir()
+    for make in making(Queued, below):
+
+        def remembered(make: Callable[..., Queued] = make, **options: Any) -> Queued:
+            made.append(make(**options))
+            return made[-1]
+
+        yield remembered
+    for one in made:
+        one.close()
+
+
+def ended(entry: Path) -> None:
+    end = time.monotonic() + 60
+    while not (entry / "ended").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_job_goes_the_whole_way_and_its_artifacts_are_those_of_this_box(
+    make_queued: Callable[..., Queued], make_toy: Callable[..., Toy], add: Add
+) -> None:
+    queued, toy = make_queued(), make_toy()
+    targets = []
+    for service in (queued, toy):
+        add(service)
+        service.start()
+        (job,) = service.wait_ended()
+        assert service.stop() == 0
+        assert job["state"] == "succeeded", service.log()[-3000:]
+        assert sorted(service.stages_begun()) == sorted(ALL_STAGES)
+        targets.append(artifacts(Path(job["target"])))
+    assert targets[0] == targets[1]
+    assert len(list(queued.queue.glob("*/ended"))) == len(ALL_STAGES)
+    queued.sound()
+
+
+def test_what_an_attempt_says_is_seen_while_it_runs(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=0.5)
+    add(queued)
+    queued.start()
+    queued.wait_for(
+        lambda v: any(stage["fraction"] and 0.3 < stage["fraction"] < 1 for job in v["jobs"] for stage in job["stages"]), 60
+    )  # fmt: skip
+    live = read_json(queued.state / "live.json")
+    (attempt,) = [one for stages in live["progress"].values() for one in stages.values()]
+    assert (attempt["id"], attempt["attempt"]) == ("queue:1", 1)
+    assert attempt["message"].startswith("shard")
+    queued.wait_ended()
+    assert queued.stop() == 0
+
+
+def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=2)
+    add(queued)
+    queued.start()
+    entry = queued.entry_of("merge")
+    queued.wait_for(lambda v: any(stage["fraction"] for job in v["jobs"] for stage in job["stages"]), 60)
+    queued.kill()
+    assert not (entry / "ended").exists()
+    queued.start()
+    queued.wait_for(lambda v: v["daemon"]["running"] and any(stage["fraction"] for job in v["jobs"] for stage in job["stages"]), 60)
+    assert not (entry / "ended").exists(), "it is seen running again, by the new daemon"
+    assert Path((entry / "job").read_text()).with_name("tmp").is_dir(), "what it works with was left alone"
+    (job,) = queued.wait_ended()
+    assert queued.stop() == 0
+    assert job["state"] == "succeeded"
+    assert sorted(queued.stages_begun()) == sorted(ALL_STAGES), "each once"
+    assert [stage["attempts"] for stage in job["stages"]] == [1] * len(ALL_STAGES)
+    queued.sound()
+
+
+def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=0.5)
+    add(queued)
+    queued.start()
+    entry = queued.entry_of("merge")
+    queued.kill()
+    ended(entry)
+    queued.start()
+    (job,) = queued.wait_ended()
+    assert queued.stop() == 0
+    assert job["state"] == "succeeded"
+    assert queued.stages_begun().count("merge") == 1
+
+
+def test_a_child_that_died_while_no_daemon_was_there_is_an_attempt_that_is_made_again(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=1)
+    add(queued)
+    queued.start()
+    entry = queued.entry_of("merge")
+    queued.kill()
+    (entry / "kill").touch()
+    ended(entry)
+    queued.start()
+    (job,) = queued.wait_ended()
+    assert queued.stop() == 0
+    assert job["state"] == "succeeded"
+    assert {stage["name"]: stage["attempts"] for stage in job["stages"]} == {**dict.fromkeys(ALL_STAGES, 1), "merge": 2}
+    assert queued.entry_of("merge") != entry
+
+
+def test_an_attempt_whose_id_was_not_recorded_is_found_by_its_folder(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=0.5)
+    add(queued)
+    queued.start(fault="before.spawned")
+    assert queued.wait_dead() == -signal.SIGKILL
+    queued.start()
+    (job,) = queued.wait_ended()
+    assert queued.stop() == 0
+    assert job["state"] == "succeeded"
+    assert sorted(queued.stages_begun()) == sorted(ALL_STAGES)
+
+
+def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=30)
+    add(queued)
+    queued.start()
+    entry = queued.entry_of("merge")
+    (job,) = queued.status()["jobs"]
+    assert queued.run_verb("cancel", job["id"]) == 0, queued.said
+    ended(entry)
+    queued.wait_for(lambda v: [one["state"] for one in v["jobs"]] == ["cancelled"])
+    assert queued.stop() == 0
+    queued.sound()
+
+
+def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queued: Callable[..., Queued], add: Add) -> None:
+    queued = make_queued(seconds=30)
+    add(queued)
+    queued.start()
+    entry = queued.entry_of("merge")
+    (job,) = queued.status()["jobs"]
+    queued.kill()
+    assert queued.run_verb("cancel", job["id"]) == 0, queued.said
+    assert not (entry / "ended").exists()
+    queued.start()
+    ended(entry)
+    assert queued.stop() == 0
+    assert [one["state"] for one in queued.status()["jobs"]] == ["cancelled"]
+    queued.sound()
+
+
+def test_an_orderly_stop_ends_what_runs_elsewhere_at_a_safe_point_and_the_next_start_goes_on(
+    make_queued: Callable[..., Queued], add: Add
+) -> None:
+    queued = make_queued(seconds=1)
+    add(queued)
+    queued.start()
+    entry = queued.entry_of("merge")
+    queued.wait_for(lambda v: any((stage["fraction"] or 0) > 0.3 for job in v["jobs"] for stage in job["stages"]), 60)
+    assert queued.stop() == 0
+    assert (entry / "ended").read_text() == "0" and (entry / "stop").exists()
+    queued.sound()
+    queued.start()
+    (job,) = queued.wait_ended()
+    assert queued.stop() == 0
+    assert job["state"] == "succeeded"
+    second = read_json(queued.state / "jobs" / job["id"] / "merge.2" / "result.json")
+    assert second["figures"]["resumed_files"] > 0, "the finished shards were kept"
