@@ -318,12 +318,12 @@ class FaultCode(StrEnum):
 
     # Checks of artifacts, and the report
 
-    BAD_RECORD = "bad-record"
-    """What an earlier stage of the validation wrote can't be read."""
     ARTIFACT_MISSING = "artifact-missing"
     """An artifact that was asked for was not made (report only)."""
     ARTIFACT_REJECTED = "artifact-rejected"
     """An artifact was made, failed its check, and is not published (report only)."""
+    BAD_RECORD = "bad-record"
+    """What an earlier stage of the validation wrote can't be read."""
     CROSS_CACHE_SHAPE = "cross-cache-shape"
     """A decoder's cross-attention cache does not have one row a source token."""
     ENGINE = "engine"

@@ -43,7 +43,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 1, needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 1, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
         ),
@@ -66,7 +66,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it."""
     return StageSpec(
-        check_name(variant.name), "handlers.validate.check:run", 1, needs=("reference", variant.name), after=("merged",),
+        check_name(variant.name), "handlers.validate.check:run", 1, checks=variant.name, needs=("reference", variant.name), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
@@ -133,7 +133,7 @@ def plan(chosen: Iterable[str], *, speed: bool = True) -> tuple[StageSpec, ...]:
     """
     asked = tuple(chosen)
     wanted = {"merge", "reference", "merged", "report", *(["speed"] if speed else [])}
-    wanted |= {name for one in asked if (name := check_name(one)) in _table()}
+    wanted |= {spec.name for spec in all_specs() if spec.checks in asked}
     queue = list(asked)
     while queue:
         name = queue.pop()

@@ -52,6 +52,8 @@ class StageSpec:
     """An interrupted attempt's staging folder is handed to the next one, which goes on in it."""
     threads: int = 0
     """Threads that it can use; 0: any number."""
+    checks: str = ""
+    """The variant that it checks."""
     alone: bool = False
     """It measures time: it starts when nothing else of ours runs, and nothing else starts beside it."""
     heavy: bool = True

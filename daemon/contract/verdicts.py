@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from daemon.contract.errors import Fault
 from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Verdict
-from daemon.contract.plan import check_name, effective_variants, find_spec, find_variant
+from daemon.contract.plan import all_specs, effective_variants, find_spec
 
 Status = Literal["succeeded", "partial", "failed"]
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
@@ -86,8 +86,7 @@ def _figure(facts: JobFacts, name: str) -> Any:
 
 def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:
     """The stage that was to check a variant, or the one before it that kept it from running."""
-    known = find_variant(variant)
-    own = "merged" if known and "merged" in known.traits else check_name(variant)
+    own = next((spec.name for spec in all_specs() if spec.checks == variant), "")
     return next((stages[name] for name in ("reference", own) if name in stages and fault_of(stages[name])), stages.get(own))
 
 

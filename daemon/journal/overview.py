@@ -18,6 +18,7 @@ REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
 _SINCE_2 = ", '[]' AS warnings, NULL AS reason, 0 AS untidy"
 _SINCE_3 = ", 0 AS paused"
+_SINCE_4 = ", NULL AS executor_id"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def jobs_named(connection: sqlite3.Connection, wanted: str) -> list[JobView]:
 
 def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
     """All attempts of a job, in the order of their start."""
-    rows = connection.execute("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", (job,))
+    rows = connection.execute(
+        f"SELECT *{_SINCE_4 if _version(connection) < 4 else ''} FROM attempt WHERE job = ? ORDER BY started, number", (job,)
+    )
     return [attempt_of(row) for row in rows]
 
 

@@ -41,7 +41,7 @@ def _format(name: str, known: Catalog) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for spec in declared.variants:
         yield _row(spec)
-    traits = sorted(set.intersection(*(set(spec.traits) for spec in declared.variants)) - {"onnx", "graphs"})
+    traits = sorted(set.intersection(*(set(spec.traits) for spec in declared.variants)) - {"onnx", "graphs", "merged"})
     engines = sorted({spec.limits.engine for spec in declared.variants})
     yield f"\nChecked by the engine {', '.join(engines)}. All have: {', '.join(traits)}.\n"
 

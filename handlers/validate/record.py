@@ -16,6 +16,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.messages import ArtifactCheck, Fallback, StageContext, Verdict
+from daemon.contract.plan import all_specs
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
@@ -86,13 +87,9 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
 
 def was_run(context: StageContext, variant: str) -> bool:
     """Whether the check of a variant could run it."""
-    for stage in (f"check-{variant}", "merged"):
-        path = Path(context.inputs.get(stage, ""), CHECK)
-        if stage in context.inputs and path.is_file():
-            value = json.loads(path.read_bytes())
-            if value["variant"] == variant:
-                return bool(value["run"])
-    return False
+    stage = next((spec.name for spec in all_specs() if spec.checks == variant), "")
+    path = Path(context.inputs.get(stage, ""), CHECK)
+    return stage in context.inputs and path.is_file() and bool(json.loads(path.read_bytes())["run"])
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

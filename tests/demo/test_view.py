@@ -96,7 +96,7 @@ def test_the_live_picture_shows_training_stages_and_verdicts_within_80_columns()
     assert "step 100  loss 4.50 → 3.25" in text
     assert "process 4711" in text and "12 s" in text
     assert text.index("checkpoint-50") < text.index("checkpoint-100")
-    assert "onnx 40%" in text and "✓ merge 3s" in text and "· validate" in text
+    assert "onnx 40%" in text and "✓ merge 3s" in text and "· reference" in text
     assert "deleted by the trainer" in text
     assert "partial  pytorch passed  onnx unverified" in text
 
@@ -104,7 +104,7 @@ def test_the_live_picture_shows_training_stages_and_verdicts_within_80_columns()
 def test_the_stages_of_a_job_fit_into_one_line() -> None:
     stages = [stage(name, "succeeded", seconds=41.0) for name in NAMES[:-1]] + [stage("report", "running")]
     lines = at_80_columns(live([], snapshot(job(50, "running", stages)), 1)).splitlines()
-    assert lines[-1].rstrip() == "  ✓ merge 41s  ✓ pytorch 41s  ✓ onnx 41s  ✓ onnx-int8 41s  ✓ validate 41s  ▸ re…"
+    assert lines[-1].rstrip() == "  ✓ merge 41s  ✓ pytorch 41s  ✓ onnx 41s  ✓ onnx-int8 41s  ✓ reference 41s  ▸ r…"
     quick = [stage(name, "succeeded", seconds=0.1) for name in NAMES[:2]] + stages[2:]
     assert at_80_columns(live([], snapshot(job(50, "running", quick)), 1)).rstrip().endswith("▸ report")
 

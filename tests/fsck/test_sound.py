@@ -59,7 +59,7 @@ def test_a_failed_job_beside_a_good_export_of_another_configuration_is_sound(wor
     world.journal.jobs.start(job, None)
     world.claim(job, "merge")
     world.settle(job, "merge", Outcome.PERMANENT)
-    for stage in ("pytorch", "merged"):
+    for stage in ("pytorch", "reference", "merged"):
         world.journal.stages.end(job, stage, "skipped", None)
     world.claim(job, "report")
     world.settle(job, "report")

@@ -18,7 +18,7 @@ from daemon.journal.journal import Journal
 from daemon.operating.integrity.fsck import Findings, examine
 from daemon.publishing.publication import Part, assemble, link_to, swap_in
 
-WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions())
+WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions(speed_tokens=0))
 STAGES = ("merge", "pytorch", "reference", "merged", "report")
 FAULT = Fault(code="c", operation="o", cause="it broke", remedy="mend it")
 

@@ -212,7 +212,7 @@ def test_a_fault_of_another_version_with_a_code_that_is_gone_is_read_and_shown(o
         raw.execute("UPDATE stage SET state = 'failed', fault = ? WHERE name = 'merge'", (fault.model_dump_json(),))
         raw.commit()
     journal = Journal(old)
-    assert journal.stages("job")["merge"].fault == fault and [one.fault for one in journal.attempts("job")] == [fault]
+    assert journal.stages.of("job")["merge"].fault == fault and [one.fault for one in journal.attempts.of("job")] == [fault]
     journal.close()
     (job,) = find(old.parent, "job", attempts=True)
     assert (job["error"], job["attempts"][0]["error"]) == (fault.sentence(), fault.sentence())

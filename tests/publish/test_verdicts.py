@@ -60,7 +60,7 @@ def test_what_validation_could_not_look_at_is_unverified_with_the_reason() -> No
     (check,) = judge(
         facts(made("pytorch"), StageFacts(name="merged", state="failed", fault=fault("no memory")), variants=("pytorch",))
     )  # fmt: skip
-    assert (check.verdict, check.reasons, check.remedy) == (U, ("validation failed: no memory",), "mend no memory")
+    assert (check.verdict, check.reasons, check.remedy) == (U, ("it could not be checked: no memory",), "mend no memory")
 
 
 def test_a_rejected_artifact_keeps_validations_own_reasons_and_gets_a_remedy() -> None:  # R4.4, R4.5

@@ -142,7 +142,7 @@ def test_unverified_artifacts_are_published_and_called_so(tmp_path: Path) -> Non
     report = report_of(facts.unverified(), tmp_path)
     assert report.status == "partial" and all(artifact.published for artifact in report.artifacts)
     assert [(gap.what, gap.why) for gap in report.not_verified] == [
-        (f"{variant}: everything", "validation failed: no memory") for variant in ("pytorch", "onnx", "onnx-int8")
+        (f"{variant}: everything", "it could not be checked: no memory") for variant in ("pytorch", "onnx", "onnx-int8")
     ]
 
 

@@ -68,7 +68,7 @@ def test_one_failed_format_leaves_the_verdicts_of_the_others_alone() -> None:
 def test_what_validation_could_not_look_at_is_unverified_with_validations_reason() -> None:
     for check in judge(facts.unverified()):
         assert check.verdict is U
-        assert check.reasons == ("validation failed: no memory",)
+        assert check.reasons == ("it could not be checked: no memory",)
         assert check.remedy == "free memory and retry"
 
 

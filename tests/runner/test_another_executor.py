@@ -22,7 +22,7 @@ from tests.runner.queue_executor import QueueExecutor
 from tests.service import making
 
 Add = Callable[..., Path]
-ALL_STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "validate", "report")
+ALL_STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "report")
 
 
 class Queued(Toy):

@@ -129,12 +129,22 @@ def _told(job: dict[str, Any]) -> Text:
 
 
 def _stages(job: dict[str, Any]) -> Text:
-    parts = []
+    """The stages with their marks and times; the checks of the artifacts are counted together."""
+    parts, checks = [], [stage for stage in job["stages"] if (spec := find_spec(stage["name"])) and spec.checks]
     for stage in job["stages"]:
-        seconds = stage["seconds"] or 0.0
-        took = f" {seconds:.0f}s" if stage["state"] == "succeeded" and seconds >= 0.5 else ""
-        parts.append(Text(f"{MARKS.get(stage['state'], '·')} {stage['name']}{took}", style=STYLES.get(stage["state"], "dim")))
-    return Text("  ", no_wrap=True, overflow="ellipsis").append_text(Text("  ").join(parts))
+        if stage not in checks:
+            parts.append(_stage(stage["name"], stage["state"], stage["seconds"] or 0.0))
+        elif stage is checks[-1]:
+            states = [one["state"] for one in checks]
+            ended = sum(state in ("succeeded", "failed", "skipped") for state in states)
+            state = next((one for one in ("failed", "running", "waiting", "skipped") if one in states), "succeeded")
+            parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(one["seconds"] or 0.0 for one in checks)))
+    return Text("  ").join(parts)
+
+
+def _stage(name: str, state: str, seconds: float) -> Text:
+    took = f" {seconds:.0f}s" if state == "succeeded" and seconds >= 0.5 else ""
+    return Text(f"{MARKS.get(state, '·')} {name}{took}", style=STYLES.get(state, "dim"))
 
 
 def live(trainings: list[Training], snapshot: dict[str, Any], seconds: float) -> RenderableType:
