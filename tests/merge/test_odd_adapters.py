@@ -16,6 +16,7 @@ from handlers.merge.adapters.adapter import read_adapter
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import Names
 from handlers.merge.plan.fused_experts import expert_outputs
+from handlers.models.folder import ModelFolder
 from tests import models
 from tests.merge import helpers, zoo
 
@@ -29,7 +30,7 @@ def base32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def merge(adapter: Path, base: Path, output: Path, **options: Any) -> Any:
     output.mkdir()
-    return merge_adapter(adapter, base, output, **options)
+    return merge_adapter(adapter, base, output, *helpers.settings(**options))
 
 
 def config(folder: Path) -> Any:
@@ -301,5 +302,5 @@ def test_the_search_for_fused_experts_goes_through_the_modules_once_however_many
     adapter = read_adapter(helpers.make_adapter(base32, tmp_path / "adapter"))
     keys = Keys({(f"layers.{number}.up_proj", 0): Factors(f"layers.{number}.up_proj") for number in range(500)})
     keys.factors = counted = Counted(keys.factors)
-    assert expert_outputs(adapter, keys, Names({}), base32, lambda *_: pytest.fail("there are none")) == []
+    assert expert_outputs(adapter, keys, Names({}), ModelFolder(base32), lambda *_: pytest.fail("there are none")) == []
     assert counted.seen <= 500
