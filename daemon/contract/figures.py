@@ -22,8 +22,8 @@ class MergeFigures(BaseModel):
     """Elements of all tensors of the output."""
     base_dtype: str
     """Dtype of most of the base's bytes, as torch names it."""
-    output_dtype: str
-    """Dtype of most of the output's bytes, as torch names it."""
+    output_dtype: str = ""
+    """Dtype of most of the output's bytes, as torch names it; "" where an older version did not write it."""
     base_digest: str | None = None
     """SHA-256 of the base, in hex; null when it was not computed."""
     method: str

@@ -37,7 +37,7 @@ def take_over(checkpoint: Path, output: Path, options: MergeOptions, execution: 
     """Bring configuration and weights of the full fine-tune in `checkpoint` into the existing folder `output`, and remove all else from it.
 
     `options` and `execution` mean what they mean for `merge_adapter`; a call with the same ones after an interruption always resumes, and
-    keeps the weight files that were streamed to their end.
+    keeps the weight files that were completed.
 
     Raises Permanent for damaged weights and for values that the dtype can't hold; Retryable when the checkpoint changes meanwhile;
     OSError as it comes.

@@ -154,21 +154,21 @@ def _untie(model: Any) -> None:
 
     The live adapter adds its delta to one of them, or to each of them once; merged into the shared weight it would change both, or twice.
     """
-    ends = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
-    bases = [getattr(layer, "base_layer", layer) for layer in ends]
-    adapted = any(hasattr(layer, "base_layer") for layer in ends)
+    layers = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
+    bases = [getattr(layer, "base_layer", layer) for layer in layers]
+    adapted = any(hasattr(layer, "base_layer") for layer in layers)
     weights = [getattr(layer, "weight", None) for layer in bases]
-    if len(ends) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
+    if len(layers) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
         import torch
 
         plain = [(name, module) for name, module in model.named_modules() if not hasattr(module, "base_layer")]
         sharing = [name.removesuffix(".base_layer") for name, module in plain if getattr(module, "weight", None) is weights[0]]
         if len(sharing) > 2 or model.config.model_type in (*SCALED, *SCALED_BY_KEY):
-            # Parting the head alone would leave the others changed, and some models scale what a tied head gets.
+            # Untying the head alone would leave the others changed, and some models scale the input of a tied head.
             raise Permanent(
                 "adapter-not-mergeable",
                 OPERATION,
-                f"the adapter changes one end of the weight that {', '.join(sharing)} share, and PEFT's merge would change them all",
+                f"the adapter changes one of {', '.join(sharing)}, which share a weight, and PEFT's merge would change them all",
                 "serve it with PEFT beside its base instead, or train without the embeddings and the head among the target modules",
             )
         bases[1].weight = torch.nn.Parameter(weights[1].detach().clone(), requires_grad=False)
@@ -180,11 +180,11 @@ def _ties(model: Any) -> bool:
 
 
 def _tie_edits(model: Any, done: PeftMerge) -> None:
-    """Set tie_word_embeddings of a tied model to false when the two ends no longer hold the same values."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    if None in ends:
+    """Set tie_word_embeddings of a tied model to false when embedding and head no longer hold the same values."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    if None in layers:
         return
-    first, second = (end.weight for end in ends)
+    first, second = (layer.weight for layer in layers)
     same = first is second or first.data_ptr() == second.data_ptr()
     if same or (first.shape == second.shape and bool((first == second).all())):
         return
@@ -195,7 +195,7 @@ def _tie_edits(model: Any, done: PeftMerge) -> None:
 
 
 def _forget_packing(model: Any) -> None:
-    """Drop the load-time conversions of packed weights, which a dequantized model can't be saved through."""
+    """Drop the load-time conversions of packed weights, through which a dequantized model can't be saved."""
     conversions = getattr(model, "_weight_conversions", None)
     if not conversions:
         return

@@ -34,7 +34,7 @@ class TokenizerCopy:
     source: str | None
     """"checkpoint", "base", or None when neither has a vocabulary."""
     chat_template: bool
-    files: tuple[str, ...]
+    """Whether the target has one, as a file or in tokenizer_config.json."""
 
 
 def read_json(path: Path, operation: str) -> Any:
@@ -58,9 +58,9 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def edited(config: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with `edits` at the level where each key stands; a value of None removes the key.
+    """`config` with `edits` applied at the level where each key is; a value of None removes the key.
 
-    A key that stands nowhere is added at the top level, and in `text_config` too where there is one.
+    A key that is at neither level is added at the top level, and in `text_config` too if there is one.
     """
     result: dict[str, Any] = dict(config)
     nested = dict(result["text_config"]) if isinstance(result.get("text_config"), dict) else None
@@ -113,4 +113,4 @@ def copy_tokenizer(checkpoint: Path, base: Path | None, target: Path) -> Tokeniz
     for path in chosen.values():
         _copy(path, target)
     source = "checkpoint" if whole else "base" if _present(base, VOCABULARIES) else None
-    return TokenizerCopy(source, bool(_present(target, TEMPLATES)) or _template_inside(target), tuple(sorted(chosen)))
+    return TokenizerCopy(source, bool(_present(target, TEMPLATES)) or _template_inside(target))

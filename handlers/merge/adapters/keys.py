@@ -1,7 +1,7 @@
 """Parsing the keys of an adapter's weights: which parameter of the base each key belongs to, and in what role.
 
 Called by `handlers.merge.plan.matcher`. Names that training wrappers leave in the path are removed, and the key formats of older PEFT
-releases are understood. Only names are looked at; no tensor is read.
+releases are understood. Only names are used; no tensor is read.
 """
 
 from __future__ import annotations

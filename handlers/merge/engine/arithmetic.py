@@ -122,7 +122,7 @@ class PreparedExperts(Prepared):
         """As Prepared says."""
         operation, done = self._operation, 0
         columns = (self._b.shape[0] if operation.transposed else self._a.shape[-1]) or 1
-        # Whole experts may come as rows: then each is taken as the matrix that it is.
+        # Rows of the stacked tensor may be whole experts: each is then treated as a matrix.
         first *= weights.shape[1] // columns
         weights, out = weights.view(-1, columns), out.view(-1, columns)
         while done < weights.shape[0]:

@@ -100,7 +100,7 @@ def wrong(problems: Sequence[str], output: Path) -> Permanent:
         "merge-not-exact",
         "check the merged weights",
         f"{problems[0]}{more}",
-        "look at the disk and the memory of this machine, then merge again; if it comes again, report it with the adapter's configuration",
+        "check the disk and the memory of this machine, then merge again; if it happens again, report it with the adapter's configuration",
         path=output,
     )
 

@@ -91,7 +91,7 @@ def _assign(adapter: Adapter, model: ModelFolder, module: str, levels: list[Fact
     found = structure(model)
     order = [name.rpartition(".")[2] for name in (found.shapes if found else ()) if name.rpartition(".")[0] == module]
     if len(places) != len(levels) or not all(place.parameter in order for place in places):
-        raise NeedsPeft(f"the parameters of {module} can't be told apart by their shapes")
+        raise NeedsPeft(f"the parameters of {module} can't be distinguished by their shapes")
     inner_first = sorted(places, key=lambda place: order.index(place.parameter))
     return {factors.nested: place for factors, place in zip(sorted(levels, key=lambda one: -one.nested), inner_first, strict=True)}
 
@@ -104,7 +104,7 @@ def _transposed(adapter: Adapter, model: ModelFolder, module: str, factors: Fact
         return False
     found = structure(model)
     if found is None:
-        raise NeedsPeft(f"the orientation of the square experts of {module} can't be told")
+        raise NeedsPeft(f"the orientation of the square experts of {module} can't be determined")
     return module in found.transposed
 
 

@@ -62,7 +62,7 @@ def _square(adapter: Adapter, model: ModelFolder, modules: list[str], others: se
         return dict.fromkeys(modules, flag)
     found = structure(model)
     if found is None or not found.modules.issuperset(modules):
-        raise NeedsPeft("the orientation of square weights can't be told from the adapter's configuration")
+        raise NeedsPeft("the orientation of square weights can't be determined from the adapter's configuration")
     return {module: module in found.transposed for module in modules}
 
 

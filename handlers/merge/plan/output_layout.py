@@ -97,7 +97,7 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole output."""
+    """All files of the output."""
 
     files: tuple[FilePlan, ...]
     index: bytes | None
@@ -155,7 +155,7 @@ def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outpu
     if in_place and same == {one: (info.dtype, info.shape) for one, info in before.items()}:
         ordered = sorted(outputs, key=lambda output: (before[output.name].start, before[output.name].end))
         return FilePlan(name, tuple(ordered), tuple(before[o.name].start for o in ordered), path.stat().st_size, None)
-    # The widest dtypes first, so that every tensor lies at a multiple of its element.
+    # The widest dtypes first, so that every tensor begins at a multiple of its element size.
     ordered = sorted(outputs, key=lambda output: (-_width(output), output.dtype, output.name))
     header = build_header(ordered, _metadata(path) if path.is_file() else {"format": "pt"})
     starts, at = [], len(header)

@@ -125,7 +125,7 @@ def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Gr
         raise Permanent(
             "adapter-not-mergeable",
             OPERATION,
-            f"the adapter changes one end of a tied weight, and a {kind} model without ties computes otherwise",
+            f"the adapter changes one of the modules that share a weight, and a {kind} model that is not tied computes something else",
             "serve it with PEFT beside its base instead",
             path=adapter.folder,
         )
@@ -134,11 +134,12 @@ def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Gr
     for group in groups:
         missing = [name for name in group.members if name not in group.stored]
         if untied is None or (missing and (names.drop or names.add)):
-            raise NeedsPeft(f"{group.members[0].rpartition('.')[0]} shares its weight, and how to part it is not known")
+            raise NeedsPeft(f"{group.members[0].rpartition('.')[0]} shares its weight, and how to untie it is not known")
         remaining = {untied.group(name) for name in group.members}
         for members in sorted(remaining):
             if len({signature(adapter, group.changes.get(name)) for name in members}) > 1:
-                raise NeedsPeft(f"{' and '.join(name.rpartition('.')[0] for name in members)} are one weight, of which one end changes")
+                modules = " and ".join(name.rpartition(".")[0] for name in members)
+                raise NeedsPeft(f"{modules} share a weight that can't be untied, and the adapter changes one of them")
             kept = [name for name in members if name in group.stored] or [members[0]]
             written.extend(group.written(names, name) for name in kept)
     changed = next(group for group in groups if not group.same)

@@ -1,8 +1,8 @@
 """Sources of tensors that the base stores packed: bitsandbytes' 4 and 8 bits, and scaled fp8.
 
-Called by `handlers.merge.weights.quantized_base`, which tells which tensor is packed how. Values come block by block and equal those of the
-library that packed them, bit by bit: bitsandbytes' own functions unpack its formats. What they need to know of a tensor beside its
-packed values is small; it is read at the first block and dropped after the last one.
+Called by `handlers.merge.weights.quantized_base`, which finds out how each tensor is packed. Values are computed block by block and equal,
+bit by bit, those of the library that packed them: bitsandbytes' own functions unpack its formats. The scales and tables that belong to a
+tensor are small; they are read at its first block and dropped after the last one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Packing:
 
 
 def _packing(model: ModelFolder, name: str, state: str) -> Packing:
-    """The note in the tensor `state` about the packed tensor `name`; Permanent when it makes no sense."""
+    """What the tensor `state` says about the packed tensor `name`; Permanent when it contradicts the tensor."""
     path = model.path_of(model.headers[state])
     if model.headers[state].size > 1 << 16:
         raise damaged(path, f"{state} is far too large for what it should hold")
@@ -93,15 +93,15 @@ def _packing(model: ModelFolder, name: str, state: str) -> Packing:
 class FourBitSource:
     """A tensor that bitsandbytes packed into nf4 or fp4, with or without double quantization."""
 
-    def __init__(self, model: ModelFolder, name: str, state: str, dtype: torch.dtype | None = None) -> None:
-        """`state` is the name of the tensor with bitsandbytes' note; `dtype` the one to write, by default the one that was packed."""
+    def __init__(self, model: ModelFolder, name: str, state: str, dtype: torch.dtype) -> None:
+        """`state` is the name of the tensor with bitsandbytes' note; `dtype` the one to write."""
         self._model, self._packing = model, _packing(model, name, state)
         self._reader = reader(model, name, torch.uint8)
         self._absmax: torch.Tensor | None = None
-        self.name, self.shape, self.dtype = name, self._packing.shape, dtype or self._packing.dtype
+        self.name, self.shape, self.dtype = name, self._packing.shape, dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; reads whole quantization blocks and drops what was not asked for."""
+        """As Source says; reads whole quantization blocks and drops the values outside of the rows."""
         from bitsandbytes import functional
 
         packing, width, total = self._packing, row_elements(self.shape), math.prod(self.shape)
@@ -226,7 +226,7 @@ class ScaledFp8Source:
 
 
 class TransposedSource:
-    """A matrix whose rows are another source's columns; the whole of it lies in memory while it is read."""
+    """A matrix whose rows are another source's columns; all of it is in memory while it is read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -21,13 +21,13 @@ OPERATION = "quantize the base as the training did"
 BLOCK = 64
 """Values that share a scale; the only size that transformers uses."""
 CHUNK = 1 << 20
-"""Elements of a block when a whole tensor is gone through."""
+"""Elements read at once when the scales of a whole tensor are computed."""
 
 
 class RoundTripSource:
     """Another source's values after nf4 quantization and dequantization."""
 
-    def __init__(self, source: Source, *, double: bool = False) -> None:
+    def __init__(self, source: Source, *, double: bool) -> None:
         """`double`: the scales are quantized too, as with bnb_4bit_use_double_quant."""
         self._source, self._double = source, double
         self._absmax: torch.Tensor | None = None
@@ -39,7 +39,7 @@ class RoundTripSource:
         self._width, self._step = width, BLOCK // math.gcd(width, BLOCK)
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; with `double` the first block goes through the whole tensor once for its scales."""
+        """As Source says; with `double` the first block reads the whole tensor once, for its scales."""
         from bitsandbytes import functional
 
         low, values = self._aligned(first, count)

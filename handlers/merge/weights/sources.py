@@ -98,7 +98,7 @@ _scratch = _Scratch()
 
 
 class StoredSource:
-    """A tensor of a safetensors file as it lies there."""
+    """A tensor of a safetensors file, as it is stored."""
 
     def __init__(self, name: str, path: Path, info: TensorInfo) -> None:
         self._reader = TensorReader(path, info)
