@@ -274,7 +274,7 @@ def test_values_of_a_saved_module_that_are_not_finite_are_the_adapter_s_fault(pi
         merge_adapter(adapter, pico_base, tmp_path / "out")
 
 
-def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_ends_share(tmp_path: Path) -> None:
+def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_modules_share(tmp_path: Path) -> None:
     from peft import LoHaConfig, get_peft_model
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -282,7 +282,7 @@ def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_end
     model = T5ForConditionalGeneration(T5Config(**sizes))
     model.save_pretrained(tmp_path / "base")
     get_peft_model(model, LoHaConfig(r=2, target_modules=["lm_head"], init_weights=False)).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(Permanent, match="lm_head share, and PEFT's merge would change them all"):
+    with pytest.raises(Permanent, match="lm_head, which share a weight, and PEFT's merge would change them all"):
         merge(tmp_path / "adapter", tmp_path / "base", tmp_path / "out")
 
 
