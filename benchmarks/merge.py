@@ -78,22 +78,22 @@ def make(folder: Path, size: str) -> None:
     tuned.peft_config["default"].save_pretrained(folder / "adapter")
 
 
-def ours(adapter: Path, base: Path, output: Path, threads: int, verify: str = "sample") -> None:
+def ours(adapter: Path, base: Path, output: Path, threads: int, check: bool = True) -> None:
     """Our merge; leaves the seconds of the merge alone beside the output."""
     import torch  # noqa: F401 - so that merge_seconds, here as with PEFT, leaves the import out
 
-    from handlers.merge import merge_adapter
+    from handlers.merge import Execution, merge_adapter
 
     output.mkdir()
     started = time.perf_counter()
-    report = merge_adapter(adapter, base, output, threads=threads, verify=verify)
+    report = merge_adapter(adapter, base, output, execution=Execution(threads, check=check))
     output.with_suffix(".seconds").write_text(str(time.perf_counter() - started))
     assert report.strategy == "streaming"
 
 
 def engine(adapter: Path, base: Path, output: Path, threads: int) -> None:
     """Our merge without its check."""
-    ours(adapter, base, output, threads, "none")
+    ours(adapter, base, output, threads, check=False)
 
 
 def peft(adapter: Path, base: Path, output: Path, threads: int) -> None:

@@ -66,7 +66,8 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it."""
     return StageSpec(
-        check_name(variant.name), "handlers.validate.check:run", 1, checks=variant.name, needs=("reference", variant.name), after=("merged",),
+        check_name(variant.name), "handlers.validate.check:run", 1, checks=variant.name,
+        needs=("reference", variant.name), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),

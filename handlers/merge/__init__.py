@@ -1,8 +1,10 @@
-"""The merge: an adapter's deltas fused into its base's weights.
+"""The merge: an adapter's deltas added to its base's weights.
 
-`merge_adapter` is the face of this package for use as a library; `handlers.merge.stage` is what the daemon runs.
+`merge_adapter` is the entry for use as a library; `handlers.merge.stage` is what the daemon runs.
 """
 
+from daemon.contract.options import MergeOptions
 from handlers.merge.api import MergeReport, merge_adapter
+from handlers.merge.engine.execute import Execution
 
-__all__ = ["MergeReport", "merge_adapter"]
+__all__ = ["Execution", "MergeOptions", "MergeReport", "merge_adapter"]

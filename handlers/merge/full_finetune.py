@@ -1,11 +1,10 @@
-"""A full fine-tune has no adapter: its weights are placed as they are, or streamed into the dtype and the files that are asked for.
+"""A full fine-tune has no adapter: its weights are placed as they are, or streamed into another dtype or other files.
 
-Called by the merge stage. Only weights and their index are taken, so that what else a training leaves (optimizer, random states,
-arguments) stays behind. What is asked for and there already is not done: such weights are placed too. The pin's files are never
-rewritten; a file that shares its inode with another name (the trainer's own, perhaps) is copied, since somebody may rewrite it in
-place. `.bin` weights are turned into safetensors first, one file's tensors at a time, inside the output folder where they have to be
-streamed after that. Streaming takes the memory of a merge that streams, and goes on at the file like one; the conversion of `.bin`
-weights begins again.
+Called by the merge stage. Only weights and their index are taken; what else a training leaves (optimizer, random states, arguments) stays
+behind. Weights that already are as the options ask are placed too. The pin's files are never rewritten; a file of which another hard link
+exists (perhaps the trainer's own) is copied, since somebody may rewrite it in place. `.bin` weights are converted to safetensors first, one
+file at a time, inside the output folder where they have to be streamed afterwards. Streaming needs the memory of a streaming merge and is
+resumed file by file like one; the conversion of `.bin` weights starts again.
 """
 
 from __future__ import annotations
@@ -21,104 +20,91 @@ from typing import Any
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import clone, place, remove_tree
-from handlers.merge.api import MergeReport, report_of
-from handlers.merge.engine.execute import Done, Meter, Origin, Progress, check_written, set_threads, stream
-from handlers.merge.engine.resume_ledger import States, file_state, sweep
+from daemon.contract.options import MergeOptions
+from handlers.merge.api import MergeReport, Method, report_of
+from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_written, set_threads, stream
+from handlers.merge.engine.resume_ledger import clear, file_states
 from handlers.merge.plan.output_layout import plan
-from handlers.merge.plan.prepare import match_none, rewrite
+from handlers.merge.plan.prepare import apply_format, match_none
 from handlers.merge.weights.base_digest import base_digest
-from handlers.models.files import (
-    INDEX,
-    SINGLE,
-    TensorInfo,
-    copy_config,
-    main_dtype,
-    read_json,
-    setting,
-    stored_bytes,
-    tensors,
-    weight_files,
-)
+from handlers.models.folder import INDEX, SINGLE, ModelFolder, copy_config
 
 CONVERTED = ".converted"
-"""Folder in the output where `.bin` weights lie as safetensors until they have been streamed."""
+"""Folder in the output for the converted model, until its weights have been streamed."""
 PICKLED = "the checkpoint's pickled .bin weights were converted to safetensors"
 
 
-def take_over(
-    checkpoint: Path, output: Path, *, threads: int = 1, cache: Path | None = None, progress: Progress | None = None,
-    dtype: str = "base", shard_bytes: int = 0, verify: str = "sample",
-) -> MergeReport:  # fmt: skip
-    """Bring the full fine-tune in `checkpoint` into the existing folder `output`: configuration and weights; whatever else is there goes.
+def take_over(checkpoint: Path, output: Path, options: MergeOptions, execution: Execution) -> MergeReport:
+    """Bring configuration and weights of the full fine-tune in `checkpoint` into the existing folder `output`, and remove all else from it.
 
-    The options are those of `merge_adapter`. Called again with the same ones after an interruption, it keeps the weight files that
-    were streamed to their end.
+    `options` and `execution` mean what they mean for `merge_adapter`; a call with the same ones after an interruption always resumes, and
+    keeps the weight files that were completed.
 
     Raises Permanent for damaged weights and for values that the dtype can't hold; Retryable when the checkpoint changes meanwhile;
     OSError as it comes.
     """
     started = time.monotonic()
-    tell: Progress = progress or (lambda fraction, message: None)
-    config = read_json(checkpoint / "config.json", "read the checkpoint's configuration")
-    files = weight_files(checkpoint)
-    if dtype == "base" and not shard_bytes:
-        sweep(output)
-        place_weights(checkpoint, config, output)
-        done, stored = Done("passthrough"), tensors(output)
-        copy_config(checkpoint, output)
+    model = ModelFolder.opened(checkpoint, "checkpoint")
+    if options.dtype == "base" and not options.max_shard_size:
+        clear(output)
+        place_weights(model, output)
+        copy_config(model, output)
+        result, safetensors = MergeResult("passthrough"), None
     else:
-        set_threads(threads)
-        done, stored = _rewrite(checkpoint, config, output, tell, dtype, shard_bytes, verify)
-    if files.kind == "bin":
-        done = replace(done, warnings=(PICKLED, *done.warnings))
-    digest = base_digest(checkpoint, cache, Meter(0, tell).beat("reading the checkpoint for its digest")) if cache else None
-    if done.ledger is not None:
-        done.ledger.remove()
-    before = (stored_bytes(stored.values()), main_dtype(stored.values()))
-    return report_of(done, output, before, started, method="full", ranks=(), scales=(), base_digest=digest)
+        set_threads(execution.threads)
+        result, safetensors = _rewrite(model, output, options, execution)
+    if model.pickled:
+        result = replace(result, warnings=(PICKLED, *result.warnings))
+    meter = Meter(0, execution.report)
+    digest = base_digest(model, execution.cache, meter.keep_alive("reading the checkpoint for its digest")) if execution.cache else None
+    if result.ledger is not None:
+        result.ledger.remove()
+    written = ModelFolder(output, "merged model")
+    return report_of(result, safetensors or written, written, Method("full"), started=started, base_digest=digest)
 
 
-def _rewrite(
-    checkpoint: Path, config: dict[str, Any], output: Path, tell: Progress, dtype: str, shard_bytes: int, verify: str
-) -> tuple[Done, dict[str, TensorInfo]]:
-    """The weights in another dtype or in other files, if those that are there are not so already; with what was there."""
-    states: States = {name: file_state(checkpoint / name) for name in weight_files(checkpoint).names}
-    model = _as_safetensors(checkpoint, config, output)
-    stored, files = tensors(model), weight_files(model)
-    matched = match_none(model, stored, config, dtype)
-    rewrite(matched, model, config, dtype, shard_bytes)
-    planned = plan(model, files, stored, matched.outputs)
-    if planned.changes(files):
-        meter = Meter(sum(file.size for file in planned.files), tell)
-        origin = Origin(model, "checkpoint", "rewrite the weights", states, checkpoint)
-        done = stream([], matched, planned, origin, output, meter, "writing", spared=(CONVERTED,))
+def _rewrite(checkpoint: ModelFolder, output: Path, options: MergeOptions, execution: Execution) -> tuple[MergeResult, ModelFolder]:
+    """The weights in another dtype or in other files, unless they are so already; and the safetensors model from which they were taken."""
+    original = Original(checkpoint, file_states(checkpoint))
+    model = _as_safetensors(checkpoint, output)
+    matched = match_none(model, options.dtype)
+    apply_format(matched, model, options)
+    planned = plan(model, matched.outputs)
+    if planned.changes(model):
+        meter = Meter(sum(file.size for file in planned.files), execution.report)
+        task = MergeTask(original, model, (), matched, planned, output, keep=(CONVERTED,))
+        result = stream(task, meter)
         copy_config(checkpoint, output, matched.edits)
-        check_written([], matched, model, output, meter, verify)
+        if execution.check:
+            check_written(task, ModelFolder(output), meter, options.verify)
     else:
-        sweep(output, keep=(CONVERTED,))
-        place_weights(model, config, output)
+        clear(output, keep=(CONVERTED,))
+        place_weights(model, output)
         copy_config(checkpoint, output, matched.edits)
-        done = Done("passthrough", warnings=tuple(matched.warnings))
+        result = MergeResult("passthrough", warnings=tuple(matched.warnings))
     remove_tree(output / CONVERTED)
-    return done, stored
+    return result, model
 
 
-def _as_safetensors(checkpoint: Path, config: dict[str, Any], output: Path) -> Path:
-    """The folder that holds the checkpoint's weights as safetensors: its own, or one in `output` that they are converted into."""
-    if weight_files(checkpoint).kind == "safetensors":
+def _as_safetensors(checkpoint: ModelFolder, output: Path) -> ModelFolder:
+    """The checkpoint, or one in `output` that is converted from it."""
+    if not checkpoint.pickled:
         return checkpoint
     converted = output / CONVERTED
     remove_tree(converted)
     converted.mkdir()
-    place_weights(checkpoint, config, converted)
-    return converted
+    copy_config(checkpoint, converted)
+    place_weights(checkpoint, converted)
+    model = ModelFolder(converted, checkpoint.noun)
+    model.check()  # so that the headers are known when the folder has been removed
+    return model
 
 
 OPERATION = "convert the weights to safetensors"
 
 
-def _bring(source: Path, target: Path) -> None:
-    """`target` with the contents of `source`: a hard link only where nobody else holds the inode."""
+def _place_or_copy(source: Path, target: Path) -> None:
+    """Bring the contents of `source` to `target`: by a hard link only where no other link to the file exists."""
     real = source.resolve()
     if real.stat().st_nlink == 1:
         place(real, target)
@@ -126,19 +112,17 @@ def _bring(source: Path, target: Path) -> None:
         shutil.copyfile(real, target)
 
 
-def place_weights(source: Path, config: dict[str, Any], output: Path) -> bool:
-    """Bring the weights of the model in `source` into `output`; True when they had to be converted from `.bin`.
+def place_weights(model: ModelFolder, output: Path) -> None:
+    """Bring the model's weights into `output`, converted to safetensors if they are `.bin` files.
 
     Permanent when they are cut short, don't fit their index, or hold more than tensors.
     """
-    files = weight_files(source)
-    if files.kind == "bin":
-        _convert(source, files.names, config, output)
-        return True
-    tensors(source)
-    for name in [*files.names, *([files.index] if files.index else [])]:
-        _bring(source / name, output / name)
-    return False
+    if model.pickled:
+        _convert(model, output)
+        return
+    model.check()
+    for name in model.weight_names:
+        _place_or_copy(model.path / name, output / name)
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
@@ -182,27 +166,21 @@ def _unshared(table: dict[str, Any], tied: bool) -> dict[str, Any]:
     return result
 
 
-def _convert(source: Path, names: tuple[str, ...], config: dict[str, Any], output: Path) -> None:
+def _convert(model: ModelFolder, output: Path) -> None:
     from safetensors.torch import save_file
 
-    # Where config.json does not say it the model's class decides; a head too many does no harm, one too few does.
-    tied = setting(config, "tie_word_embeddings") is True
-    mapping: dict[str, str] = {}
+    # Where config.json does not say it the model's class decides; a head too many does no harm, a missing one does.
+    tied = model.setting("tie_word_embeddings") is True
+    names, mapping, size = model.files.names, dict[str, str](), 0
     for name in names:
         target = SINGLE if len(names) == 1 else name.replace("pytorch_model", "model", 1).removesuffix(".bin") + ".safetensors"
-        table = _unshared(_unpickle(source / name), tied)
+        table = _unshared(_unpickle(model.path / name), tied)
         if twice := sorted(table.keys() & mapping.keys()):
             cause = f"{twice[0]} is in two files"
-            raise Permanent(FaultCode.BAD_INDEX, OPERATION, cause, "restore the model's files", path=source / name)
+            raise Permanent(FaultCode.BAD_INDEX, OPERATION, cause, "restore the model's files", path=model.path / name)
         save_file(table, output / target, metadata={"format": "pt"})
         mapping.update(dict.fromkeys(table, target))
+        size += sum(value.numel() * value.element_size() for value in table.values())
     if len(names) > 1:
-        size = sum(info.size for name in set(mapping.values()) for info in _headers(output / name))
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(mapping.items()))}
         (output / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _headers(path: Path) -> list[Any]:
-    from handlers.models.files import read_header
-
-    return list(read_header(path).values())

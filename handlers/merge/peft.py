@@ -1,8 +1,8 @@
-"""The merge by PEFT itself, for everything that streaming does not know: the whole model is loaded.
+"""The merge by PEFT itself, for everything that streaming does not support: the whole model is loaded.
 
-Called by `handlers.merge.api`. What PEFT leaves undone is done here: every adapter key must have been loaded,
-a tied head is untied where the live adapter treats the two ends differently, a resized vocabulary is resized before loading, and
-config.json gets exactly the keys that the merge changed.
+Called by `handlers.merge.api`. It adds what PEFT does not do: every adapter key must have been loaded, a tied head is untied where the live
+adapter changes head and embedding differently, the vocabulary is resized before loading, and config.json gets exactly the keys that the
+merge changed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
 from handlers.merge.weights.model_structure import model_class
-from handlers.models.files import DTYPES, TensorInfo, main_dtype, setting, tensors, weight_files
+from handlers.models.folder import ModelFolder
 
 PREFIX = "base_model.model."
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight", "lm_head.weight")
@@ -34,18 +35,13 @@ class PeftMerge:
     warnings: list[str] = field(default_factory=list)
 
 
-def memory_estimate(base: Path) -> int:
-    """Bytes of memory that loading and merging takes: the weights once (a quantized base four times), plus the libraries."""
-    stored = sum((base / name).stat().st_size for name in weight_files(base).names)
-    config = (base / "config.json").read_text() if (base / "config.json").is_file() else ""
-    return int(stored * (4.4 if "quantization_config" in config else 1.15)) + (700 << 20)
-
-
-def check_memory(base: Path) -> None:
-    """Retryable when the box has less memory available than the estimate."""
+def _check_memory(base: ModelFolder) -> None:
+    """Retryable when the box has less memory available than loading and merging takes."""
     import psutil
 
-    wanted, free = memory_estimate(base), psutil.virtual_memory().available
+    # The weights once (of a quantized base four times), plus the libraries.
+    wanted = int(base.file_bytes * (4.4 if base.setting("quantization_config") else 1.15)) + (700 << 20)
+    free = psutil.virtual_memory().available
     if free < wanted:
         raise Retryable.after(
             300,
@@ -53,19 +49,18 @@ def check_memory(base: Path) -> None:
             OPERATION,
             f"this adapter needs the whole model in memory, about {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available",
             "wait for memory, or merge on a larger box; a plain LoRA on linear layers needs far less",
-            path=base,
+            path=base.path,
         )
 
 
-def _stored_dtype(base: Path, done: PeftMerge) -> Any:
-    """Dtype to load with: the one that holds most of the base's bytes, or "auto" where headers can't tell."""
+def _stored_dtype(base: ModelFolder, done: PeftMerge) -> Any:
+    """Dtype to load with: that of most of the base's bytes, or "auto" where headers don't say it."""
     import torch
 
-    if weight_files(base).kind != "safetensors":
+    if base.pickled:
         return "auto"
-    infos: list[TensorInfo] = list(tensors(base).values())
-    floats = {DTYPES[info.dtype][0] for info in infos if info.dtype in ("F64", "F32", "F16", "BF16")}
-    name = main_dtype(infos)
+    floats = {DTYPES[info.dtype][0] for info in base.headers.values() if info.dtype in ("F64", "F32", "F16", "BF16")}
+    name = base.main_dtype
     if name not in floats:
         return "auto"
     if len(floats) > 1:
@@ -73,23 +68,23 @@ def _stored_dtype(base: Path, done: PeftMerge) -> Any:
     return getattr(torch, name)
 
 
-def _load_base(base: Path, config: dict[str, Any], done: PeftMerge) -> Any:
+def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
     cls = model_class(base)
-    quantized = setting(config, "quantization_config")
+    quantized = base.setting("quantization_config")
     try:
-        model = cls.from_pretrained(base, dtype="auto" if quantized else _stored_dtype(base, done), local_files_only=True)
+        model = cls.from_pretrained(base.path, dtype="auto" if quantized else _stored_dtype(base, done), local_files_only=True)
         if quantized:
             model = model.dequantize()
             done.edits["quantization_config"] = None
             name = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
-            done.edits["dtype" if "dtype" in config else "torch_dtype"] = name
+            done.edits["dtype" if "dtype" in base.config else "torch_dtype"] = name
             done.warnings.append(f"the base is stored quantized; its weights were dequantized to {name} before the merge")
     except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise Permanent(
-            FaultCode.BASE_NOT_LOADABLE, "load the base model", cause, "check that the base loads with transformers", path=base
+            FaultCode.BASE_NOT_LOADABLE, "load the base model", cause, "check that the base loads with transformers", path=base.path
         ) from error
     return model.eval()
 
@@ -156,25 +151,25 @@ def _merged(wrapped: Any, adapter: Adapter) -> Any:
 
 
 def _untie(model: Any) -> None:
-    """Give the head a weight of its own when LoRA acts on one end of a tied pair.
+    """Give the head a weight of its own when LoRA changes the embedding or the head of a tied pair.
 
-    The live adapter adds its delta to one end only, or to each end once; merged into the shared weight it would act on both, or twice.
+    The live adapter adds its delta to one of them, or to each of them once; merged into the shared weight it would change both, or twice.
     """
-    ends = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
-    bases = [getattr(layer, "base_layer", layer) for layer in ends]
-    adapted = any(hasattr(layer, "base_layer") for layer in ends)
+    layers = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
+    bases = [getattr(layer, "base_layer", layer) for layer in layers]
+    adapted = any(hasattr(layer, "base_layer") for layer in layers)
     weights = [getattr(layer, "weight", None) for layer in bases]
-    if len(ends) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
+    if len(layers) == 2 and adapted and weights[0] is not None and weights[0] is weights[1]:
         import torch
 
         plain = [(name, module) for name, module in model.named_modules() if not hasattr(module, "base_layer")]
         sharing = [name.removesuffix(".base_layer") for name, module in plain if getattr(module, "weight", None) is weights[0]]
         if len(sharing) > 2 or model.config.model_type in (*SCALED, *SCALED_BY_KEY):
-            # Parting the head alone would leave the others changed, and some models scale what a tied head gets.
+            # Untying the head alone would leave the others changed, and some models scale the input of a tied head.
             raise Permanent(
                 FaultCode.ADAPTER_NOT_MERGEABLE,
                 OPERATION,
-                f"the adapter changes one end of the weight that {', '.join(sharing)} share, and PEFT's merge would change them all",
+                f"the adapter changes one of {', '.join(sharing)}, which share a weight, and PEFT's merge would change them all",
                 "serve it with PEFT beside its base instead, or train without the embeddings and the head among the target modules",
             )
         bases[1].weight = torch.nn.Parameter(weights[1].detach().clone(), requires_grad=False)
@@ -186,11 +181,11 @@ def _ties(model: Any) -> bool:
 
 
 def _tie_edits(model: Any, done: PeftMerge) -> None:
-    """Set tie_word_embeddings of a tied model to false when the two ends no longer hold the same values."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    if None in ends:
+    """Set tie_word_embeddings of a tied model to false when embedding and head no longer hold the same values."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    if None in layers:
         return
-    first, second = (end.weight for end in ends)
+    first, second = (layer.weight for layer in layers)
     same = first is second or first.data_ptr() == second.data_ptr()
     if same or (first.shape == second.shape and bool((first == second).all())):
         return
@@ -201,7 +196,7 @@ def _tie_edits(model: Any, done: PeftMerge) -> None:
 
 
 def _forget_packing(model: Any) -> None:
-    """Drop the load-time conversions of packed weights, which a dequantized model can't be saved through."""
+    """Drop the load-time conversions of packed weights, through which a dequantized model can't be saved."""
     conversions = getattr(model, "_weight_conversions", None)
     if not conversions:
         return
@@ -229,17 +224,17 @@ def _check_finite(model: Any, adapter: Adapter) -> None:
             )
 
 
-def merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output: Path) -> PeftMerge:
+def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMerge:
     """Load `base` and `adapter`, merge, and save the weights into `output` (an existing folder) as safetensors.
 
-    `config` is the base's config.json. Permanent when either does not load, when a key of the adapter is left over, or when the
-    method can't be merged; Retryable when memory is short.
+    Permanent when either does not load, when a key of the adapter is not used, or when the method can't be merged; Retryable when memory
+    is short.
     """
-    check_memory(base)
+    _check_memory(base)
     done = PeftMerge()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        model = _load_base(base, config, done)
+        model = _load_base(base, done)
         _resize(model, adapter, done)
         tied = _ties(model)  # asked now, since PEFT may change the configuration when it merges
         wrapped = _attach(model, adapter)
@@ -263,18 +258,17 @@ def merge_with_peft(adapter: Adapter, base: Path, config: dict[str, Any], output
     return done
 
 
-def changed_tensors(base: Path, output: Path) -> tuple[int, int]:
+def changed_tensors(base: ModelFolder, output: ModelFolder) -> tuple[int, int]:
     """(tensors, elements) whose bytes in `output` differ from the base's, or that only `output` has."""
-    before = tensors(base) if weight_files(base).kind == "safetensors" else {}
-    after = tensors(output)
-    changed = [info for name, info in after.items() if name not in before or not _equal(base, before[name], output, info)]
+    before = {} if base.pickled else base.headers
+    changed = [info for name, info in output.headers.items() if name not in before or not _equal(base, before[name], output, info)]
     return len(changed), sum(info.elements for info in changed)
 
 
-def _equal(base: Path, one: TensorInfo, output: Path, other: TensorInfo) -> bool:
+def _equal(base: ModelFolder, one: TensorInfo, output: ModelFolder, other: TensorInfo) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with open(base / one.file, "rb") as first, open(output / other.file, "rb") as second:
+    with open(base.path_of(one), "rb") as first, open(output.path_of(other), "rb") as second:
         first.seek(one.start)
         second.seek(other.start)
         left = one.size

@@ -1,1 +1,1 @@
-"""A model folder: files, code, task, prompts."""
+"""A model's folder: weights and configuration, tokenizer, code, task; and the prompts that models are run on."""

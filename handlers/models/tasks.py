@@ -1,4 +1,4 @@
-"""What a model is for, told from its configuration: one table of tasks, and which of them a folder's architecture has.
+"""What a model is for, found out from its configuration: one table of tasks, and which of them an architecture belongs to.
 
 Read by the ONNX stages, validation and the reports. Light: the names of transformers' classes say it, so transformers itself
 is not imported.

@@ -13,22 +13,23 @@ from daemon.contract.files import place
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.code import copy_code
-from handlers.models.files import copy_config, copy_tokenizer, read_json, stored_bytes, tensors, weight_files
+from handlers.models.files import copy_tokenizer
+from handlers.models.folder import ModelFolder, copy_config
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Assemble the folder and check its structure; Permanent when a file is missing or does not fit the others."""
-    merged, pin, staging = Path(context.inputs["merge"]), Path(context.pin), Path(context.staging)
+    merged, pin, staging = ModelFolder(Path(context.inputs["merge"])), Path(context.pin), Path(context.staging)
     base = Path(context.base) if context.base else None
-    files = weight_files(merged)
+    names = merged.weight_names
     reporter.progress(0.1, "placing weights")
-    for name in [*files.names, *([files.index] if files.index else [])]:
-        place(merged / name, staging / name)
+    for name in names:
+        place(merged.path / name, staging / name)
     copy_config(merged, staging)
     reporter.progress(0.6, "copying tokenizer and chat template")
     copied = copy_tokenizer(pin, base, staging)
     reporter.progress(0.8, "checking the structure")
-    weight_bytes = _check(staging)
+    weight_bytes = _check(ModelFolder(staging))
     output = StageOutput(figures={"weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template})
     output.warnings += copy_code(base or pin, staging, trusted=context.work.merge.trust_remote_code)
     if copied.source is None:
@@ -36,17 +37,16 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _check(folder: Path) -> int:
+def _check(exported: ModelFolder) -> int:
     """Bytes of all tensors, after index, headers and configuration were found to agree."""
-    found = tensors(folder)
-    embedding = found.get("model.embed_tokens.weight")
-    rows = read_json(folder / "config.json", "check the exported folder").get("vocab_size")
+    embedding = exported.headers.get("model.embed_tokens.weight")
+    rows = exported.config.get("vocab_size")
     if embedding and rows and embedding.shape[0] < rows:
         raise Permanent(
             FaultCode.CONFIG_MISMATCH,
             "check the exported folder",
             f"the embeddings have {embedding.shape[0]:,} rows, config.json says vocab_size {rows:,}",
             "check that the base's config.json belongs to its weights",
-            path=folder,
+            path=exported.path,
         )
-    return stored_bytes(found.values())
+    return exported.stored_bytes

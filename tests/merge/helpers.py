@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter
+from handlers.merge import Execution
 
 ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def settings(**values: Any) -> tuple[MergeOptions, Execution]:
+    """What is asked of a merge, and how it is run, from the fields of both."""
+    options = {name: value for name, value in values.items() if name in MergeOptions.model_fields}
+    return MergeOptions(**options), Execution(**{name: value for name, value in values.items() if name not in options})
 
 
 def make_adapter(base: Path, folder: Path, *, cls: Any = None, seed: int = 3, std: float = 0.05, **options: Any) -> Path:

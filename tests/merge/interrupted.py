@@ -38,7 +38,7 @@ class Case:
 
     def merge(self, output: Path, **options: Any) -> MergeReport:
         """Merge, or go on with a merge, in this process."""
-        return merge_adapter(self.adapter, self.base, output, resume=True, **options)
+        return merge_adapter(self.adapter, self.base, output, *helpers.settings(resume=True, **options))
 
     def interrupted(self, output: Path, finished: int) -> Path:
         """A folder in which a merge was stopped as soon as so many files were finished."""

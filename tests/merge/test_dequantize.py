@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from daemon.contract.errors import Permanent
-from handlers.merge.weights.dequantize import Parts, ScaledFp8Source
-from handlers.merge.weights.nf4_round_trip import RoundTripSource, quantized_tensors, round_trip
-from handlers.merge.weights.quantized_base import OpenedBase, open_base
+from handlers.merge.weights.dequantize import ScaledFp8Source
+from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
+from handlers.merge.weights.quantized_base import unpack
 from handlers.merge.weights.sources import Source, StoredSource
-from handlers.models.files import read_json, tensors
+from handlers.merge.weights.unpacked_base import UnpackedBase
+from handlers.models.folder import ModelFolder
 from tests.models import make_base
 
 
@@ -29,9 +30,20 @@ def read(source: Source, dtype: torch.dtype | None = None, rows: int = 7) -> tor
     return out
 
 
-def opened(folder: Path) -> OpenedBase:
+def opened(folder: Path) -> UnpackedBase:
     """The base as the merge opens it."""
-    return open_base(folder, tensors(folder), read_json(folder / "config.json", "test"))
+    return unpack(ModelFolder(folder))
+
+
+def stored(model: ModelFolder, name: str) -> Source:
+    """A tensor as it is stored."""
+    info = model.headers[name]
+    return StoredSource(name, model.path_of(info), info)
+
+
+def everything(base: UnpackedBase) -> dict[str, Source]:
+    """A source for each tensor: as it is unpacked, else as it is stored."""
+    return {name: base.sources.get(name) or stored(base.model, name) for name in base.tensors}
 
 
 def load(folder: Path, **options: Any) -> Any:
@@ -82,11 +94,10 @@ def test_a_packed_checkpoint_reads_as_transformers_dequantizes_it(packed: Callab
     base = opened(folder)
     wanted = load(folder).dequantize(torch.bfloat16).state_dict()
     wanted.pop("lm_head.weight")  # tied
-    assert base.sources.keys() == wanted.keys()
-    changed = base.sources.keys() - base.unchanged
-    assert len(changed) == 14
-    for name, source in base.sources.items():
-        assert source.dtype == torch.bfloat16
+    assert base.tensors.keys() == wanted.keys()
+    assert len(base.sources) == 14
+    for name, source in everything(base).items():
+        assert (source.dtype, source.shape, "BF16") == (torch.bfloat16, base.tensors[name].shape, base.tensors[name].dtype)
         assert torch.equal(read(source), wanted[name]), name
 
 
@@ -112,7 +123,7 @@ def test_the_configuration_of_a_dequantized_base_names_no_quantization(packed: C
     assert base.edits["quantization_config"] is None
     assert base.edits["dtype"] == "bfloat16"
     assert "14 of its tensors were dequantized to bfloat16" in base.warnings[0]
-    assert not any("absmax" in name or "quant" in name for name in base.files)
+    assert not any("absmax" in name or "quant" in name for name in base.tensors)
 
 
 def test_conv1d_weights_come_back_the_way_gpt2_stores_them(tmp_path: Path) -> None:
@@ -123,27 +134,26 @@ def test_conv1d_weights_come_back_the_way_gpt2_stores_them(tmp_path: Path) -> No
     GPT2LMHeadModel(config).bfloat16().save_pretrained(tmp_path / "base")
     load(tmp_path / "base", load_in_4bit=True, bnb_4bit_quant_type="nf4").save_pretrained(tmp_path / "packed")
     original, base = load_file(tmp_path / "base" / "model.safetensors"), opened(tmp_path / "packed")
-    for name, source in base.sources.items():
+    for name, source in everything(base).items():
         assert source.shape == tuple(original[name].shape), name
         values = read(source).float()
         assert (values - original[name].float()).abs().max() <= 0.3 * original[name].float().abs().max(), name
-    again = {name: StoredSource(name, tmp_path / "base" / info.file, info) for name, info in tensors(tmp_path / "base").items()}
     name = "transformer.h.0.mlp.c_fc.weight"
-    assert torch.equal(read(round_trip(again[name], transposed=True)), read(base.sources[name]))
+    assert torch.equal(read(round_trip(ModelFolder(tmp_path / "base"), name, double=False)), read(base.sources[name]))
 
 
 @pytest.mark.parametrize("double", [False, True])
 def test_a_round_trip_through_nf4_gives_what_a_load_in_4_bits_gives(odd_base: Path, double: bool) -> None:
     wanted = load(odd_base, **FORMS["nf4-double" if double else "nf4"]).dequantize(torch.bfloat16).state_dict()
-    headers = tensors(odd_base)
-    chosen = quantized_tensors(odd_base, headers)
+    model = ModelFolder(odd_base)
+    chosen = quantized_tensors(model)
     assert len(chosen) == 14
     assert not {"lm_head.weight", "model.embed_tokens.weight"} & chosen
-    for name, info in headers.items():
-        source: Source = StoredSource(name, odd_base / info.file, info)
+    for name in model.headers:
+        source = stored(model, name)
         if name in chosen:
             original = read(source)
-            source = RoundTripSource(source, double=double)
+            source = round_trip(model, name, double=double)
             assert not torch.equal(read(source), original)
         assert torch.equal(read(source), wanted[name]), name
 
@@ -153,7 +163,7 @@ def scaled(folder: Path, scale: torch.Tensor, name: str = "layer.weight_scale_in
     torch.manual_seed(0)
     weight = torch.randn(200, 300).to(torch.float8_e4m3fn)
     save_file({"layer.weight": weight, name: scale}, folder / "model.safetensors")
-    return ScaledFp8Source(Parts(folder, tensors(folder)), "layer.weight", name, torch.bfloat16, **options), weight.float()
+    return ScaledFp8Source(ModelFolder(folder), "layer.weight", name, torch.bfloat16, **options), weight.float()
 
 
 def test_fp8_by_tiles_is_the_value_times_the_scale_of_its_tile(tmp_path: Path) -> None:
@@ -175,7 +185,7 @@ def test_fused_experts_in_fp8_are_scaled_expert_by_expert(tmp_path: Path) -> Non
     torch.manual_seed(0)
     weight, scale = torch.randn(3, 4, 6).to(torch.float8_e5m2), torch.rand(3, 2, 3)
     save_file({"e": weight, "e_scale_inv": scale}, tmp_path / "model.safetensors")
-    source = ScaledFp8Source(Parts(tmp_path, tensors(tmp_path)), "e", "e_scale_inv", torch.bfloat16)
+    source = ScaledFp8Source(ModelFolder(tmp_path), "e", "e_scale_inv", torch.bfloat16)
     wanted = weight.float() * scale.repeat_interleave(2, 1).repeat_interleave(2, 2)
     assert torch.equal(read(source, torch.float32, 2), wanted)
 
@@ -188,8 +198,8 @@ def test_an_fp8_release_opens_like_its_16_bit_original(tmp_path: Path) -> None:
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", "quantization_config": quantization}))
     base = opened(tmp_path)
-    assert base.sources.keys() == {"a.weight", "norm.weight"}
-    assert base.unchanged == {"norm.weight"}
+    assert base.tensors.keys() == {"a.weight", "norm.weight"}
+    assert base.sources.keys() == {"a.weight"}
     assert base.edits == {"quantization_config": None, "torch_dtype": "bfloat16"}
     assert (read(base.sources["a.weight"]).float() - weight).abs().max() < 0.07 * weight.abs().max()
 
@@ -219,6 +229,7 @@ def test_packed_weights_whose_parts_do_not_fit_are_refused(
     assert caught.value.fault.code == "damaged-quantization"
 
 
-def test_a_base_packed_in_a_way_that_is_not_known_is_refused(pico_base: Path) -> None:
+def test_a_base_packed_in_a_way_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(Permanent, match="quantized with gptq"):
-        open_base(pico_base, tensors(pico_base), {"quantization_config": {"quant_method": "gptq"}})
+        opened(tmp_path)

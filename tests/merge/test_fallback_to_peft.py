@@ -41,7 +41,7 @@ def test_other_kinds_of_adapter_match_the_live_model_and_name_the_fallback(
     live = helpers.live_logits(base32, adapter, IDS)
     assert (helpers.logits(tmp_path / "out", IDS) - live).abs().max() < 2e-4
     assert (helpers.logits(base32, IDS) - live).abs().max() > 0.01
-    assert report.changed_parameters > 0
+    assert report.figures.changed_parameters > 0
     assert (tmp_path / "out/config.json").read_bytes() == (base32 / "config.json").read_bytes()
     assert helpers.stored(tmp_path / "out").keys() == helpers.stored(base32).keys()
 

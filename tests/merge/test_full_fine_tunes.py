@@ -18,7 +18,7 @@ from handlers.child.progress import StageOutput
 from handlers.merge import stage
 from handlers.merge.api import MergeReport
 from handlers.merge.full_finetune import take_over
-from handlers.models.files import INDEX, stored_bytes, tensors, weight_files
+from handlers.models.folder import INDEX, ModelFolder
 from tests import models
 from tests.merge import helpers
 
@@ -31,10 +31,10 @@ def base32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.make_base(tmp_path_factory.mktemp("full") / "fp32", dtype="float32")
 
 
-def run(folder: Path, pin: Path, **wishes: Any) -> tuple[Path, StageOutput]:
+def run(folder: Path, pin: Path, **options: Any) -> tuple[Path, StageOutput]:
     """The merge stage on a full fine-tune with these keys of `[merge]`; gives the folder that it wrote."""
     context = helpers.context(folder, pin, None, method="full")
-    work = context.work.model_copy(update={"merge": MergeOptions.model_validate(wishes)})
+    work = context.work.model_copy(update={"merge": MergeOptions.model_validate(options)})
     before = helpers.snapshot(pin)
     output = stage.run(context.model_copy(update={"work": work}), helpers.reporter())
     assert helpers.snapshot(pin) == before
@@ -51,7 +51,7 @@ def synthetic(folder: Path, table: dict[str, Any], **config: Any) -> Path:
 
 def taken(checkpoint: Path, output: Path, **options: Any) -> MergeReport:
     output.mkdir()
-    return take_over(checkpoint, output, **options)
+    return take_over(checkpoint, output, *helpers.settings(**options))
 
 
 def config(folder: Path) -> Any:
@@ -85,7 +85,7 @@ def test_every_weight_is_what_torch_s_own_conversion_gives(stored: str, wanted: 
     figures = output.figures
     assert (figures["base_dtype"], figures["output_dtype"], figures["method"]) == (stored, wanted, "full")
     assert (figures["recast_tensors"], figures["weight_files"], figures["changed_parameters"]) == (len(before), 1, 0)
-    assert figures["base_bytes"] == stored_bytes(tensors(pin).values()) and len(figures["base_digest"]) == 64
+    assert figures["base_bytes"] == ModelFolder(pin).stored_bytes and len(figures["base_digest"]) == 64
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 2**-8), ("float16", 2**-11)])
@@ -131,25 +131,25 @@ def test_what_is_no_floating_point_number_keeps_its_dtype(tmp_path: Path) -> Non
     report = taken(source, tmp_path / "out", dtype="bfloat16")
     written = helpers.stored(tmp_path / "out")
     assert all(same_bits(written[name], tensor) for name, tensor in table.items())
-    assert (written["weight"].dtype, report.recast_tensors) == (torch.bfloat16, 1)
+    assert (written["weight"].dtype, report.figures.recast_tensors) == (torch.bfloat16, 1)
 
 
 @pytest.mark.parametrize("dtype", ["base", "float32"])
 def test_files_are_cut_to_the_size_that_is_asked_for_and_the_index_is_true(dtype: str, pico_base: Path, tmp_path: Path) -> None:
     limit = 1 << 16
     folder, output = run(tmp_path / "job", pico_base, dtype=dtype, max_shard_size=limit)
-    files = weight_files(folder)
+    model = ModelFolder(folder)
+    files, found = model.files, model.headers
     assert len(files.names) > 3 and files.index == INDEX
     assert output.figures["weight_files"] == len(files.names)
     assert list(files.names) == [f"model-{number:05}-of-{len(files.names):05}.safetensors" for number in range(1, len(files.names) + 1)]
     assert names(folder) == sorted(["config.json", "generation_config.json", INDEX, *files.names])
-    found = tensors(folder)
     for name in files.names:
         held = [info for info in found.values() if info.file == name]
-        assert stored_bytes(held) <= limit or len(held) == 1
+        assert sum(info.size for info in held) <= limit or len(held) == 1
     index = json.loads((folder / INDEX).read_text())
     assert index["weight_map"] == {name: info.file for name, info in sorted(found.items())}
-    assert index["metadata"]["total_size"] == stored_bytes(found.values())
+    assert index["metadata"]["total_size"] == model.stored_bytes
     before, after = helpers.stored(pico_base), helpers.stored(folder)
     wanted = torch.float32 if dtype == "float32" else torch.bfloat16
     assert before.keys() == after.keys() and all(same_bits(after[name], tensor.to(wanted)) for name, tensor in before.items())
@@ -168,10 +168,12 @@ def test_many_files_become_one_where_they_fit_into_it(pico_base: Path, tmp_path:
     assert before.keys() == after.keys() and all(same_bits(after[name], tensor) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("wishes", [{}, {"dtype": "bfloat16"}, {"max_shard_size": "1GiB"}, {"dtype": "bfloat16", "max_shard_size": "1GiB"}])
-def test_what_is_asked_for_and_there_already_costs_no_second_copy(wishes: dict[str, Any], pico_base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"max_shard_size": "1GiB"}, {"dtype": "bfloat16", "max_shard_size": "1GiB"}]
+)
+def test_what_is_asked_for_and_there_already_costs_no_second_copy(options: dict[str, Any], pico_base: Path, tmp_path: Path) -> None:
     pin = shutil.copytree(pico_base, tmp_path / "pin")
-    folder, output = run(tmp_path / "job", pin, **wishes)
+    folder, output = run(tmp_path / "job", pin, **options)
     assert os.path.samefile(pin / "model.safetensors", folder / "model.safetensors")
     assert (output.strategy, output.figures["recast_tensors"], output.figures["weight_files"]) == ("passthrough", 0, 1)
     assert config(folder) == config(pin)

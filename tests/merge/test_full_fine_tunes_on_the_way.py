@@ -21,7 +21,7 @@ from daemon.contract.options import MergeOptions
 from handlers.merge.api import MergeReport
 from handlers.merge.engine import resume_ledger
 from handlers.merge.full_finetune import CONVERTED, PICKLED, take_over
-from handlers.models.files import tensors, weight_files
+from handlers.models.folder import ModelFolder
 from tests import models
 from tests.merge import helpers
 from tests.merge.interrupted import ROOT, Stop, digests, marks, noted, one_worker
@@ -31,8 +31,9 @@ PEAK = """
 import sys
 from pathlib import Path
 from handlers.child.process import peak_rss
+from handlers.merge import Execution, MergeOptions
 from handlers.merge.full_finetune import take_over
-take_over(Path(sys.argv[1]), Path(sys.argv[2]), dtype="float32", shard_bytes=1 << 26, threads=2)
+take_over(Path(sys.argv[1]), Path(sys.argv[2]), MergeOptions(dtype="float32", max_shard_size=1 << 26), Execution(threads=2))
 print(peak_rss())
 """
 
@@ -60,7 +61,7 @@ def pickled(safe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def taken(checkpoint: Path, output: Path, **options: Any) -> MergeReport:
     output.mkdir(exist_ok=True)
-    return take_over(checkpoint, output, **options)
+    return take_over(checkpoint, output, *helpers.settings(**options))
 
 
 def stopped(checkpoint: Path, output: Path, finished: int, **options: Any) -> Path:
@@ -81,25 +82,25 @@ def test_an_interrupted_rewriting_goes_on_at_the_file_and_ends_with_the_same_byt
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:  # R6.5
     checkpoint = request.getfixturevalue(kind)
-    wishes = {"dtype": "bfloat16", "shard_bytes": LIMIT}
-    fresh = taken(checkpoint, tmp_path / "fresh", **wishes)
-    output = stopped(checkpoint, tmp_path / "out", 2, **wishes)
+    wanted = {"dtype": "bfloat16", "max_shard_size": LIMIT}
+    fresh = taken(checkpoint, tmp_path / "fresh", **wanted)
+    output = stopped(checkpoint, tmp_path / "out", 2, **wanted)
     before = marks(output, noted(output))
-    report = taken(checkpoint, output, **wishes)
-    assert (report.resumed_files, fresh.resumed_files) == (2, 0)
+    report = taken(checkpoint, output, **wanted)
+    assert (report.figures.resumed_files, fresh.figures.resumed_files) == (2, 0)
     assert marks(output, list(before)) == before, "a finished file was written again"
     assert digests(output) == digests(tmp_path / "fresh")
-    assert report.digests == {name: digests(output)[name] for name in weight_files(output).names}
+    assert report.digests == {name: digests(output)[name] for name in ModelFolder(output).files.names}
 
 
-def test_other_wishes_begin_again_and_leave_nothing_of_the_former_ones(safe: Path, tmp_path: Path) -> None:
-    output = stopped(safe, tmp_path / "out", 2, dtype="bfloat16", shard_bytes=LIMIT)
-    assert taken(safe, output, dtype="float16", shard_bytes=LIMIT).resumed_files == 0
-    taken(safe, tmp_path / "fresh", dtype="float16", shard_bytes=LIMIT)
+def test_other_wanted_begin_again_and_leave_nothing_of_the_former_ones(safe: Path, tmp_path: Path) -> None:
+    output = stopped(safe, tmp_path / "out", 2, dtype="bfloat16", max_shard_size=LIMIT)
+    assert taken(safe, output, dtype="float16", max_shard_size=LIMIT).figures.resumed_files == 0
+    taken(safe, tmp_path / "fresh", dtype="float16", max_shard_size=LIMIT)
     assert digests(output) == digests(tmp_path / "fresh")
-    for number, wishes in enumerate(({}, {"dtype": "float32"})):  # neither asks for what is not there
-        placed = stopped(safe, tmp_path / f"placed-{number}", 2, dtype="bfloat16", shard_bytes=LIMIT)
-        assert taken(safe, placed, **wishes).strategy == "passthrough"
+    for number, wanted in enumerate(({}, {"dtype": "float32"})):  # neither asks for what is not there
+        placed = stopped(safe, tmp_path / f"placed-{number}", 2, dtype="bfloat16", max_shard_size=LIMIT)
+        assert taken(safe, placed, **wanted).strategy == "passthrough"
         assert sorted(digests(placed)) == ["config.json", "generation_config.json", "model.safetensors"]
 
 
@@ -128,27 +129,27 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_noticed_and_nothing_of_it
 
     def disturb(fraction: float, message: str) -> None:
         if len(noted(tmp_path / "out")) == 2:
-            os.utime(checkpoint / weight_files(checkpoint).names[0])
+            os.utime(checkpoint / ModelFolder(checkpoint).files.names[0])
 
     with one_worker(), pytest.raises(Retryable, match="the checkpoint's file changed while it was read") as caught:
-        taken(checkpoint, tmp_path / "out", dtype="bfloat16", shard_bytes=LIMIT, progress=disturb)
+        taken(checkpoint, tmp_path / "out", dtype="bfloat16", max_shard_size=LIMIT, progress=disturb)
     assert caught.value.fault.code == "checkpoint-changed"
-    assert taken(checkpoint, tmp_path / "out", dtype="bfloat16", shard_bytes=LIMIT).resumed_files == 0
+    assert taken(checkpoint, tmp_path / "out", dtype="bfloat16", max_shard_size=LIMIT).figures.resumed_files == 0
 
 
-@pytest.mark.parametrize("wishes", [{"dtype": "bfloat16"}, {"shard_bytes": LIMIT}, {"dtype": "float16", "shard_bytes": LIMIT}])
-def test_pickled_weights_are_converted_and_then_rewritten_alike(wishes: dict[str, Any], safe: Path, pickled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", [{"dtype": "bfloat16"}, {"max_shard_size": LIMIT}, {"dtype": "float16", "max_shard_size": LIMIT}])
+def test_pickled_weights_are_converted_and_then_rewritten_alike(wanted: dict[str, Any], safe: Path, pickled: Path, tmp_path: Path) -> None:
     before = helpers.snapshot(pickled)
-    report = taken(pickled, tmp_path / "out", **wishes)
+    report = taken(pickled, tmp_path / "out", **wanted)
     assert helpers.snapshot(pickled) == before
     assert (report.strategy, report.warnings) == ("streaming", (PICKLED,))
-    wanted = getattr(torch, wishes.get("dtype", "float32"))
+    wanted = getattr(torch, wanted.get("dtype", "float32"))
     expected, written = helpers.stored(safe), helpers.stored(tmp_path / "out")
     assert written.keys() == expected.keys()
     assert all(torch.equal(written[name], tensor.to(wanted)) for name, tensor in expected.items())
-    files = weight_files(tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(["config.json", *files.names, str(files.index)])
-    assert tensors(tmp_path / "out").keys() == expected.keys()
+    model = ModelFolder(tmp_path / "out")
+    assert sorted(path.name for path in model.path.iterdir()) == sorted(["config.json", *model.weight_names])
+    assert model.headers.keys() == expected.keys()
 
 
 def test_pickled_weights_that_are_as_they_should_be_are_only_converted(pickled: Path, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_quantized_checkpoint_is_unpacked_for_a_dtype_and_left_packed_for_a_si
     expected = load(packed).dequantize().state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in helpers.stored(tmp_path / "out").items())
     assert "quantization_config" not in json.loads((tmp_path / "out/config.json").read_text())
-    assert taken(packed, tmp_path / "cut", shard_bytes=LIMIT).warnings == ()
+    assert taken(packed, tmp_path / "cut", max_shard_size=LIMIT).warnings == ()
     before, after = helpers.stored(packed), helpers.stored(tmp_path / "cut")
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     assert (tmp_path / "cut/config.json").read_bytes() == (packed / "config.json").read_bytes()
@@ -182,7 +183,7 @@ def test_a_quantized_checkpoint_that_nobody_can_unpack_is_refused_for_a_dtype(sa
     with pytest.raises(Permanent, match="quantized with gptq, and ckptd can't dequantize it") as caught:
         taken(checkpoint, tmp_path / "out", dtype="bfloat16")
     assert caught.value.fault.remedy == 'set merge.dtype to "base"'
-    assert taken(checkpoint, tmp_path / "cut", shard_bytes=LIMIT).strategy == "streaming"
+    assert taken(checkpoint, tmp_path / "cut", max_shard_size=LIMIT).strategy == "streaming"
 
 
 def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path) -> None:
@@ -194,5 +195,5 @@ def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path) -> None
         (folder / "config.json").write_text("{}")
         command = [sys.executable, "-c", PEAK, str(folder), str(folder / "out")]
         peaks.append(int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
-        assert len(weight_files(folder / "out").names) == -(-count // 64)
+        assert len(ModelFolder(folder / "out").files.names) == -(-count // 64)
     assert peaks[1] - peaks[0] < 24 << 20, f"{peaks} bytes for 4 MiB and 80 MiB of weights"

@@ -17,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from daemon.contract.errors import Permanent
-from daemon.contract.safetensors import MAX_HEADER
-from handlers.models.files import read_header, read_json, tensors, weight_files
+from daemon.contract.safetensors import MAX_HEADER, read_header
+from handlers.models.files import read_json
+from handlers.models.folder import ModelFolder
 
 FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -196,7 +197,7 @@ def test_links_in_a_circle_pipes_and_folders_are_refused(tmp_path: Path) -> None
 def test_a_link_in_a_circle_under_a_models_weight_name_means_no_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
     with pytest.raises(Permanent, match=r"there is no model\.safetensors"):
-        weight_files(tmp_path)
+        ModelFolder(tmp_path).files  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_link_in_a_circle_under_a_models_weight_name_means_no_weights(tmp_path
 def test_an_index_that_names_more_than_weight_files_beside_it_is_refused(tmp_path: Path, name: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(Permanent, match="no plain name of a weight file") as caught:
-        weight_files(tmp_path)
+        ModelFolder(tmp_path).files  # noqa: B018
     assert caught.value.fault.code == "bad-index"
 
 
@@ -213,7 +214,7 @@ def test_an_index_that_names_more_than_weight_files_beside_it_is_refused(tmp_pat
 def test_an_index_that_is_no_index_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(Permanent):
-        weight_files(tmp_path)
+        ModelFolder(tmp_path).files  # noqa: B018
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
@@ -222,4 +223,4 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     mapping = {"a": "model-2.safetensors", "model-1.safetensors": "model-1.safetensors", "model-2.safetensors": "model-2.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
     with pytest.raises(Permanent, match=r"model-1.safetensors and model-2.safetensors both hold a"):
-        tensors(tmp_path)
+        ModelFolder(tmp_path).headers  # noqa: B018

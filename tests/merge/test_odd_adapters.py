@@ -16,6 +16,7 @@ from handlers.merge.adapters.adapter import read_adapter
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import Names
 from handlers.merge.plan.fused_experts import expert_outputs
+from handlers.models.folder import ModelFolder
 from tests import models
 from tests.merge import helpers, zoo
 
@@ -29,7 +30,7 @@ def base32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def merge(adapter: Path, base: Path, output: Path, **options: Any) -> Any:
     output.mkdir()
-    return merge_adapter(adapter, base, output, **options)
+    return merge_adapter(adapter, base, output, *helpers.settings(**options))
 
 
 def config(folder: Path) -> Any:
@@ -273,7 +274,7 @@ def test_values_of_a_saved_module_that_are_not_finite_are_the_adapter_s_fault(pi
         merge_adapter(adapter, pico_base, tmp_path / "out")
 
 
-def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_ends_share(tmp_path: Path) -> None:
+def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_modules_share(tmp_path: Path) -> None:
     from peft import LoHaConfig, get_peft_model
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -281,7 +282,7 @@ def test_what_peft_alone_can_merge_is_refused_on_a_weight_that_more_than_two_end
     model = T5ForConditionalGeneration(T5Config(**sizes))
     model.save_pretrained(tmp_path / "base")
     get_peft_model(model, LoHaConfig(r=2, target_modules=["lm_head"], init_weights=False)).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(Permanent, match="lm_head share, and PEFT's merge would change them all"):
+    with pytest.raises(Permanent, match="lm_head, which share a weight, and PEFT's merge would change them all"):
         merge(tmp_path / "adapter", tmp_path / "base", tmp_path / "out")
 
 
@@ -301,5 +302,5 @@ def test_the_search_for_fused_experts_goes_through_the_modules_once_however_many
     adapter = read_adapter(helpers.make_adapter(base32, tmp_path / "adapter"))
     keys = Keys({(f"layers.{number}.up_proj", 0): Factors(f"layers.{number}.up_proj") for number in range(500)})
     keys.factors = counted = Counted(keys.factors)
-    assert expert_outputs(adapter, keys, Names({}), base32, lambda *_: pytest.fail("there are none")) == []
+    assert expert_outputs(adapter, keys, Names({}), ModelFolder(base32), lambda *_: pytest.fail("there are none")) == []
     assert counted.seen <= 500

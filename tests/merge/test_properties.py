@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from daemon.contract.safetensors import DTYPES as WIDTHS
+from daemon.contract.safetensors import read_header
 from handlers.merge import merge_adapter
 from handlers.merge.engine import streaming
 from handlers.merge.plan.output_layout import Output, build_header
-from handlers.models.files import read_header
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 KINDS = ("kept", "linear", "dora", "turned", "embedding", "embedding-dora", "conv", "saved", "bias", "whole-number")
@@ -208,16 +209,15 @@ def test_a_header_that_is_written_is_read_by_this_reader_and_the_library_s(table
 )
 def test_a_file_that_is_laid_out_anew_has_every_tensor_at_a_multiple_of_its_element(sizes: list[tuple[str, int]], more: int) -> None:
     from handlers.merge.plan.output_layout import plan
-    from handlers.models.files import DTYPES as WIDTHS
-    from handlers.models.files import weight_files
+    from handlers.models.folder import ModelFolder
 
     with tempfile.TemporaryDirectory() as folder:
         kinds = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}
         table = {f"t{number}": torch.zeros(size, dtype=kinds[dtype]) for number, (dtype, size) in enumerate(sizes)}
         save_file(table, Path(folder) / "model.safetensors")
-        headers = read_header(Path(folder) / "model.safetensors")
+        headers = ModelFolder(Path(folder)).headers
         outputs = [Output(name, info.file, info.dtype, info.shape, info) for name, info in headers.items()]
         outputs.append(Output("added", "model.safetensors", "U8", (more,)))
-        (file,) = plan(Path(folder), weight_files(Path(folder)), headers, outputs).files
+        (file,) = plan(ModelFolder(Path(folder)), outputs).files
         assert all(start % WIDTHS[output.dtype][1] == 0 for output, start in zip(file.outputs, file.starts, strict=True))
         assert file.size == file.starts[-1] + file.outputs[-1].size

@@ -91,7 +91,7 @@ def test_a_target_without_adapter_weights_is_an_error(pico_base: Path, tmp_path:
 
 def test_layers_left_out_on_purpose_are_no_error(pico_base: Path, tmp_path: Path, output: Path) -> None:
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", layers_to_transform=[1])
-    assert merge_adapter(adapter, pico_base, output).changed_modules == 7
+    assert merge_adapter(adapter, pico_base, output).figures.changed_modules == 7
 
 
 def test_half_a_pair_is_refused(adapter: Path, pico_base: Path, output: Path) -> None:

@@ -25,9 +25,9 @@ CHILD = """
 import sys
 from pathlib import Path
 import torch
-from handlers.merge import merge_adapter
+from handlers.merge import Execution, merge_adapter
 print("ready", flush=True)
-print(merge_adapter(*(Path(one) for one in sys.argv[1:4]), resume=True).resumed_files)
+print(merge_adapter(*(Path(one) for one in sys.argv[1:4]), execution=Execution(resume=True)).figures.resumed_files)
 """
 
 FULL_DISK = """
@@ -54,8 +54,8 @@ def resume_and_check(case: Case, output: Path, *, most_repeated: int = 2) -> Mer
     report = case.merge(output)
     assert digests(output) == case.digests
     assert marks(output, kept) == before, "a finished file was written again"
-    assert report.resumed_files == len(kept)
-    assert report.resumed_bytes == sum((output / name).stat().st_size for name in kept)
+    assert report.figures.resumed_files == len(kept)
+    assert report.figures.resumed_bytes == sum((output / name).stat().st_size for name in kept)
     assert len(whole) - len(kept) <= most_repeated
     return report
 
@@ -85,7 +85,7 @@ def test_a_merge_killed_after_every_file_advances_by_one_file_each_time(case: Ca
         child.communicate(timeout=120)
         assert child.returncode == -signal.SIGKILL
         assert len(noted(tmp_path / "out")) == finished
-    assert resume_and_check(case, tmp_path / "out").resumed_files == len(case.shards)
+    assert resume_and_check(case, tmp_path / "out").figures.resumed_files == len(case.shards)
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
@@ -133,7 +133,7 @@ def test_a_merge_that_fails_in_the_middle_leaves_no_file_open(case: Case, tmp_pa
         with pytest.raises(Stop):
             case.merge(tmp_path / "out", progress=fail)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert resume_and_check(case, tmp_path / "out").resumed_files < len(case.shards)
+    assert resume_and_check(case, tmp_path / "out").figures.resumed_files < len(case.shards)
 
 
 def test_a_disk_that_fills_up_between_two_files_costs_no_finished_one(case: Case, tmp_path: Path) -> None:  # R6.2 R6.5
@@ -196,7 +196,7 @@ def test_a_stage_that_is_told_to_stop_ends_between_two_blocks_and_keeps_its_file
     assert child.wait(60) == 0
     result = StageResult.model_validate_json(Path(context.result).read_bytes())
     assert result.outcome is Outcome.INTERRUPTED
-    assert 0 < resume_and_check(case, Path(context.staging)).resumed_files < len(case.shards)
+    assert 0 < resume_and_check(case, Path(context.staging)).figures.resumed_files < len(case.shards)
 
 
 def test_the_digests_that_a_merge_hands_on_are_those_of_its_files(case: Case, tmp_path: Path) -> None:

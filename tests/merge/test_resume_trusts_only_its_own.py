@@ -13,7 +13,7 @@ import pytest
 
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.files import sha256_file
-from handlers.merge import merge_adapter
+from handlers.merge import MergeOptions, merge_adapter
 from handlers.merge.engine import resume_ledger
 from tests.merge import helpers
 from tests.merge.interrupted import Case, Stop, digests, marks, noted, one_worker
@@ -49,7 +49,7 @@ def test_a_finished_file_that_was_damaged_since_is_made_again_and_no_other(case:
     first, second, third = noted(output)
     before = marks(output, [first, third])
     DAMAGES[damage](output / second)
-    assert case.merge(output).resumed_files == 2
+    assert case.merge(output).figures.resumed_files == 2
     assert digests(output) == case.digests
     assert marks(output, [first, third]) == before
     assert not (output / second).is_symlink()
@@ -78,7 +78,7 @@ LEDGERS: dict[str, Callable[[Path], None]] = {
 def test_a_ledger_that_does_not_belong_here_makes_the_merge_begin_again(case: Case, tmp_path: Path, kind: str) -> None:
     output = case.interrupted(tmp_path / "out", 2)
     LEDGERS[kind](output / resume_ledger.LEDGER)
-    assert case.merge(output).resumed_files == 0
+    assert case.merge(output).figures.resumed_files == 0
     assert digests(output) == case.digests
 
 
@@ -89,7 +89,7 @@ def test_a_ledger_cannot_name_files_outside_of_the_merge(case: Case, tmp_path: P
     entry = {"size": 4, "sha256": sha256_file(outside)}
     edit(output / resume_ledger.LEDGER, lambda value: value["files"].update({"../outside": entry, "notes": entry}))
     (output / "notes").write_text("mine")
-    assert case.merge(output).resumed_files == 1
+    assert case.merge(output).figures.resumed_files == 1
     assert digests(output) == case.digests
     assert outside.read_text() == "mine"
 
@@ -108,7 +108,7 @@ def test_another_base_or_adapter_makes_the_merge_begin_again(case: Case, tmp_pat
     else:
         helpers.edit_config(adapter, lora_alpha=5)
     report = mine.merge(output)
-    assert report.resumed_files == 0
+    assert report.figures.resumed_files == 0
     (tmp_path / "fresh").mkdir()
     merge_adapter(adapter, base, tmp_path / "fresh")
     assert digests(output) == digests(tmp_path / "fresh") != case.digests
@@ -116,9 +116,9 @@ def test_another_base_or_adapter_makes_the_merge_begin_again(case: Case, tmp_pat
 
 def test_another_dtype_of_the_output_makes_the_merge_begin_again(case: Case, tmp_path: Path) -> None:
     output = case.interrupted(tmp_path / "out", 2)
-    assert case.merge(output, dtype="float32").resumed_files == 0
+    assert case.merge(output, dtype="float32").figures.resumed_files == 0
     (tmp_path / "fresh").mkdir()
-    merge_adapter(case.adapter, case.base, tmp_path / "fresh", dtype="float32")
+    merge_adapter(case.adapter, case.base, tmp_path / "fresh", MergeOptions(dtype="float32"))
     assert digests(output) == digests(tmp_path / "fresh") != case.digests
 
 
@@ -131,10 +131,10 @@ def test_a_merge_into_files_of_another_size_goes_on_where_it_stopped(case: Case,
             raise Stop
 
     with pytest.raises(Stop):
-        case.merge(output, progress=stop, shard_bytes=100_000)
-    assert case.merge(output, shard_bytes=100_000).resumed_files == 2
+        case.merge(output, progress=stop, max_shard_size=100_000)
+    assert case.merge(output, max_shard_size=100_000).figures.resumed_files == 2
     (tmp_path / "fresh").mkdir()
-    merge_adapter(case.adapter, case.base, tmp_path / "fresh", shard_bytes=100_000)
+    merge_adapter(case.adapter, case.base, tmp_path / "fresh", *helpers.settings(max_shard_size=100_000))
     assert digests(output) == digests(tmp_path / "fresh")
 
 
@@ -150,7 +150,7 @@ def test_a_base_that_changes_while_it_is_merged_is_noticed_and_nothing_of_it_is_
     with one_worker(), pytest.raises(Retryable, match="changed while it was read") as caught:
         mine.merge(output, progress=disturb)
     assert caught.value.fault.code == "base-changed"
-    assert mine.merge(output).resumed_files == 0
+    assert mine.merge(output).figures.resumed_files == 0
     assert digests(output) == case.digests
 
 
@@ -164,7 +164,7 @@ def test_whatever_else_lies_in_the_folder_is_removed(case: Case, tmp_path: Path)
     (output / "folder/deeper").mkdir(parents=True)
     (output / "folder/deeper/file").write_text("x")
     (output / "link").symlink_to(precious)
-    assert case.merge(output).resumed_files == 2
+    assert case.merge(output).figures.resumed_files == 2
     assert digests(output) == case.digests
     assert sorted(path.name for path in output.iterdir()) == sorted(case.digests)
     assert (precious / "file").read_text() == "stays"

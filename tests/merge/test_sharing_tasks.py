@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
-from handlers.merge.engine.work_queue import hand_out
+from handlers.merge.engine.work_queue import run_workers
 
 
 def share(tasks: Iterable[int], workers: Sequence[Callable[[int], None]]) -> None:
@@ -19,7 +19,7 @@ def share(tasks: Iterable[int], workers: Sequence[Callable[[int], None]]) -> Non
         with lock:
             return next(queue, None)
 
-    hand_out(take, workers)
+    run_workers(take, workers)
 
 
 def test_every_task_is_done_once_and_begun_in_order() -> None:

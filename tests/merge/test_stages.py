@@ -194,12 +194,14 @@ def test_a_streaming_merge_imports_no_transformers(pico_base: Path, pico_checkpo
 
 def test_tensors_that_share_memory_in_a_pickled_file_are_all_written(tmp_path: Path) -> None:
     from handlers.merge.full_finetune import place_weights
+    from handlers.models.folder import ModelFolder
 
     source, output = tmp_path / "source", tmp_path / "output"
     source.mkdir()
     output.mkdir()
     one = torch.randn(8, 4)
     torch.save({"a.weight": one, "b.weight": one.T, "lm_head.weight": one}, source / "pytorch_model.bin")
-    assert place_weights(source, {"tie_word_embeddings": False}, output)
+    (source / "config.json").write_text('{"tie_word_embeddings": false}')
+    place_weights(ModelFolder(source), output)
     written = helpers.stored(output)
     assert all(torch.equal(written[name], wanted) for name, wanted in {"a.weight": one, "b.weight": one.T, "lm_head.weight": one}.items())

@@ -22,7 +22,7 @@ IDS = torch.arange(2, 34)[None]
 
 def merged(adapter: Path, base: Path, output: Path, **options: Any) -> Any:
     output.mkdir()
-    return merge_adapter(adapter, base, output, **options)
+    return merge_adapter(adapter, base, output, *helpers.settings(**options))
 
 
 def assert_equal_to_peft(base: Path, adapter: Path, output: Path, dtype: str = "bfloat16") -> None:
@@ -41,7 +41,7 @@ def test_all_linear_layers_are_merged_bit_for_bit_in_every_dtype(tmp_path: Path,
     adapter = helpers.make_adapter(base, tmp_path / "adapter")
     report = merged(adapter, base, tmp_path / "out")
     assert_equal_to_peft(base, adapter, tmp_path / "out", dtype)
-    assert (report.strategy, report.changed_modules, report.output_dtype) == ("streaming", 14, dtype)
+    assert (report.strategy, report.figures.changed_modules, report.figures.output_dtype) == ("streaming", 14, dtype)
     assert report.fallbacks == ()
 
 
@@ -61,8 +61,8 @@ def test_rslora_and_patterns_scale_each_module_as_peft_does(pico_base: Path, tmp
     report = merged(adapter, pico_base, tmp_path / "out")
     assert_equal_to_peft(pico_base, adapter, tmp_path / "out")
     assert report.strategy == "streaming"
-    assert report.ranks == (3, 4, 7)
-    assert 11 / math.sqrt(4) in report.scales
+    assert report.figures.ranks == (3, 4, 7)
+    assert 11 / math.sqrt(4) in report.figures.scales
 
 
 def test_a_sharded_base_keeps_its_shards_and_its_index(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_what_the_adapter_does_not_touch_stays_bit_for_bit(pico_base: Path, pico
     old, new = helpers.stored(pico_base), helpers.stored(tmp_path / "out")
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed == {name for name in old if name.split(".")[-2] in ("q_proj", "v_proj", "o_proj", "down_proj")}
-    assert report.changed_modules == len(changed) == 8
-    assert report.changed_parameters == sum(old[name].numel() for name in changed)
+    assert report.figures.changed_modules == len(changed) == 8
+    assert report.figures.changed_parameters == sum(old[name].numel() for name in changed)
     assert (tmp_path / "out/config.json").read_bytes() == (pico_base / "config.json").read_bytes()
     assert (helpers.snapshot(pico_base), helpers.snapshot(pico_checkpoint)) == before
 
@@ -193,11 +193,11 @@ def test_a_base_saved_without_its_head_s_prefix_is_recognized(tmp_path: Path) ->
 
 def test_the_base_s_digest_follows_its_content_and_is_remembered(pico_checkpoint: Path, tmp_path: Path) -> None:
     base = models.make_base(tmp_path / "base")
-    first = merged(pico_checkpoint, base, tmp_path / "one", cache=tmp_path / "cache").base_digest
+    first = merged(pico_checkpoint, base, tmp_path / "one", cache=tmp_path / "cache").figures.base_digest
     assert len(json.loads((tmp_path / "cache/digests.json").read_text())) == 2
-    assert merged(pico_checkpoint, base, tmp_path / "two", cache=tmp_path / "cache").base_digest == first
+    assert merged(pico_checkpoint, base, tmp_path / "two", cache=tmp_path / "cache").figures.base_digest == first
     helpers.rewrite(base / "model.safetensors", lambda table: table["model.norm.weight"].mul_(2))
-    assert merged(pico_checkpoint, base, tmp_path / "three", cache=tmp_path / "cache").base_digest != first
+    assert merged(pico_checkpoint, base, tmp_path / "three", cache=tmp_path / "cache").figures.base_digest != first
 
 
 names = st.sampled_from(["q_proj", "self_attn.q_proj", "layers.1.self_attn.q_proj", r"layers\.\d+\.mlp\..*", "proj", "^model.layers.0.*"])

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from daemon.contract.errors import Permanent
-from handlers.merge import merge_adapter
+from handlers.merge import MergeOptions, merge_adapter
 from tests import models
 from tests.merge import helpers
 
 IDS = torch.arange(2, 34)[None]
 
 
-def merge(adapter: Path, base: Path, output: Path, **options: Any) -> Any:
+def merge(adapter: Path, base: Path, output: Path, /, adapters: Any = (), **options: Any) -> Any:
     output.mkdir()
-    return merge_adapter(adapter, base, output, **options)
+    return merge_adapter(adapter, base, output, *helpers.settings(**options), adapters=adapters)
 
 
 def config(folder: Path) -> Any:
@@ -103,8 +103,8 @@ def test_another_dtype_is_rounded_once_from_the_exact_sum(dtype: str, pico_base:
 def test_another_size_of_files_gives_the_same_tensors(pico_base: Path, tmp_path: Path) -> None:
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
     merge(adapter, pico_base, tmp_path / "one")
-    merge(adapter, pico_base, tmp_path / "many", shard_bytes=60_000)
-    merge(adapter, tmp_path / "many", tmp_path / "back", shard_bytes=1 << 30)
+    merge(adapter, pico_base, tmp_path / "many", max_shard_size=1 << 16)
+    merge(adapter, tmp_path / "many", tmp_path / "back", max_shard_size=1 << 30)
     names = sorted(path.name for path in (tmp_path / "many").glob("*.safetensors"))
     assert len(names) > 3 and names[0] == f"model-00001-of-{len(names):05}.safetensors"
     one, many = helpers.stored(tmp_path / "one"), helpers.stored(tmp_path / "many")
@@ -118,7 +118,7 @@ def test_what_only_streaming_can_do_is_refused_for_an_adapter_that_needs_peft(pi
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora")
     (tmp_path / "out").mkdir()
     with pytest.raises(Permanent, match="PEFT's way writes the base's own values"):
-        merge_adapter(adapter, pico_base, tmp_path / "out", dtype="float32")
+        merge_adapter(adapter, pico_base, tmp_path / "out", MergeOptions(dtype="float32"))
 
 
 def test_the_base_as_a_qlora_training_saw_it_can_be_what_is_merged_into(pico_base: Path, tmp_path: Path) -> None:
@@ -126,19 +126,19 @@ def test_the_base_as_a_qlora_training_saw_it_can_be_what_is_merged_into(pico_bas
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter")
-    report = merge(adapter, pico_base, tmp_path / "out", base_values="dequantized")
+    report = merge(adapter, pico_base, tmp_path / "out", base="dequantized")
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
     packed = AutoModelForCausalLM.from_pretrained(pico_base, dtype=torch.bfloat16, quantization_config=settings).dequantize()
     expected = PeftModel.from_pretrained(packed, adapter).merge_and_unload().state_dict()
     got = helpers.stored(tmp_path / "out")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in got.items())
     assert any("quantized to nf4 and back" in warning for warning in report.warnings)
-    assert report.changed_modules == 14
+    assert report.figures.changed_modules == 14
 
 
 @pytest.mark.parametrize("how", ["sample", "full"])
 def test_a_written_file_that_does_not_hold_base_and_adapter_is_noticed(
-    how: str, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: Any, pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from handlers.merge.engine import arithmetic
 
@@ -152,5 +152,5 @@ def test_a_written_file_that_does_not_hold_base_and_adapter_is_noticed(
     monkeypatch.setattr(arithmetic.PreparedLowRank, "fill", wrong)
     (tmp_path / "out").mkdir()
     with pytest.raises(Permanent, match="is not base") as caught:
-        merge_adapter(adapter, pico_base, tmp_path / "out", verify=how)
+        merge_adapter(adapter, pico_base, tmp_path / "out", MergeOptions(verify=how))
     assert caught.value.fault.code == "merge-not-exact"

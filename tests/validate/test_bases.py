@@ -18,7 +18,7 @@ from daemon.contract.plan import spec_of
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
 from handlers.child.progress import Reporter
-from handlers.merge.api import merge_adapter
+from handlers.merge import merge_adapter
 from handlers.validate import merged
 from handlers.validate import reference as reference_stage
 from handlers.validate.checks import base_likelihood
@@ -102,7 +102,7 @@ def test_a_model_merged_into_the_base_of_a_qlora_training_equals_the_live_model_
 ) -> None:
     base, pin = make(tmp_path)
     (tmp_path / "merged").mkdir()
-    merge_adapter(pin, base, tmp_path / "merged", dtype="float32", base_values=values)
+    merge_adapter(pin, base, tmp_path / "merged", MergeOptions(dtype="float32", base=values))
     same = merged_check(base, pin, tmp_path / "merged", tmp_path / "same", live_on=values)
     assert same.verdict is Verdict.PASSED, same.reasons
     assert same.figures["error_max"] < 1e-3
@@ -282,7 +282,7 @@ def test_the_stage_passes_a_model_that_was_merged_as_configured_and_writes_what_
 ) -> None:
     (tmp_path / "merged").mkdir()
     pin = trained["dequantized"]
-    merge_adapter(pin, pico_base, tmp_path / "merged", base_values="dequantized")
+    merge_adapter(pin, pico_base, tmp_path / "merged", MergeOptions(base="dequantized"))
     models.make_tokenizer().save_pretrained(tmp_path / "merged")
     inputs = {"merge": str(tmp_path / "merged"), "pytorch": str(tmp_path / "merged")}
     context = context_of(pico_base, pin, tmp_path / "job", chosen="dequantized", inputs=inputs)

@@ -1,1 +1,1 @@
-"""An adapter as it lies on disk, its keys, what it changes."""
+"""An adapter on disk, its keys, and the parameters that it changes."""

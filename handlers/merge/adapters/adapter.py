@@ -1,7 +1,7 @@
-"""An adapter checkpoint as it lies on disk: its configuration, its tensors, and what may not be merged at all.
+"""An adapter checkpoint on disk: its configuration, its tensors, and which adapters can't be merged at all.
 
-Called by the merge. Tensors are read one at a time, so a large adapter never lies in memory as a whole; a `.bin`
-adapter is unpickled with `weights_only=True`, which executes nothing. torch is imported only when a tensor is asked for.
+Called by the merge. Tensors are read one at a time, so that a large adapter is never in memory as a whole; a `.bin` adapter is unpickled
+with `weights_only=True`, which executes nothing. torch is imported only when a tensor is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.models.files import DTYPES, TensorInfo, read_header, read_json
+from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
+from handlers.models.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ class Adapter:
         """`count` elements of a tensor from element `first` on, flat, as stored."""
         import torch
 
-        from handlers.merge.weights.sources import Bytes
+        from handlers.merge.weights.sources import TensorReader
 
         if self.unpickled:
             tensor: torch.Tensor = self.unpickled[key]
@@ -76,12 +77,12 @@ class Adapter:
         dtype = getattr(torch, DTYPES[info.dtype][0])
         found = torch.empty(count, dtype=dtype)
         if count:
-            Bytes(self.file, info).read(first, found)
+            TensorReader(self.file, info).read(first, found)
         return found
 
 
 class AdapterSource:
-    """A tensor of the adapter that takes the place of one of the base's, read by rows and cast to the dtype it is written in."""
+    """A source for a tensor of the adapter that replaces one of the base's, cast to the dtype in which it is written."""
 
     def __init__(self, adapter: Adapter, key: str, dtype: torch.dtype) -> None:
         self.name, self.shape, self.dtype = key, adapter.shapes[key], dtype

@@ -1,4 +1,4 @@
-"""The tensors of several adapters under one roof, as plans name them."""
+"""The tensors of one or several adapters under the keys that a merge plan gives them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Bundle:
-    """The tensors of several adapters, or of none: `N:key` is the Nth's, a key without a number the first's."""
+    """The tensors of several adapters, or of none: `N:key` is a key of adapter number N, a key without a number one of the first."""
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self._adapters = adapters

@@ -1,7 +1,7 @@
-"""What an adapter asks of each parameter: its keys gathered by the parameter that they change.
+"""The changes that an adapter makes to the parameters of its model, one `Change` for each parameter.
 
-Called by `handlers.merge.plan.matcher`. A wish is still free of the base: it says what to do, not where the base stores it. Half pairs,
-ranks that contradict the configuration and adapters saved in shards are refused here.
+Called by `handlers.merge.plan.matcher`. A change names a parameter of the adapter's model; which tensor of the base stores it is decided
+later. Incomplete pairs of factors, ranks that contradict the configuration and adapters saved in shards are refused here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,32 @@ from handlers.merge.adapters.name_mapping import OPERATION
 
 
 @dataclass
-class Wish:
-    """What is asked of one parameter: at most one of these is the main change; `base` comes before it."""
+class Change:
+    """What the adapter does to one parameter. Factors, tokens, bias and saved values are keys of its weights."""
 
     parameter: str
     module: str
     factors: Factors | None = None
+    """A low-rank delta to add."""
     saved: str | None = None
+    """Values that replace the parameter."""
     base: str | None = None
+    """The base's own values as they were in training; they replace the stored ones before anything else is done."""
     tokens: str | None = None
+    """Rows of trained tokens, which replace those of the parameter."""
     bias: str | None = None
+    """A bias to add."""
     scale: float = 1.0
+    """Factor of the bias."""
 
     @property
-    def changes(self) -> bool:
-        """Whether more than the base's own value is in the adapter."""
+    def trained(self) -> bool:
+        """Whether the adapter holds more of the parameter than the base's own values."""
         return bool(self.factors or self.saved or self.tokens or self.bias)
 
 
-def sides(factors: Factors) -> tuple[str, str, bool]:
-    """Keys of A and of B, and whether they are an embedding's."""
+def factor_keys(factors: Factors) -> tuple[str, str, bool]:
+    """Keys of A and of B, and whether they belong to an embedding."""
     embedding = "embedding_A" in factors.roles
     prefix = "embedding_" if embedding else ""
     return factors.roles[f"{prefix}A"], factors.roles[f"{prefix}B"], embedding
@@ -67,7 +73,7 @@ def _check_pair(adapter: Adapter, factors: Factors) -> None:
 
 def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
     """Permanent when the factors' shapes are not those of the module's rank."""
-    module, (key_a, key_b, _) = factors.module, sides(factors)
+    module, (key_a, key_b, _) = factors.module, factor_keys(factors)
     a, b = adapter.shapes[key_a], adapter.shapes[key_b]
     pruned = adapter.method == "ADALORA"
     if len(a) < 2 or len(b) < 2 or (not pruned and 0 in a + b):
@@ -89,27 +95,28 @@ def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
         )
 
 
-def gather(adapter: Adapter, keys: Keys) -> dict[str, Wish]:
-    """Parameter → wish, for every key but those of fused experts, which `handlers.merge.plan.fused_experts` takes out first."""
-    found: dict[str, Wish] = {}
+def gather(adapter: Adapter, keys: Keys) -> dict[str, Change]:
+    """Parameter → change, for all keys but those of fused experts, which `handlers.merge.plan.fused_experts` takes out first."""
+    found: dict[str, Change] = {}
 
-    def wish(module: str, leaf: str) -> Wish:
+    def change_of(module: str, leaf: str) -> Change:
         parameter = f"{module}.{leaf}" if module else leaf
-        return found.setdefault(parameter, Wish(parameter, module))
+        return found.setdefault(parameter, Change(parameter, module))
 
     for factors in keys.factors.values():
         _check_pair(adapter, factors)
-        one = wish(factors.module, "weight")
-        one.factors = factors
+        change_of(factors.module, "weight").factors = factors
         if "B.bias" in factors.roles:
-            bias = wish(factors.module, "bias")
+            bias = change_of(factors.module, "bias")
             bias.bias, bias.scale = factors.roles["B.bias"], scale_of(adapter.config, factors.module)
     for module, key in keys.tokens.items():
-        wish(module, "weight").tokens = key
-    for kind, table in (("saved", keys.saved), ("base", keys.base)):
-        for parameter, key in table.items():
-            module, _, leaf = parameter.rpartition(".")
-            setattr(wish(module, leaf), kind, key)
+        change_of(module, "weight").tokens = key
+    for parameter, key in keys.saved.items():
+        module, _, leaf = parameter.rpartition(".")
+        change_of(module, leaf).saved = key
+    for parameter, key in keys.base.items():
+        module, _, leaf = parameter.rpartition(".")
+        change_of(module, leaf).base = key
     return found
 
 
@@ -119,10 +126,10 @@ def named_in(config: dict[str, Any], setting: str, module: str) -> bool:
     return any(f".{name}." in f".{module}." for name in names)
 
 
-def digest(adapter: Adapter, key: str, *, turned: bool = False) -> str:
-    """What tells the values of one tensor from another's; `turned` takes a matrix transposed."""
-    whole = hashlib.sha256(repr(adapter.shapes[key][::-1] if turned else adapter.shapes[key]).encode())
-    if turned:
+def digest(adapter: Adapter, key: str, *, transposed: bool = False) -> str:
+    """SHA-256 of the shape and values of one tensor, or of the transpose of a matrix."""
+    whole = hashlib.sha256(repr(adapter.shapes[key][::-1] if transposed else adapter.shapes[key]).encode())
+    if transposed:
         whole.update(adapter.tensor(key).T.contiguous().numpy().tobytes())
         return whole.hexdigest()
     total, step = 1, 1 << 20
@@ -133,22 +140,22 @@ def digest(adapter: Adapter, key: str, *, turned: bool = False) -> str:
     return whole.hexdigest()
 
 
-def signature(adapter: Adapter, wish: Wish | None) -> tuple[str, ...]:
-    """Equal for two ends of a shared weight exactly when the live adapter gives both the same values."""
-    if wish is None or not wish.changes:
+def signature(adapter: Adapter, change: Change | None) -> tuple[str, ...]:
+    """A key that is equal for two names of a shared weight exactly when the live adapter gives both the same values."""
+    if change is None or not change.trained:
         return ()
-    if wish.saved:
-        return ("saved", digest(adapter, wish.saved))
-    if wish.tokens:
-        return ("tokens", digest(adapter, wish.tokens))
-    if wish.bias:
-        return ("bias", digest(adapter, wish.bias), repr(wish.scale))
-    assert wish.factors is not None
-    a, b, embedding = sides(wish.factors)
-    first, second = (digest(adapter, b, turned=True), digest(adapter, a, turned=True)) if embedding else (
+    if change.saved:
+        return ("saved", digest(adapter, change.saved))
+    if change.tokens:
+        return ("tokens", digest(adapter, change.tokens))
+    if change.bias:
+        return ("bias", digest(adapter, change.bias), repr(change.scale))
+    assert change.factors is not None
+    a, b, embedding = factor_keys(change.factors)
+    first, second = (digest(adapter, b, transposed=True), digest(adapter, a, transposed=True)) if embedding else (
         digest(adapter, a), digest(adapter, b),
     )  # fmt: skip
-    magnitude = wish.factors.roles.get("magnitude_vector")
-    # The norm of an embedding is taken over another dimension than a head's: with a magnitude the ends differ.
+    magnitude = change.factors.roles.get("magnitude_vector")
+    # DoRA takes the norm of an embedding over another dimension than that of a head: with a magnitude the two differ.
     rest = (digest(adapter, magnitude), str(embedding)) if magnitude else ()
-    return ("factors", first, second, repr(scale_of(adapter.config, wish.module)), *rest)
+    return ("factors", first, second, repr(scale_of(adapter.config, change.module)), *rest)

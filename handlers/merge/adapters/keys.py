@@ -1,7 +1,7 @@
-"""The keys of an adapter's weights, taken apart: which parameter of the base each one speaks of, and in what role.
+"""Parsing the keys of an adapter's weights: which parameter of the base each key belongs to, and in what role.
 
-Called by `handlers.merge.plan.matcher`. Names that wrappers of training leave in the path are dropped, and the forms that older releases of
-PEFT wrote are understood. Names and shapes only; no tensor is read.
+Called by `handlers.merge.plan.matcher`. Names that training wrappers leave in the path are removed, and the key formats of older PEFT
+releases are understood. Only names are used; no tensor is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INNER = re.compile(r"^(?P<module>.+?)\.base_layer\.(?P<leaf>[^.]+)$")
 
 @dataclass
 class Factors:
-    """The keys of one low-rank change of a module, by role; `nested` counts the wrappers between it and the module."""
+    """The keys of one low-rank change of a module, by role; `nested` is the number of `.base_layer` wrappers between it and the module."""
 
     module: str
     nested: int = 0
@@ -32,7 +32,7 @@ class Factors:
 
 @dataclass
 class Keys:
-    """All keys of an adapter; each one lies in exactly one of these."""
+    """All keys of an adapter; each key is in exactly one of these tables."""
 
     factors: dict[tuple[str, int], Factors] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
@@ -40,23 +40,23 @@ class Keys:
     saved: dict[str, str] = field(default_factory=dict)
     """Parameter → key that replaces it."""
     base: dict[str, str] = field(default_factory=dict)
-    """Parameter → key of the base's own value, which training carried along under the adapter."""
+    """Parameter → key of the base's own value, which was saved along with the adapter."""
     adapters: set[str] = field(default_factory=set)
-    """Names of adapters that stand in the keys; PEFT itself leaves them out."""
+    """Adapter names that occur in the keys; PEFT itself does not write them."""
 
 
-def bare(key: str) -> str:
-    """A key without the prefix that PEFT's own wrapper gives it and without those of compilers and sharders."""
+def without_prefixes(key: str) -> str:
+    """A key without the prefixes that PEFT, torch.compile, FSDP and activation checkpointing add."""
     key = WRAPPERS.sub("", key).lstrip(".")
     key = key.removeprefix("module.") if key.startswith("module.base_model.") else key
     return key.removeprefix("base_model.model.") if key.startswith("base_model.model.") else key.removeprefix("base_model.")
 
 
 def parse(keys: Iterable[str]) -> Keys:
-    """Take all keys apart; what has no LoRA name is a parameter that was saved as a whole."""
+    """Sort all keys by what they are; a key without a LoRA name is a parameter that was saved as a whole."""
     found = Keys()
     for key in sorted(keys):
-        name = bare(key)
+        name = without_prefixes(key)
         if match := _LORA.match(name):
             nested = match["nested"].count("base_layer")
             role = match["role"] + (".bias" if match["leaf"] == "bias" else "")

@@ -1,7 +1,7 @@
-"""From the names that the adapter's model gives its parameters to those under which the base stores them.
+"""Maps the parameter names of the adapter's model to the names under which the base stores them.
 
-Called by `handlers.merge.plan.matcher`. A base may be saved from the headless class, without the prefix that the model with a head has, or
-the other way round; one rule is chosen for all names, so that a wrong base is not pieced together.
+Called by `handlers.merge.plan.matcher`. A base may have been saved from the class without a head, so that its names lack a prefix, or the
+other way round. One rule is used for all names: with a rule for each name, an adapter could match a base that it does not belong to.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import TensorInfo
 from handlers.merge.adapters.adapter import Adapter
-from handlers.models.files import TensorInfo
 
 OPERATION = "merge the adapter"
 
 
 class NeedsPeft(Exception):
-    """The adapter can't be streamed; the message is the reason, as a clause."""
+    """The streaming merge does not support this case, so PEFT has to merge; the message is the reason, as a clause."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """The rule: `drop` is taken from the front of a parameter's name, `add` is put there."""
+    """The rule: the prefix `drop` is removed from a parameter's name and the prefix `add` put before it."""
 
     stored: Mapping[str, TensorInfo]
     drop: str = ""
     add: str = ""
 
     def tensor(self, parameter: str) -> str:
-        """The name under which the base stores the parameter, if it does."""
+        """The name under which the base would store the parameter."""
         return self.add + parameter.removeprefix(self.drop) if parameter.startswith(self.drop) else parameter
 
     def info(self, parameter: str) -> TensorInfo | None:
@@ -40,19 +40,19 @@ class Names:
         return self.stored.get(self.tensor(parameter))
 
     def parameter(self, tensor: str) -> str:
-        """The parameter that a stored tensor is."""
+        """The parameter of which the stored tensor holds the values."""
         return self.drop + tensor.removeprefix(self.add) if tensor.startswith(self.add) else tensor
 
 
-def choose(parameters: Collection[str], stored: Mapping[str, TensorInfo]) -> Names:
-    """The rule under which all `parameters` are stored; the plain one when there is none such."""
+def choose_names(parameters: Collection[str], stored: Mapping[str, TensorInfo]) -> Names:
+    """The rule by which all `parameters` are found among `stored`; the one that changes no name if there is none."""
     plain = Names(stored)
     if not parameters or any(name in stored for name in parameters):
         return plain
     first = next(iter(parameters)).partition(".")[0] + "."
     rules = [Names(stored, drop=first)]
-    fronts = Counter(name.partition(".")[0] + "." for name in stored)
-    rules += [Names(stored, add=front) for front, _ in fronts.most_common(3)]
+    prefixes = Counter(name.partition(".")[0] + "." for name in stored)
+    rules += [Names(stored, add=prefix) for prefix, _ in prefixes.most_common(3)]
     return next((rule for rule in rules if all(rule.info(name) is not None for name in parameters)), plain)
 
 

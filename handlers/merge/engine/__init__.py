@@ -1,1 +1,1 @@
-"""Carries the plan out, resumes, reads back."""
+"""Executes the plan, resumes an interrupted merge, and checks the written files."""

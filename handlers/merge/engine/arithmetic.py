@@ -1,4 +1,4 @@
-"""The arithmetic of a merge: how rows of a merged tensor come from the same rows of the base's and from the adapter's factors.
+"""The arithmetic of a merge: how rows of a merged tensor are computed from the same rows of the base and the adapter's factors.
 
 `prepare` is called by the streaming engine, one tensor at a time. All sums are fp32; the engine rounds, once.
 Formulas: LoRA (Hu et al. 2021), DoRA (Liu et al. 2024), AdaLoRA (Zhang et al. 2023).
@@ -23,25 +23,25 @@ class Prepared:
 
     def __init__(self, *factors: torch.Tensor) -> None:
         self.factors = factors
-        """What was read of the adapter, to tell where a value that is not finite came from."""
+        """The adapter's tensors, to find out where a value that is not finite came from."""
 
-    def look(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """See rows of the base in a first pass; `out` may be written over. Called for operations that say `twice`."""
+    def scan(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Receive rows of the base in a first pass, for operations with `twice`. `out` is scratch memory of the same shape."""
 
     def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Put the merged values of the rows from `first` on into `out` (fp32), given the base's."""
+        """Write the merged values of the rows from `first` on into `out` (fp32), given those of the base."""
         raise NotImplementedError
 
 
 FUSED_RANK = 128
-"""Up to this rank the math libraries sum over it in one go, and then the result may be added to the base in the same pass."""
+"""Up to this rank the math libraries sum over the rank in one pass, so that delta and base may be added in the same operation."""
 
 
 @functools.lru_cache(maxsize=4096)
 def _fuses(rows: int, rank: int, columns: int) -> bool:
-    """Whether W + B·A in one operation gives, to the bit, what it gives in two: it may sum in another order for some shapes.
+    """Whether W + B·A gives the same bits in one operation as in two: for some shapes the order of the sum differs.
 
-    The order depends on the shapes and on the processor, not on the values, so that it is tried once for each shape.
+    The order depends on the shapes and the processor, not on the values, so that it is tested once for each shape.
     """
     generator = torch.Generator().manual_seed(rows * 31 + columns)
     b, a = (torch.randn(*shape, generator=generator) for shape in ((rows, rank), (rank, columns)))
@@ -80,7 +80,7 @@ class PreparedLowRank(Prepared):
             out.copy_(out.to(weights.dtype))
         out.add_(weights)
 
-    def look(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
+    def scan(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
         """As Prepared says."""
         self._add(first, weights, out)
         self._squares += out.double().square_().sum(0)
@@ -122,7 +122,7 @@ class PreparedExperts(Prepared):
         """As Prepared says."""
         operation, done = self._operation, 0
         columns = (self._b.shape[0] if operation.transposed else self._a.shape[-1]) or 1
-        # Whole experts may come as rows: then each is taken as the matrix that it is.
+        # Rows of the stacked tensor may be whole experts: each is then treated as a matrix.
         first *= weights.shape[1] // columns
         weights, out = weights.view(-1, columns), out.view(-1, columns)
         while done < weights.shape[0]:

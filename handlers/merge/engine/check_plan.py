@@ -1,28 +1,25 @@
-"""The integrity check of a streaming merge: the plan told in the terms of `handlers.merge.engine.readback`, which reads the written
-files back.
+"""The check of a streaming merge: translates the plan for `handlers.merge.engine.readback`, which reads the written files back.
 
-Called by `handlers.merge.engine.execute` when the files lie there and before the merge counts as done.
+Called by `handlers.merge.engine.execute` after all files are written and before the merge counts as done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from handlers.merge.engine.arithmetic import Read
-from handlers.merge.engine.readback import Beat, Probe, check_merge, wrong
+from handlers.merge.engine.readback import ChangedTensor, Factors, OnBytes, check_merge
 from handlers.merge.plan.operations import Bias, Experts, LowRank, Operation, Rows, Sum
 from handlers.merge.plan.output_layout import Output
 from handlers.merge.weights.sources import Source, StoredSource, torch_dtype
+from handlers.models.folder import ModelFolder
 
-Pair = tuple[torch.Tensor, torch.Tensor]
 
-
-class Written:
-    """A source for another dtype than its own; one of the adapter's is rounded to its own dtype first, as the engine does."""
+class RoundedSource:
+    """A source in the dtype that is written; with `rounded` its values are rounded to its own dtype first, as the engine does."""
 
     def __init__(self, source: Source, dtype: torch.dtype, *, rounded: bool) -> None:
         self._source, self._read = source, source.dtype if rounded else torch.float32
@@ -38,81 +35,76 @@ class Written:
         out.copy_(exact)
 
 
-def _low_rank(operation: LowRank, read: Read) -> Pair:
+def _low_rank(operation: LowRank, read: Read) -> Factors:
     a, b = (factor.reshape(factor.shape[0], -1) for factor in (read(operation.a), read(operation.b)))
     if operation.middle is not None:
         a = a * read(operation.middle)
-    return (a.T, b.T) if operation.transposed else (b, a)
+    return Factors(a.T, b.T) if operation.transposed else Factors(b, a)
 
 
-def _experts(operation: Experts, read: Read) -> Pair:
+def _experts(operation: Experts, read: Read) -> Factors:
     a, b = read(operation.a), read(operation.b)
     right = a.reshape(operation.experts, -1, a.shape[-1])
     left = b.reshape(b.shape[0], -1, operation.experts).permute(2, 0, 1)
     if operation.transposed:
         left, right = right.transpose(1, 2), left.transpose(1, 2)
     if operation.expert is None:
-        return left, right
-    return left[operation.expert, operation.offset : operation.offset + operation.rows], right[operation.expert]
+        return Factors(left, right)
+    rows = slice(operation.offset, operation.offset + operation.rows)
+    return Factors(left[operation.expert, rows], right[operation.expert])
 
 
-def _rows(operation: Rows, read: Read, source: Source) -> Pair:
-    """New rows as a change of the old ones."""
+def _rows(operation: Rows, read: Read, source: Source) -> Factors:
+    """New rows as a delta to the old ones."""
     left = torch.zeros(source.shape[0], len(operation.indices))
     before = torch.empty(len(operation.indices), source.shape[1])
     for place, index in enumerate(operation.indices):
         left[index, place] = 1.0
         source.rows(index, 1, before[place : place + 1])
-    return left, read(operation.key) - before
+    return Factors(left, read(operation.key) - before)
 
 
-def _factors(operation: Operation, read: Read, source: Source) -> Pair:
-    """Left and right, whose product is the change."""
+def _factors(operation: Operation, read: Read, source: Source) -> Factors:
+    """Two factors whose product is the delta."""
     if isinstance(operation, LowRank):
-        left, right = _low_rank(operation, read)
-        return left * (operation.scale / operation.divisor), right
+        return _low_rank(operation, read).scaled(operation.scale / operation.divisor)
     if isinstance(operation, Experts):
-        left, right = _experts(operation, read)
-        return left * operation.scale, right
+        return _experts(operation, read).scaled(operation.scale)
     if isinstance(operation, Rows):
         return _rows(operation, read, source)
     if isinstance(operation, Bias):
-        return read(operation.key)[:, None] * operation.scale, torch.ones(1, 1)
+        return Factors(read(operation.key)[:, None] * operation.scale, torch.ones(1, 1))
     assert isinstance(operation, Sum)
     pairs = [_factors(one, read, source) for one in operation.parts]
-    return torch.cat([left for left, _ in pairs], 1), torch.cat([right for _, right in pairs], 0)
+    return Factors(torch.cat([one.left for one in pairs], 1), torch.cat([one.right for one in pairs], 0))
 
 
-def _probe(output: Output, operation: Operation, source: Source, read: Read) -> Probe:
-    def factors() -> Pair:
+def _changed(output: Output, operation: Operation, source: Source, read: Read) -> ChangedTensor:
+    def factors() -> Factors:
         return _factors(operation, read, source)
 
-    probe = Probe(output.module, output.name, source, factors)
+    changed = ChangedTensor(output.module, output.name, source, factors)
     if not isinstance(operation, LowRank) or operation.magnitude is None:
-        return probe
+        return changed
     key = operation.magnitude
     norms: Callable[[], torch.Tensor] = lambda: read(key).reshape(-1)  # noqa: E731
-    return replace(probe, magnitude=norms, by_column=operation.transposed)
+    return replace(changed, magnitude=norms, by_column=operation.transposed)
 
 
-def check(
-    outputs: Iterable[Output], read: Read, base: Path, output: Path, *, full: bool = False, beat: Beat | None = None, flagged: bool = True
-) -> None:
-    """Permanent when the files in `output` do not hold what `outputs` say; `full` looks at every value instead of samples.
+def check(outputs: Iterable[Output], read: Read, model: ModelFolder, written: ModelFolder, *, full: bool, on_bytes: OnBytes) -> list[str]:
+    """What is wrong with the files in `written`, which were made of `model` as `outputs` say; empty when nothing was found.
 
-    `flagged`: what config.json says about the weights is checked too.
+    `full` compares every value instead of samples.
     """
     sources: dict[str, Source] = {}
-    probes = []
+    changed = []
     for one in outputs:
+        dtype = torch_dtype(one.dtype, model.path)
         if one.source is not None:
-            sources[one.name] = Written(one.source, torch_dtype(one.dtype, base), rounded=bool(one.origin))
+            sources[one.name] = RoundedSource(one.source, dtype, rounded=bool(one.origin))
         elif one.stored is not None:
-            source = StoredSource(one.name, base / one.stored.file, one.stored)
-            dtype = torch_dtype(one.dtype, base)
-            sources[one.name] = source if source.dtype == dtype else Written(source, dtype, rounded=False)
+            source = StoredSource(one.name, model.path_of(one.stored), one.stored)
+            sources[one.name] = source if source.dtype == dtype else RoundedSource(source, dtype, rounded=False)
         if one.operation is not None:
-            probes.append(_probe(one, one.operation, sources[one.name], read))
-    problems = check_merge(sources, output, probes, full=full, beat=beat, flagged=flagged)
-    if problems:
-        raise wrong(problems, output)
+            changed.append(_changed(one, one.operation, sources[one.name], read))
+    return check_merge(sources, written, changed, full=full, on_bytes=on_bytes)

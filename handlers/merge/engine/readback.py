@@ -1,102 +1,107 @@
-"""After the merge: do the written files hold base + adapter, computed again in another way?
+"""Reading the written files back: whether they hold base + adapter, computed again in another way.
 
-Called by `handlers.merge.engine.check_plan` before a merge counts as done. The output's bytes are read back. Changed tensors are
-multiplied with a random vector, W'x against Wx + s·B(Ax), and some of their rows compared element by element with a float64
-computation; the others are compared with the base's bytes. It looks at samples, or at everything when asked; a fault outside of the
-sample is not seen.
+Called by `handlers.merge.engine.check_plan` before a merge counts as done. Changed tensors are multiplied with a random vector, W'x
+against Wx + B(Ax), and some of their rows are compared element by element with a float64 computation; unchanged tensors are compared with
+the base's bytes. Samples of each tensor are compared, or all of it where that is asked for; an error outside of the samples is not found.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import TensorInfo
 from handlers.merge.weights.sources import Source, StoredSource, row_elements
-from handlers.models.files import TensorInfo, read_json, setting, tensors
+from handlers.models.folder import ModelFolder
 
 BLOCK = 1 << 20
 """Elements read at once."""
 SAMPLE = 1 << 13
-"""Elements of one sample; there are three of each tensor: its first rows, its last ones, and some in between."""
+"""Elements of one sample. There are three of each tensor: the first rows, the last rows, and some in between."""
 FAR = 4.0
-"""Roundings add up like a random walk: a sum beyond so many times the root of the summed squares of their limits, more than
-seven standard deviations, is no rounding."""
+"""Rounding errors add up like a random walk: a sum beyond so many times the root of the summed squares of their limits, which is more
+than seven standard deviations, is not explained by rounding."""
 
-Beat = Callable[[int], None]
-"""Is told the bytes of each step; what it raises ends the work."""
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes of each step; an exception that it raises ends the work."""
 _TIED_PAIRS = (("lm_head.weight", "model.embed_tokens.weight"), ("lm_head.weight", "transformer.wte.weight"))
 
 
+class Factors(NamedTuple):
+    """A delta as the product left @ right; for fused experts each factor has the expert as its first dimension."""
+
+    left: torch.Tensor
+    """Rows × rank."""
+    right: torch.Tensor
+    """Rank × columns."""
+
+    def scaled(self, scale: float) -> Factors:
+        """The delta multiplied by `scale`."""
+        return Factors(self.left * scale, self.right)
+
+
 @dataclass(frozen=True)
-class Probe:
-    """A tensor that an adapter changed by `scale · left @ right`, trailing dimensions of the tensor taken as one."""
+class ChangedTensor:
+    """A tensor to which an adapter added a delta; the dimensions of the tensor after the first are taken as one."""
 
     module: str
     tensor: str
     source: Source
-    """What the base holds."""
-    factors: Callable[[], tuple[torch.Tensor, torch.Tensor]]
-    """Gives left (rows × rank) and right (rank × columns); for fused experts each with the expert as first dimension."""
-    scale: float = 1.0
+    """The values before the change."""
+    factors: Callable[[], Factors]
+    """Reads the factors of the delta."""
     magnitude: Callable[[], torch.Tensor] | None = None
-    """DoRA: the norms that rows (or columns) of the sum are brought to."""
+    """DoRA: reads the norms to which the rows (or columns) of the sum are scaled."""
     by_column: bool = False
     """DoRA's norms belong to columns, as in embeddings and Conv1D."""
 
 
-def check_merge(
-    base: Mapping[str, Source],
-    output: Path,
-    probes: Sequence[Probe],
-    *,
-    replaced: Mapping[str, Callable[[], torch.Tensor]] | None = None,
-    dropped: Collection[str] = (),
-    full: bool = False,
-    beat: Beat | None = None,
-    flagged: bool = True,
-) -> list[str]:
-    """What is wrong with the merged model in `output`, one clause each; empty when nothing was found.
+class _Rows(NamedTuple):
+    """Some rows of a tensor, in the same order before and after the merge."""
 
-    `base`: what it was made of, each source with the dtype that is to be written. `replaced`: tensors that came from the adapter (new
-    ones as well), by what gives their values; `dropped`: tensors of the base that are not written on purpose; `flagged`: config.json is
-    held against the weights. Permanent when the output can't be read at all.
+    numbers: torch.Tensor
+    before: torch.Tensor
+    after: torch.Tensor
+
+
+def check_merge(
+    base: Mapping[str, Source], written: ModelFolder, changed: Sequence[ChangedTensor], *, full: bool, on_bytes: OnBytes
+) -> list[str]:
+    """What is wrong with the merged weights in `written`, one clause each; empty when nothing was found.
+
+    `base`: what each tensor was made of, with the dtype in which it is to be written. `full` compares every value instead of samples.
+    Permanent when the output can't be read at all.
     """
-    replaced, tell = replaced or {}, beat or (lambda count: None)
-    headers = tensors(output)
-    written = {name: StoredSource(name, output / info.file, info) for name, info in headers.items()}
-    changed = {probe.tensor: probe for probe in probes}
-    expected = (base.keys() - set(dropped)) | replaced.keys() | changed.keys()
-    problems = [f"{name} is missing" for name in sorted(expected - written.keys())]
-    problems += [f"{name} belongs to neither base nor adapter" for name in sorted(written.keys() - expected)]
+    sources = {name: StoredSource(name, written.path_of(info), info) for name, info in written.headers.items()}
+    by_name = {one.tensor: one for one in changed}
+    problems = [f"{name} is missing" for name in sorted(base.keys() - sources.keys())]
+    problems += [f"{name} belongs to neither base nor adapter" for name in sorted(sources.keys() - base.keys())]
     with torch.inference_mode():
-        for name, found in written.items():
-            if name not in expected:
+        for name, found in sources.items():
+            if name not in base:
                 continue
-            if name in changed:
-                problem = _changed(changed[name], found, full, tell)
-            elif name in replaced:
-                problem = _replaced(replaced[name](), found)
-            else:
-                problem = _unchanged(base[name], found, full, tell)
+            one = by_name.get(name)
+            problem = _unchanged(base[name], found, full, on_bytes) if one is None else _changed(one, found, full, on_bytes)
             problems += [f"{name} {problem}"] if problem else []
-    return problems + (flags(output, headers) if flagged else [])
+    return problems
 
 
 def wrong(problems: Sequence[str], output: Path) -> Permanent:
-    """The error for a merge that did not pass its check."""
+    """The error for a merge that failed its check."""
     more = f" (and {len(problems) - 1} more)" if problems[1:] else ""
     return Permanent(
         FaultCode.MERGE_NOT_EXACT,
         "check the merged weights",
         f"{problems[0]}{more}",
-        "look at the disk and the memory of this machine, then merge again; if it comes again, report it with the adapter's configuration",
+        "check the disk and the memory of this machine, then merge again; if it happens again, report it with the adapter's configuration",
         path=output,
     )
 
@@ -113,16 +118,16 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _samples(name: str, shape: tuple[int, ...], elements: int = SAMPLE) -> list[tuple[int, int]]:
-    """(first row, rows) of up to three samples; the one in between depends on the name alone, so that a check can be repeated."""
+def _samples(name: str, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(first row, rows) of up to three samples. The middle one depends only on the name, so that a check can be repeated."""
     total = shape[0] if shape else 1
-    rows = min(total, max(1, elements // max(1, row_elements(shape))))
+    rows = min(total, max(1, SAMPLE // max(1, row_elements(shape))))
     between = zlib.crc32(name.encode()) % max(1, total - rows + 1)
     return [(first, rows) for first in sorted({0, between, total - rows})]
 
 
 def _blocks(name: str, shape: tuple[int, ...], full: bool) -> Iterator[tuple[int, int]]:
-    """(first row, rows) of what is to be read of a tensor."""
+    """(first row, rows) of the blocks of a tensor that are compared."""
     if 0 in shape:
         return
     if not full:
@@ -139,75 +144,68 @@ def _rows(source: Source, first: int, count: int, dtype: torch.dtype) -> torch.T
     return out
 
 
-def _unchanged(base: Source, found: Source, full: bool, tell: Beat) -> str | None:
-    """Why a tensor that should be the base's is not; None when it is, in what was looked at."""
+def _unchanged(base: Source, found: Source, full: bool, on_bytes: OnBytes) -> str | None:
+    """How a tensor that should be the base's differs from it; None when no difference was found."""
     if problem := _differs(base, found):
         return problem
     for first, count in _blocks(found.name, found.shape, full):
         one, other = (_rows(source, first, count, found.dtype).view(torch.uint8) for source in (base, found))
-        tell(one.numel())
+        on_bytes(one.numel())
         if not torch.equal(one, other):
             row = first + int((one != other).any(dim=1).nonzero()[0, 0])
             return f"should be the base's, but differs from it in row {row}"
     return None
 
 
-def _replaced(wanted: torch.Tensor, found: Source) -> str | None:
-    if tuple(wanted.shape) != found.shape:
-        return f"has the shape {list(found.shape)}, where the adapter's is {list(wanted.shape)}"
-    values = _rows(found, 0, found.shape[0] if found.shape else 1, found.dtype).view(wanted.shape)
-    same = torch.equal(values.view(-1).view(torch.uint8), wanted.to(found.dtype).contiguous().view(-1).view(torch.uint8))
-    return None if same else "should be the adapter's, but is not"
-
-
-def _changed(probe: Probe, found: Source, full: bool, tell: Beat) -> str | None:
-    """Why a tensor is not base + delta; None when it is, in what was looked at."""
-    if problem := _differs(probe.source, found):
+def _changed(changed: ChangedTensor, found: Source, full: bool, on_bytes: OnBytes) -> str | None:
+    """How a tensor differs from base + delta; None when no difference was found."""
+    if problem := _differs(changed.source, found):
         return problem
-    left, right = probe.factors()
-    projection = None if probe.magnitude is not None or left.ndim == 3 else _Projection(probe, found, left, right)
-    # The samples in one go: of so few rows a call costs more than its arithmetic.
-    chosen, before, after = _pair(probe, found, _samples(found.name, found.shape), tell)
-    problem = _elements(probe, found, chosen, before.double(), after.double(), left, right)
-    if problem := problem or (projection.problem(chosen, before, after) if projection else None):
+    factors = changed.factors()
+    projection = None if changed.magnitude is not None or factors.left.ndim == 3 else _Projection(changed, found, factors)
+    # All samples at once: for so few rows a call costs more than its arithmetic.
+    samples = _read(changed, found, _samples(found.name, found.shape), on_bytes)
+    problem = _elements(changed, found, factors, _Rows(samples.numbers, samples.before.double(), samples.after.double()))
+    if problem := problem or (projection.problem(samples) if projection else None):
         return problem
     if not full or projection is None:
         return None
     for block in _blocks(found.name, found.shape, full):
-        if problem := projection.problem(*_pair(probe, found, [block], tell)):
+        if problem := projection.problem(_read(changed, found, [block], on_bytes)):
             return problem
     return None
 
 
-def _pair(probe: Probe, found: Source, pieces: Sequence[tuple[int, int]], tell: Beat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers of the rows in `pieces`, and these rows before and after the merge, in fp32."""
-    chosen = torch.cat([torch.arange(first, first + count) for first, count in pieces])
-    before, after = (torch.empty(len(chosen), row_elements(found.shape)) for _ in range(2))
+def _read(changed: ChangedTensor, found: Source, pieces: Sequence[tuple[int, int]], on_bytes: OnBytes) -> _Rows:
+    """The rows of the pieces (first row, rows), before and after the merge, in fp32."""
+    numbers = torch.cat([torch.arange(first, first + count) for first, count in pieces])
+    before, after = (torch.empty(len(numbers), row_elements(found.shape)) for _ in range(2))
     done = 0
     for first, count in pieces:
-        for source, out in ((probe.source, before), (found, after)):
+        for source, out in ((changed.source, before), (found, after)):
             source.rows(first, count, out[done : done + count])
         done += count
-    tell(2 * after.numel() * found.dtype.itemsize)
-    return chosen, before, after
+    on_bytes(2 * after.numel() * found.dtype.itemsize)
+    return _Rows(numbers, before, after)
 
 
 class _Projection:
-    """W'x against Wx + s·B(Ax) for one random x of ±1, with the sum of all roundings as a bound."""
+    """Compares W'x with Wx + B(Ax) for one random x of ±1, with the sum of all rounding errors as a bound."""
 
-    def __init__(self, probe: Probe, found: Source, left: torch.Tensor, right: torch.Tensor) -> None:
-        seed = torch.Generator().manual_seed(zlib.crc32(probe.tensor.encode()))
-        self._x = torch.randint(0, 2, (right.shape[1],), generator=seed).float().mul_(2).sub_(1)
-        self._probe, self._dtype, self._left = probe, found.dtype, left
-        self._inner = probe.scale * (right.double() @ self._x.double())
-        self._reach = abs(probe.scale) * right.norm(dim=1).double()
-        self._fp32 = _unit(torch.float32) * math.sqrt(len(self._x) + len(right))
+    def __init__(self, changed: ChangedTensor, found: Source, factors: Factors) -> None:
+        seed = torch.Generator().manual_seed(zlib.crc32(changed.tensor.encode()))
+        self._x = torch.randint(0, 2, (factors.right.shape[1],), generator=seed).float().mul_(2).sub_(1)
+        self._module, self._dtype, self._left = changed.module, found.dtype, factors.left
+        self._inner = factors.right.double() @ self._x.double()
+        self._reach = factors.right.norm(dim=1).double()
+        self._fp32 = _unit(torch.float32) * math.sqrt(len(self._x) + len(factors.right))
 
-    def problem(self, chosen: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> str | None:
-        """What is wrong with the rows of these numbers; None when nothing is."""
-        factor = self._left[chosen].double()
+    def problem(self, rows: _Rows) -> str | None:
+        """What is wrong with these rows; None when nothing is."""
+        numbers, before, after = rows
+        factor = self._left[numbers].double()
         wanted = before @ self._x + (factor @ self._inner).float()
-        # The sum is rounded once, delta perhaps before it, and everything in fp32 on the way, where it may cancel out.
+        # The sum is rounded once, the delta perhaps before it; and everything is rounded to fp32 on the way, where it may cancel out.
         rounded = after.norm(dim=1) + (after - before).norm(dim=1)
         summed = rounded + before.norm(dim=1) + (factor.abs() @ self._reach).float()
         bound = FAR * (_unit(self._dtype) * rounded + self._fp32 * summed + _tiny(self._dtype) * math.sqrt(len(self._x)))
@@ -216,8 +214,8 @@ class _Projection:
             return None
         row = int((off / bound).nan_to_num(math.inf).argmax())
         return (
-            f"is not base + delta ({self._probe.module}): a random probe of row {int(chosen[row])} is off by {float(off[row]):.3g}, "
-            f"{float(off[row] / bound[row]):.1f} times what rounding explains"
+            f"is not base + delta ({self._module}): the product of row {int(numbers[row])} with a random vector is off by "
+            f"{float(off[row]):.3g}, {float(off[row] / bound[row]):.1f} times what rounding explains"
         )
 
 
@@ -231,71 +229,65 @@ def _tiny(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
 
 
-def _elements(
-    probe: Probe, found: Source, chosen: torch.Tensor, before: torch.Tensor, after: torch.Tensor, left: torch.Tensor, right: torch.Tensor
-) -> str | None:
-    """Compare the rows of these numbers element by element with base + delta in float64, within what the engine's roundings can do."""
-    across, factor = (right[chosen] if left.ndim == 3 else right).double(), left[chosen].double()
+def _elements(changed: ChangedTensor, found: Source, factors: Factors, rows: _Rows) -> str | None:
+    """Compare rows, given in float64, with base + delta in float64, within what the engine's rounding explains."""
+    left, right = factors
+    across, factor = (right[rows.numbers] if left.ndim == 3 else right).double(), left[rows.numbers].double()
     delta, spread = (factor @ across).flatten(1), (factor.abs() @ across.abs()).flatten(1)
-    total = before + probe.scale * delta
-    # Delta in fp32 (a sum over the rank), rounded perhaps to the output's dtype before the addition; then the sum, once.
-    slack = _unit(torch.float32) * (right.shape[-2] + 8) * (abs(probe.scale) * spread + before.abs())
-    slack += _unit(found.dtype) * (abs(probe.scale) * delta.abs() + slack)
-    if probe.magnitude is not None:
-        total, slack = _rescaled(probe, chosen, total, slack, after)
+    total = rows.before + delta
+    # The delta in fp32 (a sum over the rank), rounded perhaps to the output's dtype before the addition; then the sum, once.
+    slack = _unit(torch.float32) * (right.shape[-2] + 8) * (spread + rows.before.abs())
+    slack += _unit(found.dtype) * (delta.abs() + slack)
+    if changed.magnitude is not None:
+        total, slack = _rescaled(changed, rows, total, slack)
     bound = 1.01 * _unit(found.dtype) * (total.abs() + slack) + slack + _tiny(found.dtype)
-    off = (after - total).abs()
+    off = (rows.after - total).abs()
     if bool((off <= bound).all()):
         return None
     place = int((off / bound).nan_to_num(math.inf).argmax())
-    row, column = int(chosen[place // off.shape[1]]), place % off.shape[1]
-    value, wanted = float(after.reshape(-1)[place]), float(total.reshape(-1)[place])
-    return f"is not base + delta ({probe.module}): element [{row}, {column}] is {value:.6g} and should be {wanted:.6g}"
+    row, column = int(rows.numbers[place // off.shape[1]]), place % off.shape[1]
+    value, wanted = float(rows.after.reshape(-1)[place]), float(total.reshape(-1)[place])
+    return f"is not base + delta ({changed.module}): element [{row}, {column}] is {value:.6g} and should be {wanted:.6g}"
 
 
-def _rescaled(
-    probe: Probe, chosen: torch.Tensor, total: torch.Tensor, slack: torch.Tensor, after: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """DoRA: the sum brought to its norms, and the slack with it.
+def _rescaled(changed: ChangedTensor, rows: _Rows, total: torch.Tensor, slack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """DoRA: the sum scaled to its norms, and the slack with it.
 
-    The norm of a column can't be told from a few rows; then the factor is the one that fits them best.
+    The norm of a column can't be computed from a few rows; there the factor that fits these rows best is used.
     """
-    assert probe.magnitude is not None
-    if probe.by_column:
-        factor = ((after * total).sum(dim=0) / total.square().sum(dim=0).clamp_min(1e-300))[None, :]
-        rounding = 2 * _unit(torch.float32) + 2 * _unit(probe.source.dtype)
+    assert changed.magnitude is not None
+    if changed.by_column:
+        factor = ((rows.after * total).sum(dim=0) / total.square().sum(dim=0).clamp_min(1e-300))[None, :]
+        rounding = 2 * _unit(torch.float32) + 2 * _unit(changed.source.dtype)
     else:
-        magnitude = probe.magnitude().double().reshape(-1)[chosen]
+        magnitude = changed.magnitude().double().reshape(-1)[rows.numbers]
         factor = (magnitude / total.norm(dim=1))[:, None]
         rounding = _unit(torch.float32) * math.sqrt(total.shape[1]) * 4
     total = total * factor
     return total, slack * factor.abs() + rounding * total.abs()
 
 
-def flags(output: Path, found: Mapping[str, TensorInfo]) -> list[str]:
-    """What config.json says about the weights and the files do not bear out."""
-    config = read_json(output / "config.json", "read the merged model's configuration") if (output / "config.json").is_file() else {}
-    problems: list[str] = []
-    tied, size = setting(config, "tie_word_embeddings"), setting(config, "vocab_size")
+def contradictions(model: ModelFolder) -> list[str]:
+    """Statements of config.json about the weights that the files contradict, one clause each."""
+    found, problems = model.headers, []
+    tied, size = model.setting("tie_word_embeddings"), model.setting("vocab_size")
     for head, embedding in _TIED_PAIRS:
         if embedding not in found:
             continue
         rows = found[embedding].shape[0]
         if isinstance(size, int) and rows < size:
             problems.append(f"{embedding} has {rows:,} rows, and config.json's vocab_size is {size:,}")
-        if tied is True and head in found and not _same(output, found[head], found[embedding]):
+        if tied is True and head in found and not _same(model, found[head], found[embedding]):
             problems.append(f"{head} differs from {embedding}, yet config.json ties them, so that one of the two would be lost")
-        if tied is False and head not in found and "CausalLM" in " ".join(config.get("architectures") or ()):
+        if tied is False and head not in found and "CausalLM" in " ".join(model.config.get("architectures") or ()):
             problems.append(f"config.json does not tie the head to the embeddings, yet there is no {head}")
-    if setting(config, "quantization_config") and not any(
-        info.dtype in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2") for info in found.values()
-    ):
+    if model.setting("quantization_config") and not any(info.dtype in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2") for info in found.values()):
         problems.append("config.json names a quantization, yet no weight is quantized")
     return problems
 
 
-def _same(folder: Path, one: TensorInfo, other: TensorInfo) -> bool:
+def _same(model: ModelFolder, one: TensorInfo, other: TensorInfo) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    head, embedding = (StoredSource("", folder / info.file, info) for info in (one, other))
+    head, embedding = (StoredSource("", model.path_of(info), info) for info in (one, other))
     return _unchanged(head, embedding, True, lambda count: None) is None

@@ -1,8 +1,8 @@
-"""Which files of a half-finished merge are whole: the ledger by which an interrupted merge goes on.
+"""The ledger of a merge's finished files, by which an interrupted merge is resumed.
 
-Called by `handlers.merge.engine.execute` for a merge that may be resumed. The ledger lies in the output folder under a hidden name, is
-replaced atomically after each finished file, and goes when the merge is done. A file counts as whole when the ledger, made for
-exactly this work, names it and its SHA-256 is the one in there; everything else in the folder is made again.
+Called by `handlers.merge.engine.execute` for a merge that may be resumed. The ledger is a hidden file in the output folder, is replaced
+atomically after each finished file, and is removed when the merge is done. A file is kept if the ledger was written for exactly the
+same merge, names the file, and has its SHA-256; everything else in the folder is made again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from daemon.contract.failpoints import point
 from daemon.contract.files import fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
 from daemon.contract.values import digest_of
 from handlers.merge.adapters.adapter import Adapter
-from handlers.merge.weights.base_digest import Beat, digest_file
+from handlers.merge.weights.base_digest import OnBytes, digest_file
+from handlers.models.folder import ModelFolder
 
 LEDGER = ".merge-progress.json"
 VERSION = 1
@@ -28,17 +29,22 @@ ENGINE = 3
 
 
 States = dict[str, list[int]]
-"""Name of a base's file → its `file_state`."""
+"""Name of a weight file → its `file_state`."""
 
 
 def file_state(path: Path) -> list[int]:
-    """What tells one state of a base's file from another and outlives a reboot: inode, size, mtime in nanoseconds."""
+    """Identifies the state of a file, also after a reboot: inode, size, mtime in nanoseconds."""
     found = os.stat(path)
     return [found.st_ino, found.st_size, found.st_mtime_ns]
 
 
+def file_states(model: ModelFolder) -> States:
+    """The states of the model's weight files now."""
+    return {name: file_state(model.path / name) for name in model.files.names}
+
+
 def purpose(adapters: Sequence[Adapter], plan: Any, states: States) -> dict[str, Any]:
-    """What determines every byte of the merged files, as a JSON value: base, adapters, what is done with them, by what.
+    """Everything that determines the bytes of the merged files, as a JSON value: base, adapters, plan, and the software.
 
     `plan`: a JSON value that says what is done.
     """
@@ -47,7 +53,7 @@ def purpose(adapters: Sequence[Adapter], plan: Any, states: States) -> dict[str,
     return {
         "engine": ENGINE,
         "torch": str(torch.__version__),
-        "cpu": cpu.here().key,  # the library's sums are another's in the last bit
+        "cpu": cpu.here().key,  # the last bit of the math library's sums depends on it
         "base": states,
         "adapters": [
             {path.name: sha256_file(path) for path in (adapter.folder / "adapter_config.json", adapter.file)} for adapter in adapters
@@ -56,7 +62,7 @@ def purpose(adapters: Sequence[Adapter], plan: Any, states: States) -> dict[str,
     }
 
 
-def sweep(folder: Path, keep: Collection[str] = ()) -> None:
+def clear(folder: Path, keep: Collection[str] = ()) -> None:
     """Remove everything in `folder` but the entries named in `keep`."""
     for path in folder.iterdir():
         if path.name in keep:
@@ -71,30 +77,30 @@ class Ledger:
     """The finished files of one merge; opened once, before the merge writes anything."""
 
     def __init__(
-        self, folder: Path, made_for: dict[str, Any], names: Collection[str], beat: Callable[[str], Beat], spared: Collection[str] = ()
+        self, folder: Path, made_for: dict[str, Any], names: Collection[str], reading: Callable[[str], OnBytes], keep: Collection[str] = ()
     ) -> None:
-        """Find out which of `names` in `folder` are whole, remove the rest but for the entries `spared`.
+        """Find out which of the files `names` in `folder` are complete; remove everything else but the entries `keep`.
 
-        `beat(name)` gives who is told of bytes that were read.
+        `reading(name)` returns what is called with the number of bytes that were read of a file.
         """
         self.digests: dict[str, str] = {}
-        """File → SHA-256, for every file that is whole."""
+        """File → SHA-256, for every finished file."""
         self._folder = folder
         self._made_for = made_for
         self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
         for name, entry in self._read().items():
-            if name in names and self._is_whole(name, entry, beat):
+            if name in names and self._is_complete(name, entry, reading):
                 self.digests[name], self._sizes[name] = entry["sha256"], entry["size"]
         self.kept = tuple(sorted(self.digests))
         """Files that an earlier attempt finished."""
         self.kept_bytes = sum(self._sizes.values())
-        sweep(folder, keep=(*self.kept, *spared))
+        clear(folder, keep=(*self.kept, *keep))
         self._write()
         point("merge.ledger.opened")
 
     def record(self, name: str) -> None:
-        """Make a finished file durable and note it. For several threads."""
+        """Flush a finished file to disk and write it into the ledger. May be called by several threads."""
         path = self._folder / name
         fsync_file(path)
         point("merge.shard.synced")
@@ -105,13 +111,13 @@ class Ledger:
             point("merge.shard.recorded")
 
     def remove(self) -> None:
-        """The merge is done: from here on nothing of it can be resumed."""
+        """Remove the ledger, when the merge is done."""
         (self._folder / LEDGER).unlink()
         fsync_directory(self._folder)
         point("merge.ledger.removed")
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """File → entry of the ledger in the folder; empty when there is none, or one of other work or another version."""
+        """File → entry of the ledger in the folder; empty when there is none, or one of another merge or version."""
         try:
             value = json.loads((self._folder / LEDGER).read_bytes())
             if value["version"] != VERSION or value["made_for"] != self._made_for:
@@ -125,8 +131,8 @@ class Ledger:
         value = {"version": VERSION, "made_for": self._made_for, "files": files}
         write_atomic(self._folder / LEDGER, json.dumps(value, indent=1) + "\n")
 
-    def _is_whole(self, name: str, entry: dict[str, Any], beat: Callable[[str], Beat]) -> bool:
+    def _is_complete(self, name: str, entry: dict[str, Any], reading: Callable[[str], OnBytes]) -> bool:
         path = self._folder / name
         if path.is_symlink() or not path.is_file() or path.stat().st_size != entry["size"]:
             return False
-        return bool(digest_file(path, beat(name)) == entry["sha256"])
+        return bool(digest_file(path, reading(name)) == entry["sha256"])

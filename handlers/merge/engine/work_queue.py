@@ -1,8 +1,8 @@
-"""Handing out the pieces of a merge's files: some workers begin with the first file, the others with the last one.
+"""Distributing the pieces of a merge's files among threads: some begin with the first file, the others with the last one.
 
-Called by the streaming merge. Two threads that write one file wait for each other, since a file system lets one of them write at a time;
-and while one makes a finished file durable, the other goes on. With one worker on each side two files are unfinished at any time: that is
-what an interruption costs.
+Called by the streaming merge. Two threads that write the same file wait for each other, since a file system lets only one of them write
+at a time; and while one thread flushes a finished file to disk, the other continues. With one thread on each side two files are unfinished
+at any time, which is what an interruption costs.
 """
 
 from __future__ import annotations
@@ -10,72 +10,71 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from handlers.merge.weights.file_io import ByteRange
+
 Plan = TypeVar("Plan")
-"""What tells how a file is made."""
-Tool = TypeVar("Tool")
-"""What a worker does its pieces with."""
+"""Describes how a file is made."""
+Buffers = TypeVar("Buffers")
+"""The memory that a thread uses for all its pieces."""
 Item = TypeVar("Item")
-"""What a worker is given."""
+"""One unit of work for a thread."""
 
 AHEAD = 4
-"""Pieces whose bytes the kernel is asked to read before their turn."""
+"""Number of pieces whose bytes the kernel is asked to read ahead."""
 
 
 @dataclass(frozen=True)
-class Piece(Generic[Tool]):
-    """Work that needs nothing of any other piece, and the bytes that it reads first."""
+class Piece(Generic[Buffers]):
+    """Work that is independent of all other pieces."""
 
-    do: Callable[[Tool], None]
-    source: int = -1
-    """Descriptor of the file that holds the bytes; negative for none."""
-    start: int = 0
-    size: int = 0
+    do: Callable[[Buffers], None]
+    source: ByteRange | None = None
+    """The bytes that it reads, if they lie in one range."""
 
-    def expect(self) -> None:
+    def read_ahead(self) -> None:
         """Ask the kernel to read the bytes."""
-        if self.source >= 0:
-            os.posix_fadvise(self.source, self.start, self.size, os.POSIX_FADV_WILLNEED)
+        if self.source is not None:
+            self.source.read_ahead()
 
 
-class Begun(Generic[Tool]):
-    """A file that is being written: the pieces that are left, at least one, and what to close after the last of them."""
+class FileInProgress(Generic[Buffers]):
+    """A file that is being written: the pieces that no thread has taken yet, and what to close after the last one is done."""
 
-    def __init__(self, name: str, pieces: Iterable[Piece[Tool]], closing: contextlib.ExitStack) -> None:
+    def __init__(self, name: str, pieces: Iterable[Piece[Buffers]], closing: contextlib.ExitStack) -> None:
         self.name, self.closing = name, closing
         self.waiting = collections.deque(pieces)
         self.unfinished = len(self.waiting)
         for piece in itertools.islice(self.waiting, AHEAD):
-            piece.expect()
+            piece.read_ahead()
 
-    def take(self, *, last: bool = False) -> Piece[Tool]:
-        """The first or the last piece that nobody has. What comes some pieces later is on its way by its turn."""
+    def take(self, *, last: bool = False) -> Piece[Buffers]:
+        """The first or the last piece that no thread has taken. The bytes of the piece AHEAD pieces later are requested now."""
         piece = self.waiting.pop() if last else self.waiting.popleft()
         if len(self.waiting) >= AHEAD:
-            self.waiting[-AHEAD if last else AHEAD - 1].expect()
+            self.waiting[-AHEAD if last else AHEAD - 1].read_ahead()
         return piece
 
 
-class Fronts(Generic[Plan, Tool]):
-    """The work on all files of `plans`; `begin` makes the file of one. For several threads."""
+class PieceQueue(Generic[Plan, Buffers]):
+    """The pieces of all files of `plans`; `begin` creates the file for one of them. May be used by several threads."""
 
-    def __init__(self, plans: Sequence[Plan], begin: Callable[[Plan], Begun[Tool]]) -> None:
+    def __init__(self, plans: Sequence[Plan], begin: Callable[[Plan], FileInProgress[Buffers]]) -> None:
         self._plans = collections.deque(plans)
         self._begin = begin
-        self._sides: list[Begun[Tool] | None] = [None, None]
-        self._unfinished: list[Begun[Tool]] = []
+        self._sides: list[FileInProgress[Buffers] | None] = [None, None]
+        self._unfinished: list[FileInProgress[Buffers]] = []
         self._lock = threading.Lock()
 
-    def take(self, worker: int) -> tuple[Begun[Tool], Piece[Tool]] | None:
-        """The next piece for a worker, counted from 0, and its file; None when nobody has to begin anything any more.
+    def take(self, worker: int) -> tuple[FileInProgress[Buffers], Piece[Buffers]] | None:
+        """The next piece for worker number `worker`, counted from 0, and its file; None when all pieces have been taken.
 
-        Even workers take the first file that nobody has begun, odd ones the last. Who finds none left helps with that of the other
-        side, beginning at its end.
+        Workers with an even number begin the first file that is not begun yet, the others the last one. When no such file is left, a
+        worker takes pieces of the other side's file, from its end.
         """
         side = worker % 2
         with self._lock:
@@ -92,8 +91,8 @@ class Fronts(Generic[Plan, Tool]):
                 else:
                     return None
 
-    def done(self, file: Begun[Tool]) -> bool:
-        """One piece of a file is done: whether the file is, which is closed then."""
+    def done(self, file: FileInProgress[Buffers]) -> bool:
+        """Record that one piece of a file is done. True if it was the last one; the file is closed then."""
         with self._lock:
             file.unfinished -= 1
             if file.unfinished:
@@ -103,17 +102,17 @@ class Fronts(Generic[Plan, Tool]):
         return True
 
     def close(self) -> None:
-        """Close what an error left unfinished. Nobody may work on it any more."""
+        """Close the files that an error left unfinished. No thread may still work on them."""
         for file in self._unfinished:
             file.closing.close()
 
 
-def hand_out(take: Callable[[int], Item | None], workers: Sequence[Callable[[Item], None]]) -> None:
-    """Let each worker do what `take`, which is called by several threads, gives for its number; until that gives it None.
+def run_workers(take: Callable[[int], Item | None], workers: Sequence[Callable[[Item], None]]) -> None:
+    """Run each worker in a thread of its own on the items that `take` returns for its number, until `take` returns None.
 
-    The first worker, number 0, runs in the calling thread. A task that is read, computed and written by one thread stays in its core's
-    cache, and while one thread waits for the disk another computes. After an error tasks that run are finished, and no further one is
-    begun.
+    `take` is called by several threads. Worker 0 runs in the calling thread. An item that is read, computed and written by one thread
+    stays in its core's cache, and while one thread waits for the disk another computes. After an error the items in progress are
+    finished and no further one is begun; the first error is raised.
     """
     errors: list[BaseException] = []
 

@@ -1,13 +1,13 @@
-"""Several adapters merged at once: their deltas, each with a weight, added to the base and rounded once.
+"""Merging several adapters at once: their deltas, each multiplied by a weight, are added to the base and rounded once.
 
-Called by `handlers.merge.api`. Only plain LoRA adds up; what replaces or rescales weights depends on the order, so it is refused.
+Called by `handlers.merge.api`. Only plain LoRA can be added up. Changes that replace or rescale weights depend on the order, so they
+are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -16,9 +16,6 @@ from handlers.merge.adapters.name_mapping import OPERATION
 from handlers.merge.plan.matcher import Matched
 from handlers.merge.plan.operations import LowRank, Sum
 from handlers.merge.plan.output_layout import Output
-
-if TYPE_CHECKING:
-    pass
 
 
 def _plain(adapter: Adapter, output: Output) -> LowRank:
@@ -35,7 +32,7 @@ def _plain(adapter: Adapter, output: Output) -> LowRank:
 
 
 def combine(matches: Sequence[tuple[Adapter, Matched, float]]) -> Matched:
-    """One plan out of those of several adapters for one base, each with its weight. Permanent when they do not add up."""
+    """One table of outputs from those of several adapters for one base, each with its weight. Permanent when they can't be added up."""
     tables = [{output.name: output for output in matched.outputs} for _, matched, _ in matches]
     for (adapter, matched, _), table in zip(matches, tables, strict=True):
         if matched.edits or table.keys() != tables[0].keys():

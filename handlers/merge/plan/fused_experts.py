@@ -1,34 +1,34 @@
-"""Adapters of fused experts (`target_parameters`): which tensors of the base the fused factors change.
+"""Adapters of fused experts (`target_parameters`): which tensors of the base their factors change.
 
-Called by `handlers.merge.plan.matcher`. In memory the experts of a layer are one three-dimensional parameter; on disk they are that, or one
-matrix per expert, with the two inputs of the gated activation apart. Both layouts are known; a model that packs them otherwise
-is left to PEFT.
+Called by `handlers.merge.plan.matcher`. In memory the experts of a layer are one three-dimensional parameter. On disk they are that, or one
+matrix per expert, where the two inputs of the gated activation are separate matrices. Both layouts are supported; a model that stores
+them in another way is merged by PEFT.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from daemon.contract.safetensors import TensorInfo
 from handlers.merge.adapters.adapter import Adapter, scale_of
-from handlers.merge.adapters.changes import check_ranks, sides
+from handlers.merge.adapters.changes import check_ranks, factor_keys
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import Names, NeedsPeft
 from handlers.merge.plan.operations import Experts
 from handlers.merge.plan.output_layout import Output
 from handlers.merge.weights.model_structure import structure
-from handlers.models.files import TensorInfo
+from handlers.models.folder import ModelFolder
 
-APART = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
-"""Fused parameter → the names of its parts where experts lie apart, in the order in which they are stacked."""
-ELSEWHERE = ("", ".mlp.experts", ".block_sparse_moe.experts")
-"""The experts' module in memory may be another one on disk: nothing, or the second replaced by the third."""
+SEPARATE = {"gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")), "down_proj": (("down_proj",), ("w2",))}
+"""Fused parameter → the names of its parts where each expert is stored by itself, in the order in which they are stacked."""
+OTHER_PATH = (".mlp.experts", ".block_sparse_moe.experts")
+"""The path of the experts on disk is the one in memory, or that with the first of these replaced by the second."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where one fused parameter lies: `parts` holds (tensor, expert, first row in the fused expert)."""
+    """Where one fused parameter is stored: `parts` holds (tensor, expert, first row in the fused expert)."""
 
     parameter: str
     experts: int
@@ -46,9 +46,9 @@ def _stacked(names: Names, module: str, leaf: str) -> _Place | None:
     return _Place(leaf, *info.shape, parts=((name, None, 0),))
 
 
-def _apart(names: Names, module: str, leaf: str) -> _Place | None:
-    for home in {module, module.replace(ELSEWHERE[1], ELSEWHERE[2])}:
-        for parts in APART.get(leaf, ()):
+def _separate(names: Names, module: str, leaf: str) -> _Place | None:
+    for home in {module, module.replace(*OTHER_PATH)}:
+        for parts in SEPARATE.get(leaf, ()):
             found: list[tuple[str, int | None, int]] = []
             expert, rows, columns = 0, 0, 0
             while all(names.info(f"{home}.{expert}.{part}.weight") for part in parts):
@@ -64,7 +64,7 @@ def _apart(names: Names, module: str, leaf: str) -> _Place | None:
 
 
 def _leaves(adapter: Adapter, module: str) -> list[str]:
-    """Parameters of the module that target_parameters names, `weight` left out: that is an ordinary layer's."""
+    """Parameters of the module that target_parameters names, without `weight`, which is that of an ordinary layer."""
     found = []
     for target in adapter.config.get("target_parameters") or ():
         holder, _, leaf = str(target).rpartition(".")
@@ -74,12 +74,12 @@ def _leaves(adapter: Adapter, module: str) -> list[str]:
 
 
 def _fits(adapter: Adapter, factors: Factors, place: _Place) -> bool:
-    a, b, _ = sides(factors)
+    a, b, _ = factor_keys(factors)
     pair = (adapter.shapes[b][0], adapter.shapes[a][-1])
     return pair in ((place.rows, place.columns), (place.columns, place.rows))
 
 
-def _assign(adapter: Adapter, folder: Path, module: str, levels: list[Factors], places: list[_Place]) -> dict[int, _Place]:
+def _assign(adapter: Adapter, model: ModelFolder, module: str, levels: list[Factors], places: list[_Place]) -> dict[int, _Place]:
     """Nesting level → the parameter that it changes: by shape, else by the order in which the module registers them."""
     chosen = {}
     for factors in levels:
@@ -88,30 +88,30 @@ def _assign(adapter: Adapter, folder: Path, module: str, levels: list[Factors], 
             chosen[factors.nested] = fitting[0]
     if len({place.parameter for place in chosen.values()}) == len(levels):
         return chosen
-    found = structure(folder)
+    found = structure(model)
     order = [name.rpartition(".")[2] for name in (found.shapes if found else ()) if name.rpartition(".")[0] == module]
     if len(places) != len(levels) or not all(place.parameter in order for place in places):
-        raise NeedsPeft(f"the parameters of {module} can't be told apart by their shapes")
+        raise NeedsPeft(f"the parameters of {module} can't be distinguished by their shapes")
     inner_first = sorted(places, key=lambda place: order.index(place.parameter))
     return {factors.nested: place for factors, place in zip(sorted(levels, key=lambda one: -one.nested), inner_first, strict=True)}
 
 
-def _transposed(adapter: Adapter, folder: Path, module: str, factors: Factors, place: _Place) -> bool:
-    a, b, _ = sides(factors)
+def _transposed(adapter: Adapter, model: ModelFolder, module: str, factors: Factors, place: _Place) -> bool:
+    a, b, _ = factor_keys(factors)
     if place.rows != place.columns:
         return (adapter.shapes[b][0], adapter.shapes[a][-1]) == (place.columns, place.rows)
     if place.parts[0][1] is not None:
         return False
-    found = structure(folder)
+    found = structure(model)
     if found is None:
-        raise NeedsPeft(f"the orientation of the square experts of {module} can't be told")
-    return module in found.turned
+        raise NeedsPeft(f"the orientation of the square experts of {module} can't be determined")
+    return module in found.transposed
 
 
 def expert_outputs(
-    adapter: Adapter, keys: Keys, names: Names, folder: Path, make: Callable[[str, TensorInfo, str, Experts], Output]
+    adapter: Adapter, keys: Keys, names: Names, model: ModelFolder, make: Callable[[str, TensorInfo, str, Experts], Output]
 ) -> list[Output]:
-    """Take the fused experts' factors out of `keys` and give what they change; `make` builds an output for a stored tensor.
+    """Remove the factors of fused experts from `keys` and return what they change; `make` builds an output for a stored tensor.
 
     Raises NeedsPeft when target_parameters names something that the base stores in another way.
     """
@@ -123,19 +123,19 @@ def expert_outputs(
         leaves = _leaves(adapter, module)
         if not leaves or names.info(f"{module}.weight") is not None:
             continue
-        found = [_stacked(names, module, leaf) or _apart(names, module, leaf) for leaf in leaves]
+        found = [_stacked(names, module, leaf) or _separate(names, module, leaf) for leaf in leaves]
         if None in found or len(levels) > len(found):
             raise NeedsPeft(f"the base stores the fused parameters of {module} in a way that is not known")
         places = [place for place in found if place is not None]
-        for nested, place in _assign(adapter, folder, module, levels, places).items():
+        for nested, place in _assign(adapter, model, module, levels, places).items():
             factors = keys.factors.pop((module, nested))
-            a, b, _ = sides(factors)
+            a, b, _ = factor_keys(factors)
             path = f"{module}.{place.parameter}"
             check_ranks(adapter, Factors(path, roles=factors.roles), place.experts)
-            turned = _transposed(adapter, folder, module, factors, place)
+            transposed = _transposed(adapter, model, module, factors, place)
             for tensor, expert, offset in place.parts:
                 info = names.stored[tensor]
                 rows = info.shape[-2]
-                operation = Experts(a, b, scale_of(adapter.config, path), place.experts, rows, expert, offset, turned)
+                operation = Experts(a, b, scale_of(adapter.config, path), place.experts, rows, expert, offset, transposed)
                 outputs.append(make(tensor, info, path, operation))
     return outputs

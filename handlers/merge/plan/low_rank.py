@@ -1,24 +1,22 @@
 """The low-rank changes of layers: linear, Conv1D, embedding and convolution, with or without DoRA, by LoRA or AdaLoRA.
 
-Called by `handlers.merge.plan.matcher`. It settles how each weight lies, by shape where that tells and by the model's structure where
-it does not, and refuses factors that do not fit, with both shapes.
+Called by `handlers.merge.plan.matcher`. It finds out whether each weight is stored as outputs × inputs or transposed: from the shapes, and
+for square weights from the model's structure. Factors that do not fit are refused, with both shapes.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from pathlib import Path
-from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, scale_of
-from handlers.merge.adapters.changes import Wish, check_ranks, sides
+from handlers.merge.adapters.changes import Change, check_ranks, factor_keys
 from handlers.merge.adapters.name_mapping import OPERATION, NeedsPeft, wrong_shape
 from handlers.merge.plan.operations import LowRank
 from handlers.merge.weights.model_structure import structure
-from handlers.models.files import CONV1D_MODELS
+from handlers.models.folder import ModelFolder
 
 Shape = tuple[int, ...]
 
@@ -38,35 +36,35 @@ def _check_convolution(adapter: Adapter, module: str, shape: Shape, a: Shape, b:
     raise wrong_shape(adapter, module, shape, f"the adapter's factors are {' × '.join(map(str, b))} and {' × '.join(map(str, a))}")
 
 
-def _orientation(adapter: Adapter, wish: Wish, shape: Shape) -> bool | None:
-    """True for a weight stored as inputs × outputs, False for the other way, None for a square one; Permanent when neither fits."""
-    assert wish.factors is not None
-    key_a, key_b, embedding = sides(wish.factors)
+def _orientation(adapter: Adapter, change: Change, shape: Shape) -> bool | None:
+    """True for a weight stored as inputs × outputs, False for outputs × inputs, None for a square one; Permanent when neither fits."""
+    assert change.factors is not None
+    key_a, key_b, embedding = factor_keys(change.factors)
     a, b = adapter.shapes[key_a], adapter.shapes[key_b]
     if len(shape) > 2 and len(a) > 2:
-        _check_convolution(adapter, wish.module, shape, a, b)
+        _check_convolution(adapter, change.module, shape, a, b)
         return False
     if len(shape) > 2 and adapter.method == "ADALORA" and (b[0], a[1]) == (shape[0], math.prod(shape[1:])):
         return False
-    straight, turned = (b[0], a[1]), (a[1], b[0])
+    plain, transposed = (b[0], a[1]), (a[1], b[0])
     if embedding:
-        if shape == turned:
+        if shape == transposed:
             return True
-    elif shape in (straight, turned):
-        return None if straight == turned else shape == turned
+    elif shape in (plain, transposed):
+        return None if plain == transposed else shape == transposed
     other = f"the adapter's delta is {b[0]} × {a[1]}"
-    raise wrong_shape(adapter, wish.module, shape, other)
+    raise wrong_shape(adapter, change.module, shape, other)
 
 
-def _square(adapter: Adapter, folder: Path, config: dict[str, Any], modules: list[str], others: set[bool]) -> dict[str, bool]:
-    """How square weights lie: as the adapter's flag says if nothing speaks against it, else as the model is built."""
+def _square(adapter: Adapter, model: ModelFolder, modules: list[str], others: set[bool]) -> dict[str, bool]:
+    """Whether square weights are transposed: as the adapter's flag says if nothing contradicts it, else as the model is built."""
     flag = bool(adapter.config.get("fan_in_fan_out"))
-    if not others - {flag} and (flag or config.get("model_type") not in CONV1D_MODELS):
+    if not others - {flag} and (flag or not model.uses_conv1d):
         return dict.fromkeys(modules, flag)
-    found = structure(folder)
+    found = structure(model)
     if found is None or not found.modules.issuperset(modules):
-        raise NeedsPeft("the orientation of square weights can't be told from the adapter's configuration")
-    return {module: module in found.turned for module in modules}
+        raise NeedsPeft("the orientation of square weights can't be determined from the adapter's configuration")
+    return {module: module in found.transposed for module in modules}
 
 
 def _single(value: float) -> float:
@@ -74,50 +72,51 @@ def _single(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-def _kernel(adapter: Adapter, wish: Wish, transposed: bool) -> LowRank | None:
+def _operation(adapter: Adapter, change: Change, transposed: bool) -> LowRank | None:
     """None for a module that AdaLoRA has pruned to rank 0."""
-    assert wish.factors is not None
-    a, b, embedding = sides(wish.factors)
-    roles, config = wish.factors.roles, adapter.config
+    assert change.factors is not None
+    a, b, embedding = factor_keys(change.factors)
+    roles, config = change.factors.roles, adapter.config
     magnitude = roles.get("magnitude_vector")
     if bool(config.get("use_dora")) != (magnitude is not None):
         has = "has" if magnitude else "lacks"
         raise Permanent(
             FaultCode.DORA_MISMATCH,
             OPERATION,
-            f"{wish.module} {has} a magnitude, but adapter_config.json says use_dora={bool(config.get('use_dora'))}",
+            f"{change.module} {has} a magnitude, but adapter_config.json says use_dora={bool(config.get('use_dora'))}",
             "use weights and adapter_config.json of one and the same save",
             path=adapter.folder,
         )
     outputs = adapter.shapes[b][0]
     if magnitude is not None and math.prod(adapter.shapes[magnitude]) != outputs:
-        raise wrong_shape(adapter, wish.module, (outputs,), f"its magnitude is {' × '.join(map(str, adapter.shapes[magnitude]))}")
+        raise wrong_shape(adapter, change.module, (outputs,), f"its magnitude is {' × '.join(map(str, adapter.shapes[magnitude]))}")
     if adapter.method != "ADALORA":
-        scale = scale_of(config, wish.module)
+        scale = scale_of(config, change.module)
         return LowRank(a, b, scale, transposed, magnitude, rounded=embedding and magnitude is None)
     if "E" not in roles or float(config["lora_alpha"]) <= 0:
-        raise NeedsPeft(f"the AdaLoRA factors of {wish.module} are not in the usual form")
+        raise NeedsPeft(f"the AdaLoRA factors of {change.module} are not in the usual form")
     if 0 in adapter.shapes[a]:
         return None
     return LowRank(a, b, float(config["lora_alpha"]), transposed, middle=roles["E"], divisor=_single(float(config["init_r"]) + 1e-5))
 
 
-def low_rank(adapter: Adapter, folder: Path, config: dict[str, Any], wishes: list[tuple[Wish, Shape]]) -> list[LowRank | None]:
-    """The operation for each wish, given the shape of its tensor; None where nothing is left to add.
+def low_rank(adapter: Adapter, model: ModelFolder, changes: list[tuple[Change, Shape]]) -> list[LowRank | None]:
+    """The operation for each change, given the shape of its tensor; None where nothing is left to add.
 
-    Raises Permanent for factors that do not fit, NeedsPeft when a square weight's orientation can't be told.
+    Raises Permanent for factors that do not fit, NeedsPeft when the orientation of a square weight can't be found out.
     """
-    turned: list[bool | None] = []
-    for wish, shape in wishes:
-        assert wish.factors is not None
-        check_ranks(adapter, wish.factors)
-        turned.append(_orientation(adapter, wish, shape))
-    square = [wish.module for (wish, _), value in zip(wishes, turned, strict=True) if value is None]
+    transposed: list[bool | None] = []
+    for change, shape in changes:
+        assert change.factors is not None
+        check_ranks(adapter, change.factors)
+        transposed.append(_orientation(adapter, change, shape))
+    square = [change.module for (change, _), value in zip(changes, transposed, strict=True) if value is None]
     linear = {
-        value for (wish, shape), value in zip(wishes, turned, strict=True)
-        if value is not None and len(shape) == 2 and wish.factors is not None and "A" in wish.factors.roles
+        value for (change, shape), value in zip(changes, transposed, strict=True)
+        if value is not None and len(shape) == 2 and change.factors is not None and "A" in change.factors.roles
     }  # fmt: skip
-    settled = _square(adapter, folder, config, square, linear) if square else {}
+    decided = _square(adapter, model, square, linear) if square else {}
     return [
-        _kernel(adapter, wish, settled[wish.module] if value is None else value) for (wish, _), value in zip(wishes, turned, strict=True)
+        _operation(adapter, change, decided[change.module] if value is None else value)
+        for (change, _), value in zip(changes, transposed, strict=True)
     ]

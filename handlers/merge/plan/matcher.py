@@ -1,43 +1,40 @@
-"""What a merge does to each tensor of the base, and whether it can stream at all.
+"""Matching an adapter to its base: what the merge does to each tensor, and whether it can be streamed at all.
 
-Called by `handlers.merge.api`. Every key of the adapter ends in the plan or in an error; what streaming does not know
-raises `NeedsPeft` with the reason in words. Only headers are looked at; when names don't fit or weights may be shared, the model's
-structure is built without weights.
+Called by `handlers.merge.plan.prepare`. Every key of the adapter ends in the plan or in an error; a case that streaming does not support
+raises `NeedsPeft` with the reason. Only headers are read; when names don't match or weights may be tied, the model's structure is built
+without weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import TensorInfo
 from handlers.merge.adapters.adapter import Adapter, targeted
-from handlers.merge.adapters.changes import Wish, gather
+from handlers.merge.adapters.changes import Change, gather
 from handlers.merge.adapters.keys import parse
-from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft, choose, nothing_matches, wrong_shape
+from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft, choose_names, nothing_matches, wrong_shape
 from handlers.merge.plan.fused_experts import expert_outputs
 from handlers.merge.plan.low_rank import low_rank
 from handlers.merge.plan.operations import Bias, Operation
-from handlers.merge.plan.output_layout import Output, header_dtype
-from handlers.merge.plan.replacements import carried, rows_of_tokens
+from handlers.merge.plan.output_layout import Output
+from handlers.merge.plan.replacements import replaced, rows_of_tokens
 from handlers.merge.plan.task_heads import Head, new_head
-from handlers.merge.plan.tied_weights import End, decide
-from handlers.models.files import TensorInfo, setting
-
-if TYPE_CHECKING:
-    from handlers.merge.weights.sources import Source
+from handlers.merge.plan.tied_weights import TensorChange, tensor_changes
+from handlers.merge.weights.unpacked_base import UnpackedBase, header_dtype
 
 STREAMED_DTYPES = ("F32", "F16", "BF16")
 PLAIN_INITIALIZERS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Values of init_lora_weights that leave the base as it is, so that reloading needs no initializer."""
+"""Values of init_lora_weights that leave the base as it is, so that the initializer does not matter after training."""
 LOST_INITIALIZERS = {
     "lora_ga": "LoRA-GA moved the base's weights by gradients of the training data",
     "corda": "CorDA moved the base's weights by statistics of the training data",
 }
-"""Initializers that moved the base in a way that neither the adapter nor PEFT can repeat."""
+"""Initializers that changed the base in a way that neither the adapter nor PEFT can repeat."""
 NEUTRAL = frozenset({
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
     "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora", "layers_to_transform",
@@ -47,7 +44,7 @@ NEUTRAL = frozenset({
     # AdaLoRA's schedule
     "target_r", "init_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step",
 })  # fmt: skip
-"""Keys of adapter_config.json that streaming understands or that do not change the merge."""
+"""Keys of adapter_config.json that streaming supports or that do not affect the merge."""
 
 
 @dataclass
@@ -59,8 +56,8 @@ class Matched:
     warnings: list[str] = field(default_factory=list)
 
 
-def check_configuration(adapter: Adapter) -> None:
-    """Raise NeedsPeft when adapter_config.json asks for more than streaming knows, Permanent when nobody can do it."""
+def _check_configuration(adapter: Adapter) -> None:
+    """NeedsPeft when adapter_config.json sets what streaming does not support, Permanent when PEFT can't do it either."""
     config = adapter.config
     if adapter.method not in ("LORA", "ADALORA"):
         raise NeedsPeft(f"the method is {adapter.method}, not LoRA")
@@ -83,13 +80,12 @@ def check_configuration(adapter: Adapter) -> None:
 class _Matcher:
     """The state of one match."""
 
-    def __init__(
-        self, adapter: Adapter, folder: Path, stored: Mapping[str, TensorInfo], config: dict[str, Any], sources: Mapping[str, Source]
-    ) -> None:
-        self.adapter, self.folder, self.stored, self.config, self.sources = adapter, folder, stored, config, sources
-        self.names = Names(stored)
+    def __init__(self, adapter: Adapter, base: UnpackedBase) -> None:
+        self.adapter, self.base, self.model, self.stored = adapter, base, base.model, base.tensors
+        self.names = Names(self.stored)
         self.changed: dict[str, Output] = {}
-        self.pending: list[tuple[Wish, str, Output]] = []
+        self.low_rank: list[tuple[Change, str, Output]] = []
+        """Low-rank changes, whose operations are made when all are known."""
         self.edits: dict[str, Any] = {}
         self.warnings: list[str] = []
         self.resized: tuple[int, int] | None = None
@@ -100,39 +96,40 @@ class _Matcher:
         if len(keys.adapters) > 1:
             raise NeedsPeft(f"the file holds several adapters: {', '.join(sorted(keys.adapters))}")
         certain = [f"{module}.weight" for module, _ in keys.factors]
-        self.names = choose(certain, self.stored)
-        for output in expert_outputs(self.adapter, keys, self.names, self.folder, self._expert):
+        self.names = choose_names(certain, self.stored)
+        for output in expert_outputs(self.adapter, keys, self.names, self.model, self._expert):
             self.changed[output.name] = output
-        wishes = gather(self.adapter, keys)
-        head = self._head(wishes)
-        for end in decide(self.adapter, self.folder, self.config, self.names, wishes, self._unmatched):
-            self._end(end)
-            self.edits.update(end.edits)
-            self.warnings.extend(end.warnings)
-        self._orient()
+        changes = gather(self.adapter, keys)
+        head = self._head(changes)
+        for one in tensor_changes(self.adapter, self.model, self.names, changes, self._unmatched):
+            self._add(one)
+            self.edits.update(one.edits)
+            self.warnings.extend(one.warnings)
+        self._add_low_rank()
         self._check_resized()
         self._check_untouched()
-        self._check_named(keys.tokens, wishes)
+        self._check_named(keys.tokens)
         kept = [self._copied(name, info) for name, info in self.stored.items() if name not in self.changed and name not in head.drop]
         self.edits.update(head.edits)
         self.warnings.extend(head.warnings)
         return Matched([*kept, *self.changed.values()], self.edits, self.warnings)
 
-    def _head(self, wishes: dict[str, Wish]) -> Head:
-        """A head that the base does not have, when the adapter brings one: it is added, and its wishes are fulfilled."""
-        missing = {name: wish for name, wish in wishes.items() if wish.saved and self.names.info(name) is None}
-        head = new_head(self.adapter, self.folder, self.names, missing, self._unmatched) if missing else Head()
+    def _head(self, changes: dict[str, Change]) -> Head:
+        """A head that the base does not have, if the adapter brings one: it becomes outputs, and its changes are removed."""
+        missing = {name: change for name, change in changes.items() if change.saved and self.names.info(name) is None}
+        head = new_head(self.adapter, self.model, self.names, missing, self._unmatched) if missing else Head()
         for name in head.added:
-            wish = wishes.pop(name)
-            tensor = self.names.tensor(name)
-            self.changed[tensor] = carried(self.adapter, str(wish.saved), tensor, self._last_file(), self._dtype(), wish.module, None)
+            change = changes.pop(name)
+            tensor, key = self.names.tensor(name), str(change.saved)
+            added = Output(tensor, self._last_file(), self._dtype(), self.adapter.shapes[key], module=change.module)
+            self.changed[tensor] = replaced(self.adapter, key, added)
         return head
 
     def _last_file(self) -> str:
         return max(info.file for info in self.stored.values())
 
     def _dtype(self) -> str:
-        """The dtype of what is added: the one that holds most of the base's numbers."""
+        """The dtype of added tensors: that of most of the base's elements."""
         sizes: dict[str, int] = {}
         for name, info in self.stored.items():
             dtype = self._target_dtype(name, info)
@@ -140,11 +137,11 @@ class _Matcher:
         return max((dtype for dtype in sizes if dtype in STREAMED_DTYPES), key=lambda dtype: sizes[dtype], default="F32")
 
     def _target_dtype(self, name: str, info: TensorInfo) -> str:
-        return header_dtype(self.sources[name].dtype) if name in self.sources else info.dtype
+        return header_dtype(self.base.sources[name].dtype) if name in self.base.sources else info.dtype
 
     def _copied(self, name: str, info: TensorInfo) -> Output:
         dtype = self._target_dtype(name, info)
-        return Output(name, info.file, dtype, info.shape, info, source=self.sources.get(name), origin="")
+        return Output(name, info.file, dtype, info.shape, info, source=self.base.sources.get(name))
 
     def _expert(self, name: str, info: TensorInfo, module: str, operation: Operation) -> Output:
         self._check_dtype(name, info)
@@ -154,52 +151,48 @@ class _Matcher:
         if self._target_dtype(name, info) not in STREAMED_DTYPES:
             raise NeedsPeft(f"{name} is stored as {info.dtype} with {len(info.shape)} dimensions")
 
-    def _end(self, end: End) -> None:
-        """The output for one parameter: stored, or written beside the one that it was shared with."""
-        wish, info = end.wish, end.info
-        self._check_dtype(end.tensor, info)
-        output = replace(self._copied(end.stored, info), name=end.tensor, module=wish.module)
-        if end.tensor != end.stored:
-            output = replace(output, stored=info)
-        key = wish.saved or wish.base or end.base
+    def _add(self, one: TensorChange) -> None:
+        """Make the output for a change: the stored tensor, or a new one with a copy of the weight with which it was tied."""
+        change, info = one.change, one.info
+        self._check_dtype(one.tensor, info)
+        output = replace(self._copied(one.stored, info), name=one.tensor, module=change.module)
+        key = change.saved or change.base or one.base
         if key is not None:
-            output = carried(
-                self.adapter, key, end.tensor, info.file, output.dtype, wish.module, info if end.tensor == end.stored else None
-            )
-            self._check_carried(wish, output, info)
-        if wish.tokens:
-            if wish.factors:
-                raise NeedsPeft(f"{wish.module} has trained tokens and low-rank factors at once")
-            output = replace(output, operation=rows_of_tokens(self.adapter, wish, output.shape))
-        elif wish.bias:
-            output = replace(output, operation=Bias(wish.bias, wish.scale))
-        elif wish.factors:
-            self.pending.append((wish, end.tensor, output))
-        if output.computed or end.tensor != end.stored or wish.factors:
-            self.changed[end.tensor] = output
+            output = replaced(self.adapter, key, replace(output, stored=info if one.tensor == one.stored else None))
+            self._check_replaced(change, output, info)
+        if change.tokens:
+            if change.factors:
+                raise NeedsPeft(f"{change.module} has trained tokens and low-rank factors at once")
+            output = replace(output, operation=rows_of_tokens(self.adapter, change, output.shape))
+        elif change.bias:
+            output = replace(output, operation=Bias(change.bias, change.scale))
+        elif change.factors:
+            self.low_rank.append((change, one.tensor, output))
+        if output.computed or one.tensor != one.stored or change.factors:
+            self.changed[one.tensor] = output
 
-    def _check_carried(self, wish: Wish, output: Output, info: TensorInfo) -> None:
+    def _check_replaced(self, change: Change, output: Output, info: TensorInfo) -> None:
         if output.shape == info.shape:
             return
-        vocabulary = setting(self.config, "vocab_size")
+        vocabulary = self.model.setting("vocab_size")
         same_rest = len(output.shape) == len(info.shape) and output.shape[1:] == info.shape[1:]
         if same_rest and len(info.shape) == 2 and info.shape[0] >= (vocabulary or 0) > 0:
             self.resized = (info.shape[0], output.shape[0])
             self.edits["vocab_size"] = output.shape[0]
             return
-        raise wrong_shape(self.adapter, wish.module, info.shape, f"the adapter saved it as {' × '.join(map(str, output.shape))}")
+        raise wrong_shape(self.adapter, change.module, info.shape, f"the adapter saved it as {' × '.join(map(str, output.shape))}")
 
-    def _orient(self) -> None:
-        """The operations of the low-rank changes, once all are known: square weights lie as their neighbours do."""
-        operations = low_rank(self.adapter, self.folder, self.config, [(wish, output.shape) for wish, _, output in self.pending])
-        for (_, tensor, output), operation in zip(self.pending, operations, strict=True):
+    def _add_low_rank(self) -> None:
+        """The operations of the low-rank changes, once all are known: square weights are oriented as the others of the model."""
+        operations = low_rank(self.adapter, self.model, [(change, output.shape) for change, _, output in self.low_rank])
+        for (_, tensor, output), operation in zip(self.low_rank, operations, strict=True):
             if operation is not None:
                 self.changed[tensor] = replace(output, operation=operation)
             elif not output.computed:
                 self.changed.pop(tensor)
 
     def _check_resized(self) -> None:
-        """NeedsPeft when something else of the model is as long as the old vocabulary was."""
+        """NeedsPeft when another tensor of the model has the size of the old vocabulary."""
         if self.resized is None:
             return
         old, new = self.resized
@@ -208,10 +201,10 @@ class _Matcher:
             raise NeedsPeft(f"the vocabulary was resized from {old} to {new}, and {left[0]} has to follow")
 
     def _unmatched(self, missing: list[str]) -> Exception:
-        """The error when the model has no such module, else NeedsPeft: its weights lie under other names."""
+        """The error for modules that the model does not have; NeedsPeft for those that it has, but stores under other names."""
         from handlers.merge.weights.model_structure import module_names
 
-        names = module_names(self.folder)
+        names = module_names(self.model)
         if names is not None and all(module in names for module in missing):
             return NeedsPeft(f"the base stores the weights of {missing[0]} under another name")
         return nothing_matches(self.adapter, missing, names or {name.removesuffix(".weight") for name in self.stored})
@@ -241,14 +234,14 @@ class _Matcher:
 
         # A file may hold layers that the model never builds, or experts that it fuses: only what is a module counts.
         pruned = {name for name, ranks in (config.get("rank_pattern") or {}).items() if isinstance(ranks, list) and not any(ranks)}
-        real = sorted(one for one in set(left) & (module_names(self.folder) or set()) if f"{one}.lora_E" not in pruned)
+        real = sorted(one for one in set(left) & (module_names(self.model) or frozenset()) if f"{one}.lora_E" not in pruned)
         if real:
             raise self._unchanged(
                 f"target_modules names {len(real)} layers of the base for which the adapter has no weights, for example {real[0]}"
             )
 
-    def _check_named(self, tokens: Mapping[str, str], wishes: Mapping[str, Wish]) -> None:
-        """Permanent when the configuration names saved modules, tokens or parameters of which the weights have nothing."""
+    def _check_named(self, tokens: Mapping[str, str]) -> None:
+        """Permanent when the configuration names saved modules, tokens or parameters that the weights do not contain."""
         config = self.adapter.config
         keys = " ".join(f".{key}" for key in self.adapter.shapes)
         saved = config.get("modules_to_save")
@@ -262,14 +255,11 @@ class _Matcher:
                 raise self._unchanged(f"target_parameters names {target}, but the adapter has no weights of it")
 
 
-def match(
-    adapter: Adapter, folder: Path, base: Mapping[str, TensorInfo], config: dict[str, Any], sources: Mapping[str, Source] | None = None
-) -> Matched:
-    """The outputs of a streaming merge: all tensors, changed, replaced, added or copied, every key of the adapter consumed.
+def match(adapter: Adapter, base: UnpackedBase) -> Matched:
+    """The outputs of a streaming merge: all tensors, changed, replaced, added or copied, with every key of the adapter used.
 
-    `base` is what the headers of the model in `folder` say, `config` its config.json; `sources` replaces how single tensors are
-    read. Raises NeedsPeft when streaming does not know the case, and Permanent, with the figures, when adapter and base do not
-    belong together.
+    Raises NeedsPeft for a case that streaming does not support, and Permanent, with the figures, when adapter and base do not belong
+    together.
     """
-    check_configuration(adapter)
-    return _Matcher(adapter, folder, base, config, sources or {}).run()
+    _check_configuration(adapter)
+    return _Matcher(adapter, base).run()

@@ -1,4 +1,4 @@
-"""What a merge can do to a tensor: frozen descriptions, so that a plan can be made and compared without any arithmetic.
+"""The operations that a merge applies to tensors, as frozen descriptions: a plan can be made and compared without any arithmetic.
 
 Called by `handlers.merge.plan.matcher`, which chooses them; `handlers.merge.engine.arithmetic.prepare` reads the factors and computes.
 Free of torch.
@@ -15,7 +15,7 @@ class Operation:
 
     @property
     def twice(self) -> bool:
-        """Whether the base's rows have to be seen once before any row can be computed."""
+        """Whether all rows of the base have to be read once before the first row can be computed."""
         return False
 
 
@@ -46,7 +46,7 @@ class LowRank(Operation):
 
 @dataclass(frozen=True)
 class Experts(Operation):
-    """A low-rank change of the experts of a layer, whose factors lie fused: all of them stacked, or one (a part of one) of them.
+    """A low-rank change of the experts of a layer, with one pair of factors for all: of the stacked tensor, or of (a part of) one expert.
 
     A is (experts · rank) × inputs; B is outputs × (rank · experts), the expert running fastest.
     """
@@ -83,11 +83,11 @@ class Rows(Operation):
 
 @dataclass(frozen=True)
 class Sum(Operation):
-    """Several changes of one tensor that know nothing of each other, added without rounding in between."""
+    """Several changes of one tensor, added without rounding in between."""
 
     parts: tuple[Operation, ...]
 
 
 @dataclass(frozen=True)
 class Copy(Operation):
-    """The source's values as they are: another tensor takes the base's place, or the dtype changes."""
+    """The values of the source as they are, which may come from the adapter or be written in another dtype."""

@@ -1,26 +1,25 @@
 """How the outputs of a merge are written: in which dtype, and in which files.
 
-Called by `handlers.merge.plan.prepare` for whoever wants something else than the base's own dtypes and files.
+Called by `handlers.merge.plan.prepare` where the options ask for other dtypes or files than the base's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from handlers.merge.adapters.adapter import AdapterSource
 from handlers.merge.plan.output_layout import Output
 from handlers.merge.weights.sources import StoredSource, torch_dtype
-from handlers.models.files import SINGLE
+from handlers.models.folder import SINGLE, ModelFolder
 
 FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-"""Names of dtypes in settings → in headers."""
+"""Dtype in the options → in a safetensors header."""
 CAST = ("F64", *FLOATS.values())
-"""What a dtype that is asked for replaces; integers and fp8 stay as they are."""
+"""Dtypes that are cast; integers and fp8 stay as they are."""
 
 
-def cast(outputs: Iterable[Output], base: Path, name: str) -> list[Output]:
+def cast(outputs: Iterable[Output], model: ModelFolder, name: str) -> list[Output]:
     """The outputs, floating-point ones in the dtype `name`, each value rounded once."""
     wanted = FLOATS[name]
     result = []
@@ -30,9 +29,9 @@ def cast(outputs: Iterable[Output], base: Path, name: str) -> list[Output]:
             continue
         source = output.source
         if isinstance(source, AdapterSource):
-            source = source.cast(torch_dtype(wanted, base))
+            source = source.cast(torch_dtype(wanted, model.path))
         elif not output.computed and output.stored is not None:
-            source = StoredSource(output.name, base / output.stored.file, output.stored)
+            source = StoredSource(output.name, model.path_of(output.stored), output.stored)
         result.append(replace(output, dtype=wanted, source=source))
     return result
 
@@ -51,13 +50,13 @@ def resharded(sizes: Iterable[tuple[str, int]], limit: int) -> dict[str, tuple[s
     A tensor larger than the limit gets a file of its own. One file is named as transformers names it, several as their number.
     """
     groups: list[list[str]] = []
-    room = 0
+    left = 0
     for name, size in sizes:
-        if not groups or size > room:
+        if not groups or size > left:
             groups.append([])
-            room = limit
+            left = limit
         groups[-1].append(name)
-        room -= size
+        left -= size
     if len(groups) <= 1:
         return {SINGLE: tuple(name for group in groups for name in group)}
     return {f"model-{number:05}-of-{len(groups):05}.safetensors": tuple(group) for number, group in enumerate(groups, 1)}

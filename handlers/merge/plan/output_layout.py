@@ -1,7 +1,7 @@
-"""What the merged files will hold and where: the plan of the output, made before any byte is written.
+"""The plan of the output: which tensors each merged file will hold, and at which positions, decided before any byte is written.
 
-Called by the merge, carried out by the streaming engine. A file in which no name, dtype or shape changes keeps the base's
-header byte for byte; any other gets a new one, sorted and aligned as the safetensors library writes it.
+Made by the merge, executed by the streaming engine. A file in which no name, dtype or shape changes keeps the base's header byte for
+byte; any other gets a new one, sorted and aligned as the safetensors library writes it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.plan.operations import Experts, Operation
-from handlers.models.files import DTYPES, INDEX, TensorInfo, WeightFiles, read_json
+from handlers.models.files import read_json
+from handlers.models.folder import INDEX, ModelFolder
 
 if TYPE_CHECKING:
     from handlers.merge.weights.sources import Source
@@ -23,15 +25,9 @@ if TYPE_CHECKING:
 ALIGNMENT = 8
 
 
-def header_dtype(dtype: object) -> str:
-    """How a header names one of torch's dtypes."""
-    wanted = str(dtype).removeprefix("torch.")
-    return next(name for name, (value, _) in DTYPES.items() if value == wanted)
-
-
 @dataclass(frozen=True)
 class Output:
-    """One tensor of the merged model. Without operation and source it is the base's, copied as bytes."""
+    """One tensor of the merged model. Without operation and source its bytes are copied from the base."""
 
     name: str
     file: str
@@ -39,14 +35,14 @@ class Output:
     """As a header names it."""
     shape: tuple[int, ...]
     stored: TensorInfo | None = None
-    """Where the base has it."""
+    """The base's tensor of which it is made; None for one that the adapter adds."""
     operation: Operation | None = None
     source: Source | None = None
-    """Where the rows come from; None for the base's stored ones."""
+    """Where its rows are read; None for the base's stored bytes."""
     module: str = ""
-    """What it is called in errors and progress."""
+    """Its name in errors and progress."""
     origin: str = ""
-    """What `source` reads, as far as it tells one plan from another."""
+    """The adapter's key that `source` reads; "" where it reads the base."""
 
     @property
     def computed(self) -> bool:
@@ -55,7 +51,7 @@ class Output:
 
     @property
     def changed(self) -> bool:
-        """Whether the adapter changed it; another dtype or form of the base alone is no change."""
+        """Whether the adapter changed it; being dequantized or cast alone is no change."""
         return self.operation is not None or bool(self.origin)
 
     @property
@@ -84,7 +80,7 @@ class Output:
         return replace(self.stored, shape=self.shape) if self.stored else TensorInfo(self.file, self.dtype, self.shape, 0, 0)
 
     def describe(self) -> list[str]:
-        """What determines its bytes, beside base and adapter."""
+        """What determines its bytes, apart from base and adapter."""
         return [self.name, self.file, self.dtype, repr(self.shape), repr(self.stored), repr(self.operation), self.origin]
 
 
@@ -101,7 +97,7 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole output."""
+    """All files of the output."""
 
     files: tuple[FilePlan, ...]
     index: bytes | None
@@ -119,12 +115,12 @@ class Plan:
         """All files of weights."""
         return tuple(file.name for file in self.files)
 
-    def changes(self, files: WeightFiles) -> bool:
-        """Whether anything is written otherwise than it lies in `files`, those of the model that this is a plan for."""
-        return bool(self.computed) or any(file.header is not None for file in self.files) or set(self.names) != set(files.names)
+    def changes(self, model: ModelFolder) -> bool:
+        """Whether any file will differ from those of the model for which this is the plan."""
+        return bool(self.computed) or any(file.header is not None for file in self.files) or set(self.names) != set(model.files.names)
 
     def describe(self) -> list[Any]:
-        """What determines every byte, beside base and adapter."""
+        """What determines every byte, apart from base and adapter."""
         return [[file.name, file.starts, [output.describe() for output in file.outputs if output.computed]] for file in self.files]
 
 
@@ -152,15 +148,16 @@ def _width(output: Output) -> int:
     return DTYPES[output.dtype][1] if output.dtype in DTYPES else 1
 
 
-def _file(base: Path, name: str, before: Mapping[str, TensorInfo], outputs: list[Output]) -> FilePlan:
-    stays = all(output.stored is None or output.stored.file == name for output in outputs)
+def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outputs: list[Output]) -> FilePlan:
+    path = model.path / name
+    in_place = all(output.stored is None or output.stored.file == name for output in outputs)
     same = {output.name: (output.dtype, output.shape) for output in outputs}
-    if stays and same == {one: (info.dtype, info.shape) for one, info in before.items()}:
+    if in_place and same == {one: (info.dtype, info.shape) for one, info in before.items()}:
         ordered = sorted(outputs, key=lambda output: (before[output.name].start, before[output.name].end))
-        return FilePlan(name, tuple(ordered), tuple(before[o.name].start for o in ordered), (base / name).stat().st_size, None)
-    # The widest dtypes first, so that every tensor lies at a multiple of its element.
+        return FilePlan(name, tuple(ordered), tuple(before[o.name].start for o in ordered), path.stat().st_size, None)
+    # The widest dtypes first, so that every tensor begins at a multiple of its element size.
     ordered = sorted(outputs, key=lambda output: (-_width(output), output.dtype, output.name))
-    header = build_header(ordered, _metadata(base / name) if (base / name).is_file() else {"format": "pt"})
+    header = build_header(ordered, _metadata(path) if path.is_file() else {"format": "pt"})
     starts, at = [], len(header)
     for output in ordered:
         starts.append(at)
@@ -168,8 +165,8 @@ def _file(base: Path, name: str, before: Mapping[str, TensorInfo], outputs: list
     return FilePlan(name, tuple(ordered), tuple(starts), at, header)
 
 
-def _index(base: Path, files: WeightFiles, table: list[Output]) -> bytes:
-    index = read_json(base / files.index, "read the weights' index") if files.index else {}
+def _index(model: ModelFolder, table: list[Output]) -> bytes:
+    index = read_json(model.path / model.files.index, "read the weights' index") if model.files.index else {}
     index["weight_map"] = {output.name: output.file for output in sorted(table, key=lambda output: output.name)}
     metadata = dict(index.get("metadata") or {})
     metadata["total_size"] = sum(output.size for output in table)
@@ -178,17 +175,17 @@ def _index(base: Path, files: WeightFiles, table: list[Output]) -> bytes:
     return (json.dumps({**index, "metadata": metadata}, indent=2, sort_keys=True) + "\n").encode()
 
 
-def plan(base: Path, files: WeightFiles, headers: Mapping[str, TensorInfo], outputs: Iterable[Output]) -> Plan:
-    """The plan for `outputs`, each in the file that it names; `headers` are the tensors that the base in `base` stores."""
-    table = list(outputs)
+def plan(model: ModelFolder, outputs: Iterable[Output]) -> Plan:
+    """The plan for `outputs`, each in the file that it names, made of the model's weights."""
+    table, files = list(outputs), model.files
     by_file: dict[str, list[Output]] = {}
     for output in table:
         by_file.setdefault(output.file, []).append(output)
     before: dict[str, dict[str, TensorInfo]] = {name: {} for name in by_file}
-    for name, info in headers.items():
+    for name, info in model.headers.items():
         before.setdefault(info.file, {})[name] = info
-    plans = tuple(_file(base, name, before[name], by_file[name]) for name in sorted(by_file))
+    plans = tuple(_file(model, name, before[name], by_file[name]) for name in sorted(by_file))
     if all(one.header is None for one in plans) and set(files.names) == set(by_file):
         return Plan(plans, None, files.index)
     several = len(plans) > 1 or (files.index is not None and set(files.names) == set(by_file))
-    return Plan(plans, _index(base, files, table) if several else None, (files.index or INDEX) if several else None)
+    return Plan(plans, _index(model, table) if several else None, (files.index or INDEX) if several else None)

@@ -5,22 +5,23 @@ Called by `handlers.merge.plan.matcher`. The values are cast to the dtype of wha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter, AdapterSource
-from handlers.merge.adapters.changes import Wish
+from handlers.merge.adapters.changes import Change
 from handlers.merge.adapters.name_mapping import OPERATION, wrong_shape
 from handlers.merge.plan.operations import Rows
 from handlers.merge.plan.output_layout import Output
-from handlers.models.files import TensorInfo
 
 
-def carried(adapter: Adapter, key: str, tensor: str, file: str, dtype: str, module: str, stored: TensorInfo | None) -> Output:
-    """The output `tensor` with the values of the adapter's `key`."""
+def replaced(adapter: Adapter, key: str, output: Output) -> Output:
+    """The output with the values, and the shape, of the adapter's tensor `key`."""
     from handlers.merge.weights.sources import torch_dtype
 
-    source = AdapterSource(adapter, key, torch_dtype(dtype, adapter.file))
-    return Output(tensor, file, dtype, adapter.shapes[key], stored, source=source, module=module or tensor, origin=key)
+    source = AdapterSource(adapter, key, torch_dtype(output.dtype, adapter.file))
+    return replace(output, shape=adapter.shapes[key], source=source, module=output.module or output.name, origin=key)
 
 
 def _indices(adapter: Adapter, module: str) -> list[int]:
@@ -31,19 +32,19 @@ def _indices(adapter: Adapter, module: str) -> list[int]:
     return [int(one) for one in setting or ()]
 
 
-def rows_of_tokens(adapter: Adapter, wish: Wish, shape: tuple[int, ...]) -> Rows:
+def rows_of_tokens(adapter: Adapter, change: Change, shape: tuple[int, ...]) -> Rows:
     """The replacement of trained tokens' rows; Permanent when indices, rows and vocabulary do not fit."""
-    key, indices = str(wish.tokens), _indices(adapter, wish.module)
+    key, indices = str(change.tokens), _indices(adapter, change.module)
     if len(shape) != 2 or adapter.shapes[key] != (len(indices), shape[1]):
         raise wrong_shape(
-            adapter, wish.module, shape, f"the adapter has {' × '.join(map(str, adapter.shapes[key]))} for {len(indices)} trained tokens"
+            adapter, change.module, shape, f"the adapter has {' × '.join(map(str, adapter.shapes[key]))} for {len(indices)} trained tokens"
         )
     outside = [one for one in indices if not 0 <= one < shape[0]]
     if outside:
         raise Permanent(
             FaultCode.ADAPTER_FOR_ANOTHER_BASE,
             OPERATION,
-            f"the adapter trained token {outside[0]}, and {wish.module} ends at {shape[0] - 1}; its vocabulary was enlarged in training",
+            f"the adapter trained token {outside[0]}, and {change.module} ends at {shape[0] - 1}; its vocabulary was enlarged in training",
             "set the base to one with the enlarged vocabulary",
             path=adapter.folder,
         )

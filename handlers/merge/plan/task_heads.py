@@ -1,22 +1,22 @@
-"""Heads that an adapter brings along for a base that has another one: classification, tagging, question answering.
+"""New heads: an adapter trained for classification, tagging or question answering holds the head, which the base does not have.
 
-Called by `handlers.merge.plan.matcher`. The merged model is then another class than the base: its configuration names that class and the
-number of labels, the head's tensors are added, and the base's own head, which the class does not have, is left out.
+Called by `handlers.merge.plan.matcher`. The merged model is then of another class than the base: its configuration names that class and the
+number of labels, the head's tensors are added, and the base's own head, which that class does not have, is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.merge.adapters.adapter import Adapter
-from handlers.merge.adapters.changes import Wish
+from handlers.merge.adapters.changes import Change
 from handlers.merge.adapters.name_mapping import OPERATION, Names
 from handlers.merge.weights.model_structure import HEADED, build, headed_class, structure
+from handlers.models.folder import ModelFolder
 
 
 @dataclass
@@ -29,25 +29,27 @@ class Head:
     warnings: list[str] = field(default_factory=list)
 
 
-def _labels(adapter: Adapter, missing: dict[str, Wish]) -> int:
+def _labels(adapter: Adapter, missing: dict[str, Change]) -> int:
     """Number of labels: the rows of the last layer of the head."""
-    shapes = [adapter.shapes[str(wish.saved)] for name, wish in missing.items() if name.endswith(".weight")]
+    shapes = [adapter.shapes[str(change.saved)] for name, change in missing.items() if name.endswith(".weight")]
     return min((shape[0] for shape in shapes if shape), default=2)
 
 
-def new_head(adapter: Adapter, folder: Path, names: Names, missing: dict[str, Wish], unmatched: Callable[[list[str]], Exception]) -> Head:
-    """The head that `missing`, saved parameters that the base does not store, make up; an empty one when they are no head."""
-    built = structure(folder)
+def new_head(
+    adapter: Adapter, model: ModelFolder, names: Names, missing: dict[str, Change], unmatched: Callable[[list[str]], Exception]
+) -> Head:
+    """The head that consists of `missing`, saved parameters that the base does not store; an empty one when they are no head."""
+    built = structure(model)
     if built is not None and all(name in built.shapes for name in missing):
         if all(any(names.info(other) for other in built.group(name)) for name in missing):
             return Head()  # shared with a tensor that is stored
         if not any(names.info(other) for name in missing for other in built.group(name)):
             return Head(added=tuple(missing))  # the class has it, and the base's files lack it: a head that was never trained
     task = str(adapter.config.get("task_type") or "")
-    cls = headed_class(folder, task) if task in HEADED else None
+    cls = headed_class(model, task) if task in HEADED else None
     count = _labels(adapter, missing)
-    other = build(folder, cls, num_labels=count) if cls is not None else None
-    absent = sorted({wish.module for name, wish in missing.items() if other is None or name not in other.shapes})
+    other = build(model, cls, num_labels=count) if cls is not None else None
+    absent = sorted({change.module for name, change in missing.items() if other is None or name not in other.shapes})
     if absent or other is None or cls is None:
         if all(names.info(group) for name in missing for group in (built.group(name) if built else ()) if group != name) and built:
             return Head()

@@ -1,176 +1,184 @@
-"""Weights that several parts of a model share: which tensors have to be written so that every end does what the live adapter does.
+"""Tied weights: which tensors have to be written so that the merged model computes what base and adapter compute.
 
-Called by `handlers.merge.plan.matcher`. The live adapter acts on one end of a tied pair, or on each on its own. Where all ends would hold
-the same values the pair stays tied; where not, each end is written as a tensor of its own, and the configuration says that they
-are no longer tied.
+Called by `handlers.merge.plan.matcher`. A weight that several modules share, for example embedding and head, has several parameter names.
+The live adapter changes one of these modules, or each by itself. Where all would end with the same values the weight stays shared;
+otherwise each module gets a tensor of its own, and the configuration says that they are no longer tied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import TensorInfo
 from handlers.merge.adapters.adapter import Adapter
-from handlers.merge.adapters.changes import Wish, digest, named_in, signature
+from handlers.merge.adapters.changes import Change, digest, named_in, signature
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft
 from handlers.merge.weights.model_structure import Structure, build, model_class, structure
-from handlers.models.files import TensorInfo, setting
+from handlers.models.folder import ModelFolder
 
 SHARED = (
     "embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "shared", "embeddings", "embedding", "lm_head", "embed_out",
     "output", "decoder",
 )  # fmt: skip
-"""Last names of modules whose weights models share."""
+"""Names of modules whose weights are shared in some models: the last part of their path."""
 SCALED = ("mt5", "umt5", "udop", "switch_transformers")
-"""Model types that scale what the head gets exactly when its weight is tied, so that untying it changes more than the weight."""
+"""Model types that scale the input of the head if, and only if, its weight is tied: without the tie they compute something else."""
 SCALED_BY_KEY = ("t5", "longt5", "pop2piano")
-"""Model types that do so unless `scale_decoder_outputs` says it by itself."""
+"""Model types of which the same is true where `scale_decoder_outputs` is not set."""
 Unmatched = Callable[[list[str]], Exception]
 
 
 @dataclass
-class End:
-    """One tensor to write: `tensor` with what `wish` asks for, on the base values of `stored`, or of the adapter's key `base`."""
+class TensorChange:
+    """A change, and the tensor into which it is written."""
 
-    wish: Wish
+    change: Change
     tensor: str
     stored: str
+    """The base's tensor that holds the values before the change."""
     info: TensorInfo
+    """That of `stored`."""
     base: str | None = None
+    """The adapter's key with the values before the change, where they are not those of `stored`."""
     edits: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
-def _may_share(config: dict[str, Any], names: Names, wish: Wish) -> bool:
-    last = wish.module.rpartition(".")[2]
-    return names.info(wish.parameter) is None or (last in SHARED and setting(config, "tie_word_embeddings") is not False)
+def _may_be_tied(model: ModelFolder, names: Names, change: Change) -> bool:
+    last = change.module.rpartition(".")[2]
+    return names.info(change.parameter) is None or (last in SHARED and model.setting("tie_word_embeddings") is not False)
 
 
-def _look(folder: Path, config: dict[str, Any], names: Names, wishes: dict[str, Wish], unmatched: Unmatched) -> Structure | None:
-    """The model's structure, when weights that the adapter changes may be shared; None when they certainly are not."""
-    unsure = [name for name, wish in wishes.items() if _may_share(config, names, wish)]
-    found = structure(folder) if unsure else None
+def _structure(model: ModelFolder, names: Names, changes: dict[str, Change], unmatched: Unmatched) -> Structure | None:
+    """The model's structure, when weights that the adapter changes may be tied; None when they certainly are not."""
+    unsure = [name for name, change in changes.items() if _may_be_tied(model, names, change)]
+    found = structure(model) if unsure else None
     if unsure and found is None:
-        missing = [wishes[name].module for name in unsure if names.info(name) is None]
+        missing = [changes[name].module for name in unsure if names.info(name) is None]
         if missing:
             raise unmatched(missing)
-        raise NeedsPeft(f"{wishes[unsure[0]].module} may share its weight with another module")
+        raise NeedsPeft(f"{changes[unsure[0]].module} may share its weight with another module")
     return found
 
 
-def _spread(adapter: Adapter, group: tuple[str, ...], wishes: dict[str, Wish]) -> tuple[dict[str, Wish], str | None]:
-    """Member → its wish, and the adapter's key that overwrites what all members share.
+def _changes_of(adapter: Adapter, group: tuple[str, ...], changes: dict[str, Change]) -> tuple[dict[str, Change], str | None]:
+    """Member of the group → its change, and the adapter's key that replaces the values that all members share, if there is one.
 
-    Trained tokens act on every end, though the file holds them once; an embedding that was saved because the vocabulary was resized is
-    the shared weight itself and not one end's.
+    Trained tokens change all members, though the file holds them once. An embedding that was saved because the vocabulary was resized
+    is the shared weight itself, and not a change of one member.
     """
-    mine = {name: wishes[name] for name in group if name in wishes}
+    mine = {name: changes[name] for name in group if name in changes}
     if len(group) == 1:
         return mine, None
-    tokens = [wish for wish in mine.values() if wish.tokens]
+    tokens = [change for change in mine.values() if change.tokens]
     if tokens:
         for name in group:
             if name not in mine:
                 mine[name] = replace(tokens[0], parameter=name, module=name.rpartition(".")[0])
-    loose = [wish for wish in mine.values() if wish.saved and not named_in(adapter.config, "modules_to_save", wish.module)]
-    named = [wish for wish in mine.values() if wish.saved and wish not in loose]
-    if loose and not named and len({digest(adapter, str(wish.saved)) for wish in loose}) == 1:
-        for wish in loose:
-            wish.base, wish.saved = wish.saved, None
-    bases = [wish.base for wish in mine.values() if wish.base]
+    resized = [change for change in mine.values() if change.saved and not named_in(adapter.config, "modules_to_save", change.module)]
+    named = [change for change in mine.values() if change.saved and change not in resized]
+    if resized and not named and len({digest(adapter, str(change.saved)) for change in resized}) == 1:
+        for change in resized:
+            change.base, change.saved = change.saved, None
+    bases = [change.base for change in mine.values() if change.base]
     return mine, bases[0] if bases and len({digest(adapter, key) for key in bases}) == 1 else None
 
 
 @dataclass
 class _Group:
-    """Parameters that are one: those that the base stores, what is asked of each, and what overwrites them all."""
+    """The parameter names of one shared weight, or a single parameter."""
 
     members: tuple[str, ...]
     stored: list[str]
-    wishes: dict[str, Wish]
+    """Members that the base stores."""
+    changes: dict[str, Change]
+    """By member."""
     base: str | None
+    """The adapter's key that replaces the values that all members share."""
     same: bool
     """Whether all members end with the same values."""
 
-    def end(self, names: Names, name: str) -> End:
-        """The end `name`; where nothing is asked of it, it gets what all have in common."""
-        wish = self.wishes.get(name)
-        if wish is None:
-            common = next(iter(self.wishes.values()), None) if self.same else None
-            wish = common or Wish(name, name.rpartition(".")[0])
+    def written(self, names: Names, name: str) -> TensorChange:
+        """The tensor to write for one member. A member without a change gets that of the others if all end with the same values."""
+        change = self.changes.get(name)
+        if change is None:
+            common = next(iter(self.changes.values()), None) if self.same else None
+            change = common or Change(name, name.rpartition(".")[0])
         source = names.tensor(name if name in self.stored else self.stored[0])
-        return End(wish, names.tensor(name), source, names.stored[source], self.base)
+        return TensorChange(change, names.tensor(name), source, names.stored[source], self.base)
 
 
-def _group(adapter: Adapter, names: Names, members: tuple[str, ...], wishes: dict[str, Wish]) -> _Group:
-    mine, base = _spread(adapter, members, wishes)
+def _group(adapter: Adapter, names: Names, members: tuple[str, ...], changes: dict[str, Change]) -> _Group:
+    mine, base = _changes_of(adapter, members, changes)
     stored = [name for name in members if names.info(name) is not None]
     same = len(members) == 1 or len({signature(adapter, mine.get(name)) for name in members}) == 1
     return _Group(members, stored, mine, base, same)
 
 
-def _part(folder: Path, adapter: Adapter, config: dict[str, Any], names: Names, groups: list[_Group]) -> list[End]:
-    """Every member of every group as a tensor of its own, and the configuration that makes transformers read them so."""
-    if config.get("model_type") in SCALED:
+def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Group]) -> list[TensorChange]:
+    """Every member of every group as a tensor of its own, with the edits of config.json that make transformers load them so."""
+    kind = model.config.get("model_type")
+    if kind in SCALED:
         raise Permanent(
             FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
-            f"the adapter changes one end of a tied weight, and a {config['model_type']} model without ties computes otherwise",
+            f"the adapter changes one of the modules that share a weight, and a {kind} model that is not tied computes something else",
             "serve it with PEFT beside its base instead",
             path=adapter.folder,
         )
-    loose = build(folder, model_class(folder), tie_word_embeddings=False)
-    ends: list[End] = []
+    untied = build(model, model_class(model), tie_word_embeddings=False)
+    written: list[TensorChange] = []
     for group in groups:
         missing = [name for name in group.members if name not in group.stored]
-        if loose is None or (missing and (names.drop or names.add)):
-            raise NeedsPeft(f"{group.members[0].rpartition('.')[0]} shares its weight, and how to part it is not known")
-        parted = {loose.group(name) for name in group.members}
-        for members in sorted(parted):
-            if len({signature(adapter, group.wishes.get(name)) for name in members}) > 1:
-                raise NeedsPeft(f"{' and '.join(name.rpartition('.')[0] for name in members)} are one weight, of which one end changes")
+        if untied is None or (missing and (names.drop or names.add)):
+            raise NeedsPeft(f"{group.members[0].rpartition('.')[0]} shares its weight, and how to untie it is not known")
+        remaining = {untied.group(name) for name in group.members}
+        for members in sorted(remaining):
+            if len({signature(adapter, group.changes.get(name)) for name in members}) > 1:
+                modules = " and ".join(name.rpartition(".")[0] for name in members)
+                raise NeedsPeft(f"{modules} share a weight that can't be untied, and the adapter changes one of them")
             kept = [name for name in members if name in group.stored] or [members[0]]
-            ends.extend(group.end(names, name) for name in kept)
+            written.extend(group.written(names, name) for name in kept)
     changed = next(group for group in groups if not group.same)
-    ends[0].edits["tie_word_embeddings"] = False
-    if config.get("model_type") in SCALED_BY_KEY and "scale_decoder_outputs" not in config:
-        ends[0].edits["scale_decoder_outputs"] = setting(config, "tie_word_embeddings") is not False
-    ends[0].warnings.append(
+    written[0].edits["tie_word_embeddings"] = False
+    if kind in SCALED_BY_KEY and "scale_decoder_outputs" not in model.config:
+        written[0].edits["scale_decoder_outputs"] = model.setting("tie_word_embeddings") is not False
+    written[0].warnings.append(
         f"{' and '.join(name.rpartition('.')[0] for name in changed.members)} are no longer tied: "
         "the adapter changed one of them, or each differently, so each is written"
     )
-    return ends
+    return written
 
 
-def decide(
-    adapter: Adapter, folder: Path, config: dict[str, Any], names: Names, wishes: dict[str, Wish], unmatched: Unmatched
-) -> list[End]:
-    """The tensors to write for all wishes. Raises what `unmatched` gives for parameters that the base does not store."""
-    found = _look(folder, config, names, wishes, unmatched)
+def tensor_changes(
+    adapter: Adapter, model: ModelFolder, names: Names, changes: dict[str, Change], unmatched: Unmatched
+) -> list[TensorChange]:
+    """The tensors to write for all changes. Raises what `unmatched` returns for parameters that the base does not store."""
+    found = _structure(model, names, changes, unmatched)
     tied = [members for members in (found.groups if found else ()) if any(names.info(name) is not None for name in members)]
     shared = {name for members in tied for name in members}
-    groups = [_group(adapter, names, members, wishes) for members in tied]
-    groups += [_group(adapter, names, (name,), wishes) for name in wishes if name not in shared]
-    absent = [wish.module for group in groups for wish in group.wishes.values() if not group.stored]
+    groups = [_group(adapter, names, members, changes) for members in tied]
+    groups += [_group(adapter, names, (name,), changes) for name in changes if name not in shared]
+    absent = [change.module for group in groups for change in group.changes.values() if not group.stored]
     if absent:
-        _check_bias(adapter, names, wishes, absent)
+        _check_bias(adapter, names, changes, absent)
         raise unmatched(absent)
     if all(group.same for group in groups):
-        return [group.end(names, name) for group in groups if group.wishes for name in group.stored]
+        return [group.written(names, name) for group in groups if group.changes for name in group.stored]
     several = [group for group in groups if len(group.members) > 1]
-    single = [group.end(names, name) for group in groups if len(group.members) == 1 for name in group.stored]
-    return _part(folder, adapter, config, names, several) + single
+    single = [group.written(names, name) for group in groups if len(group.members) == 1 for name in group.stored]
+    return _untied(adapter, model, names, several) + single
 
 
-def _check_bias(adapter: Adapter, names: Names, wishes: dict[str, Wish], absent: list[str]) -> None:
+def _check_bias(adapter: Adapter, names: Names, changes: dict[str, Change], absent: list[str]) -> None:
     """Permanent when what is missing is the bias to which lora_bias would have to be added."""
     for module in absent:
-        wish = wishes.get(f"{module}.bias")
-        if wish is not None and wish.bias and names.info(f"{module}.weight") is not None:
+        change = changes.get(f"{module}.bias")
+        if change is not None and change.bias and names.info(f"{module}.weight") is not None:
             raise Permanent(
                 FaultCode.ADAPTER_NOT_MERGEABLE,
                 OPERATION,

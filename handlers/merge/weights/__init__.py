@@ -1,1 +1,1 @@
-"""Reading and writing tensors, whatever form they are stored in."""
+"""Reading and writing the tensors of a model, in whatever form they are stored."""

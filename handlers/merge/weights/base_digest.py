@@ -1,8 +1,8 @@
 """The digest of a base model: SHA-256 over its weight files and config.json, remembered between jobs.
 
-Called by the merge. A base of many gigabytes is read once and not for every checkpoint: the digests of its files are kept
-under a key of device, inode, size and modification time. A file changed within the clock's resolution and at
-equal size is not noticed.
+Called by the merge. A base of many gigabytes is read once and not for every checkpoint: the digests of its files are cached under a key
+of device, inode, size and modification time. A file that changes without changing its size, within the resolution of the file system's
+clock, is not noticed.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from pathlib import Path
 
 from daemon.contract.files import write_atomic
 from daemon.contract.values import digest_of
-from handlers.models.files import file_key, weight_files
+from handlers.models.folder import ModelFolder
 
 CACHE = "digests.json"
 KEPT = 2000
 """Entries that the cache holds at most; the oldest go first."""
 BLOCK = 1 << 20
 
-Beat = Callable[[int], None]
-"""Is told the bytes of each step; what it raises ends the work."""
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes of each step; an exception that it raises ends the work."""
 
 
-def digest_file(path: Path, beat: Beat | None = None) -> str:
+def digest_file(path: Path, on_bytes: OnBytes | None = None) -> str:
     """SHA-256 of a file's contents, in hex."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(BLOCK))
     with open(path, "rb", buffering=0) as stream:
         while count := stream.readinto(buffer):
             digest.update(buffer[:count])
-            if beat is not None:
-                beat(count)
+            if on_bytes is not None:
+                on_bytes(count)
     return digest.hexdigest()
 
 
@@ -46,24 +46,21 @@ def _remembered(path: Path) -> dict[str, str]:
 
 
 def _remember(path: Path, key: str, digest: str) -> None:
-    """Noted file by file, so that an interruption costs one file's reading."""
+    """Written after each file, so that an interruption costs the reading of one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     merged = {**_remembered(path), key: digest}
     write_atomic(path, json.dumps(dict(list(merged.items())[-KEPT:]), indent=0), durable=False)
 
 
-def base_digest(folder: Path, cache: Path | None = None, beat: Beat | None = None) -> str:
-    """Digest, in hex, of the model in `folder`, from the names and contents of its weight files, index and config.json."""
-    files = weight_files(folder)
-    names = [*files.names, *([files.index] if files.index else []), "config.json"]
-    store = cache / CACHE if cache else None
-    known = _remembered(store) if store else {}
+def base_digest(model: ModelFolder, cache: Path, on_bytes: OnBytes) -> str:
+    """Digest, in hex, of the names and contents of the model's weight files, index and config.json."""
+    store = cache / CACHE
+    known = _remembered(store)
     digests: dict[str, str] = {}
-    for name in sorted(names):
-        key = file_key(folder / name)
+    for name in sorted((*model.weight_names, "config.json")):
+        key = model.file_key(name)
         if key not in known:
-            known[key] = digest_file(folder / name, beat)
-            if store:
-                _remember(store, key, known[key])
+            known[key] = digest_file(model.path / name, on_bytes)
+            _remember(store, key, known[key])
         digests[name] = known[key]
     return digest_of(digests)

@@ -1,15 +1,14 @@
 """Sources of tensors that the base stores packed: bitsandbytes' 4 and 8 bits, and scaled fp8.
 
-Called by `handlers.merge.weights.quantized_base`, which tells which tensor is packed how. Values come block by block and equal those of the
-library that packed them, bit by bit: bitsandbytes' own functions unpack its formats. What they need to know of a tensor beside its
-packed values is small; it is read at the first block and dropped after the last one.
+Called by `handlers.merge.weights.quantized_base`, which finds out how each tensor is packed. Values are computed block by block and equal,
+bit by bit, those of the library that packed them: bitsandbytes' own functions unpack its formats. The scales and tables that belong to a
+tensor are small; they are read at its first block and dropped after the last one.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.merge.weights.sources import Bytes, Source, row_elements
-from handlers.models.files import TensorInfo
+from daemon.contract.safetensors import TensorInfo
+from handlers.merge.weights.sources import Source, TensorReader, row_elements
+from handlers.models.folder import ModelFolder
 
 OPERATION = "dequantize the base"
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -34,25 +34,20 @@ def damaged(path: Path, cause: str) -> Permanent:
     )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The tensors of a base by name, and where they lie."""
+def reader(model: ModelFolder, name: str, dtype: torch.dtype | None = None) -> TensorReader:
+    """Reads a stored tensor, as another dtype than the header names if one is given."""
+    info = model.headers[name]
+    return TensorReader(model.path_of(info), info, dtype)
 
-    folder: Path
-    headers: Mapping[str, TensorInfo]
 
-    def path(self, name: str) -> Path:
-        """File that holds a tensor."""
-        return self.folder / self.headers[name].file
-
-    def whole(self, name: str, like: str, elements: int | None = None) -> torch.Tensor:
-        """A small tensor that belongs to the packed tensor `like`; Permanent when it is missing or of another size."""
-        info = self.headers.get(name)
-        if info is None:
-            raise damaged(self.path(like), f"{name} is missing, without which {like} can't be dequantized")
-        if elements is not None and info.elements != elements:
-            raise damaged(self.path(name), f"{name} has {info.elements:,} values, where {like} needs {elements:,}")
-        return Bytes(self.path(name), info).whole()
+def _part(model: ModelFolder, name: str, packed: str, elements: int | None = None) -> torch.Tensor:
+    """A small tensor that is needed to unpack the tensor `packed`; Permanent when it is missing or of another size."""
+    info = model.headers.get(name)
+    if info is None:
+        raise damaged(model.path_of(model.headers[packed]), f"{name} is missing, without which {packed} can't be dequantized")
+    if elements is not None and info.elements != elements:
+        raise damaged(model.path_of(info), f"{name} has {info.elements:,} values, where {packed} needs {elements:,}")
+    return reader(model, name).whole()
 
 
 @dataclass(frozen=True)
@@ -69,12 +64,12 @@ class Packing:
     nested_offset: float = 0.0
 
 
-def packing(parts: Parts, name: str, state: str) -> Packing:
-    """The note in the tensor `state` about the packed tensor `name`; Permanent when it makes no sense."""
-    path = parts.path(state)
-    if parts.headers[state].size > 1 << 16:
+def _packing(model: ModelFolder, name: str, state: str) -> Packing:
+    """What the tensor `state` says about the packed tensor `name`; Permanent when it contradicts the tensor."""
+    path = model.path_of(model.headers[state])
+    if model.headers[state].size > 1 << 16:
         raise damaged(path, f"{state} is far too large for what it should hold")
-    raw = bytes(parts.whole(state, name).view(torch.uint8).tolist())
+    raw = bytes(_part(model, state, name).view(torch.uint8).tolist())
     try:
         note: dict[str, Any] = json.loads(raw)
         shape = tuple(int(size) for size in note["shape"])
@@ -90,10 +85,10 @@ def packing(parts: Parts, name: str, state: str) -> Packing:
         not sound
         or not shape
         or min(shape) < 1
-        or parts.headers[name].size != (elements + 1) // 2
+        or model.headers[name].size != (elements + 1) // 2
         or not math.isfinite(found.nested_offset)
     ):
-        packed = f"{name} has {parts.headers[name].size:,} packed bytes"
+        packed = f"{name} has {model.headers[name].size:,} packed bytes"
         raise damaged(path, f"{packed}, but is said to be {list(shape)} in {found.kind} by blocks of {found.block}")
     return found
 
@@ -101,15 +96,15 @@ def packing(parts: Parts, name: str, state: str) -> Packing:
 class FourBitSource:
     """A tensor that bitsandbytes packed into nf4 or fp4, with or without double quantization."""
 
-    def __init__(self, parts: Parts, name: str, state: str, dtype: torch.dtype | None = None) -> None:
-        """`state` is the name of the tensor with bitsandbytes' note; `dtype` the one to write, by default the one that was packed."""
-        self._parts, self._packing = parts, packing(parts, name, state)
-        self._bytes = Bytes(parts.path(name), parts.headers[name], torch.uint8)
+    def __init__(self, model: ModelFolder, name: str, state: str, dtype: torch.dtype) -> None:
+        """`state` is the name of the tensor with bitsandbytes' note; `dtype` the one to write."""
+        self._model, self._packing = model, _packing(model, name, state)
+        self._reader = reader(model, name, torch.uint8)
         self._absmax: torch.Tensor | None = None
-        self.name, self.shape, self.dtype = name, self._packing.shape, dtype or self._packing.dtype
+        self.name, self.shape, self.dtype = name, self._packing.shape, dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; reads whole quantization blocks and drops what was not asked for."""
+        """As Source says; reads whole quantization blocks and drops the values outside of the rows."""
         from bitsandbytes import functional
 
         packing, width, total = self._packing, row_elements(self.shape), math.prod(self.shape)
@@ -117,7 +112,7 @@ class FourBitSource:
         low, high = start // packing.block, -(-end // packing.block)
         begin, stop = low * packing.block, min(high * packing.block, total)
         packed = torch.empty((stop - begin + 1) // 2, 1, dtype=torch.uint8)
-        self._bytes.read(begin // 2, packed)
+        self._reader.read(begin // 2, packed)
         if self._absmax is None:
             self._absmax = self._maxima()
         state = functional.QuantState(
@@ -134,15 +129,15 @@ class FourBitSource:
 
         name, packing = self.name, self._packing
         blocks = -(-math.prod(self.shape) // packing.block)
-        absmax = self._parts.whole(f"{name}.absmax", name, blocks)
+        absmax = _part(self._model, f"{name}.absmax", name, blocks)
         if not packing.nested_block:
             if absmax.dtype != torch.float32:
-                raise damaged(self._bytes.path, f"{name}.absmax is {absmax.dtype}, where bitsandbytes writes fp32")
+                raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, where bitsandbytes writes fp32")
             return absmax
         if absmax.dtype != torch.uint8:
-            raise damaged(self._bytes.path, f"{name}.absmax is {absmax.dtype}, where double quantization writes bytes")
-        outer = self._parts.whole(f"{name}.nested_absmax", name, -(-blocks // packing.nested_block))
-        code = self._parts.whole(f"{name}.nested_quant_map", name, 256)
+            raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, where double quantization writes bytes")
+        outer = _part(self._model, f"{name}.nested_absmax", name, -(-blocks // packing.nested_block))
+        code = _part(self._model, f"{name}.nested_quant_map", name, 256)
         state = functional.QuantState(absmax=outer.float(), code=code.float(), blocksize=packing.nested_block, dtype=torch.float32)
         return functional.dequantize_blockwise(absmax.view(-1), state).add_(torch.tensor(packing.nested_offset))
 
@@ -150,17 +145,19 @@ class FourBitSource:
 class EightBitSource:
     """A tensor that bitsandbytes packed into int8 with one scale a row (LLM.int8)."""
 
-    def __init__(self, parts: Parts, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, model: ModelFolder, name: str, dtype: torch.dtype) -> None:
         """Beside `X.weight` there is `X.SCB`, and perhaps `X.weight_format`, which must say row order."""
-        info, stem = parts.headers[name], name.removesuffix("weight")
+        info, stem = model.headers[name], name.removesuffix("weight")
         if info.dtype != "I8" or len(info.shape) != 2:
-            raise damaged(parts.path(name), f"{name} is {info.dtype} with {len(info.shape)} dimensions, where an int8 matrix was expected")
+            raise damaged(
+                model.path_of(info), f"{name} is {info.dtype} with {len(info.shape)} dimensions, where an int8 matrix was expected"
+            )
         order = f"{stem}weight_format"
-        if order in parts.headers and parts.whole(order, name, 1).item() != 0:
-            raise damaged(parts.path(name), f"{name} is stored in the tile order of one GPU type, which an old bitsandbytes wrote")
+        if order in model.headers and _part(model, order, name, 1).item() != 0:
+            raise damaged(model.path_of(info), f"{name} is stored in the tile order of one GPU type, which an old bitsandbytes wrote")
         self._scale_name = f"{stem}SCB"
-        parts.whole(self._scale_name, name, info.shape[0])
-        self._parts, self._bytes = parts, Bytes(parts.path(name), info)
+        _part(model, self._scale_name, name, info.shape[0])
+        self._model, self._reader = model, reader(model, name)
         self._scale: torch.Tensor | None = None
         self.name, self.dtype = name, dtype
         self.shape: tuple[int, ...] = info.shape
@@ -170,9 +167,9 @@ class EightBitSource:
         from bitsandbytes import functional
 
         if self._scale is None:
-            self._scale = self._parts.whole(self._scale_name, self.name).float().view(-1)
+            self._scale = _part(self._model, self._scale_name, self.name).float().view(-1)
         packed = torch.empty(count, self.shape[1], dtype=torch.int8)
-        self._bytes.read(first * self.shape[1], packed)
+        self._reader.read(first * self.shape[1], packed)
         out.copy_(functional.int8_vectorwise_dequant(packed, self._scale[first : first + count]).view(out.shape))
         if first + count == self.shape[0]:
             self._scale = None
@@ -181,19 +178,19 @@ class EightBitSource:
 class ScaledFp8Source:
     """A tensor in fp8 with a scale for the whole of it, for each row, or for each tile: value × scale."""
 
-    def __init__(self, parts: Parts, name: str, scale: str, dtype: torch.dtype, tile: tuple[int, int] | None = None) -> None:
+    def __init__(self, model: ModelFolder, name: str, scale: str, dtype: torch.dtype, tile: tuple[int, int] | None = None) -> None:
         """`scale` names the tensor of scales, `tile` its rows and columns of the weight (by default as the shapes divide)."""
-        info = parts.headers[name]
-        self._bytes = Bytes(parts.path(name), info)
-        self._scale_name, self._parts = scale, parts
+        info = model.headers[name]
+        self._reader = reader(model, name)
+        self._scale_name, self._model = scale, model
         self._scale: torch.Tensor | None = None
         self.name, self.dtype = name, dtype
         self.shape: tuple[int, ...] = info.shape
-        self._tile = self._fit(parts.headers[scale], tile)
+        self._tile = self._fit(model.headers[scale], tile)
 
     def _fit(self, scale: TensorInfo, tile: tuple[int, int] | None) -> tuple[int, int]:
         """Rows and columns of the weight for one scale; Permanent when weight and scales don't fit."""
-        path, shape = self._bytes.path, self.shape
+        path, shape = self._reader.path, self.shape
         if scale.dtype not in ("F32", "F16", "BF16"):
             raise damaged(path, f"{self._scale_name} is stored as {scale.dtype}, which is no scale that can be read")
         if len(shape) < 2 or min(shape) < 1:
@@ -209,11 +206,11 @@ class ScaledFp8Source:
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
         """As Source says; the product is taken in fp32."""
         if self._scale is None:
-            scale = self._parts.whole(self._scale_name, self.name).float()
+            scale = _part(self._model, self._scale_name, self.name).float()
             grid = [*self.shape[:-2], -(-self.shape[-2] // self._tile[0]), -(-self.shape[-1] // self._tile[1])]
             self._scale = scale.view(grid) if scale.numel() > 1 else scale.view(1).expand(math.prod(grid)).view(grid)
-        packed = torch.empty(count, *self.shape[1:], dtype=self._bytes.dtype)
-        self._bytes.read(first * row_elements(self.shape), packed)
+        packed = torch.empty(count, *self.shape[1:], dtype=self._reader.dtype)
+        self._reader.read(first * row_elements(self.shape), packed)
         values = packed.float()
         if len(self.shape) == 2:
             values.mul_(self._spread(self._scale, range(first, first + count)))
@@ -231,21 +228,21 @@ class ScaledFp8Source:
         return chosen.repeat_interleave(width, dim=-1)[..., : self.shape[-1]]
 
 
-class TurnedSource:
-    """A matrix whose rows are another source's columns; the whole of it lies in memory while it is read."""
+class TransposedSource:
+    """A matrix whose rows are another source's columns; all of it is in memory while it is read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._turned: torch.Tensor | None = None
+        self._transposed: torch.Tensor | None = None
         self.name, self.dtype = source.name, source.dtype
         self.shape: tuple[int, ...] = (source.shape[1], source.shape[0])
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
         """As Source says; a buffer of another dtype than before reads the source again."""
-        if self._turned is None or self._turned.dtype != out.dtype:
+        if self._transposed is None or self._transposed.dtype != out.dtype:
             whole = torch.empty(self._source.shape, dtype=out.dtype)
             self._source.rows(0, self._source.shape[0], whole)
-            self._turned = whole.T.contiguous()
-        out.copy_(self._turned[first : first + count])
+            self._transposed = whole.T.contiguous()
+        out.copy_(self._transposed[first : first + count])
         if first + count == self.shape[0]:
-            self._turned = None
+            self._transposed = None

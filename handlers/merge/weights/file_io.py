@@ -1,19 +1,39 @@
-"""Moving bytes between files without passing through Python objects: whole reads and writes, copies in the operation.
+"""Moving bytes between files without passing through Python objects: whole reads and writes, and copies inside the operating system.
 
-Called by the streaming merge. No mmap: mapped pages count as resident memory of a process that should stay small.
+Called by the streaming merge. Files are not memory-mapped: mapped pages count as resident memory of a process that should stay small.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 
 CHUNK = 1 << 24
-"""Bytes that one copy moves before progress is told."""
+"""Bytes of one step of a copy, after which progress is reported."""
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Bytes of an open file."""
+
+    path: Path
+    """Named in errors."""
+    descriptor: int
+    start: int
+    size: int
+
+    def part(self, first: int, size: int) -> ByteRange:
+        """`size` of these bytes, from byte `first` of the range on."""
+        return ByteRange(self.path, self.descriptor, self.start + first, size)
+
+    def read_ahead(self) -> None:
+        """Ask the kernel to read the bytes, so that they are in memory when they are needed."""
+        os.posix_fadvise(self.descriptor, self.start, self.size, os.POSIX_FADV_WILLNEED)
 
 
 def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> None:
@@ -54,22 +74,22 @@ def create(path: Path, size: int) -> int:
     return descriptor
 
 
-def copy_range(source: int, target: int, start: int, to: int, size: int, path: Path, moved: Callable[[int], None]) -> None:
-    """Copy `size` bytes from `start` of `source` to `to` of `target`, in the operation where the file system lets it.
+def copy_range(source: ByteRange, target: int, to: int, moved: Callable[[int], None]) -> None:
+    """Copy the bytes to `to` of the file `target`, inside the operating system where the file system supports it.
 
-    `moved` is told the bytes of each step. Permanent when the source ends before that.
+    `moved` is called with the bytes of each step. Permanent when the source ends before its range does.
     """
-    done, operation = 0, True
-    while done < size:
-        length, count = min(CHUNK, size - done), 0
-        if operation:
+    done, by_system = 0, True
+    while done < source.size:
+        length, count = min(CHUNK, source.size - done), 0
+        if by_system:
             try:
-                count = os.copy_file_range(source, target, length, start + done, to + done)
+                count = os.copy_file_range(source.descriptor, target, length, source.start + done, to + done)
             except OSError:
-                operation = False  # whatever the reason: if it is a real one, the plain way meets it too
+                by_system = False  # whatever the reason: if it is a real one, reading and writing meets it too
         if not count:
             buffer = memoryview(bytearray(length))
-            read_into(source, buffer, start + done, path)
+            read_into(source.descriptor, buffer, source.start + done, source.path)
             write_from(target, buffer, to + done)
             count = length
         moved(count)

@@ -1,4 +1,4 @@
-"""A model's structure without its weights: which modules and parameters the class named in config.json really builds, and which are one.
+"""A model's structure without its weights: the modules and parameters that the class named in config.json builds, and which are shared.
 
 Called by the merge when names do not fit or weights may be shared, and before PEFT loads a model. It imports transformers (seconds),
 but allocates no weight: modules live on torch's meta device. Custom code of a model folder is never executed.
@@ -14,7 +14,7 @@ from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.models.files import read_json
+from handlers.models.folder import ModelFolder
 
 HEADED = {"SEQ_CLS": "SEQUENCE_CLASSIFICATION", "TOKEN_CLS": "TOKEN_CLASSIFICATION", "QUESTION_ANS": "QUESTION_ANSWERING"}
 """PEFT's task type → the part of transformers' table of classes that has a head for it."""
@@ -27,8 +27,8 @@ class Structure:
     modules: frozenset[str]
     shapes: dict[str, tuple[int, ...]]
     groups: tuple[tuple[str, ...], ...]
-    turned: frozenset[str]
-    """Modules whose weights lie as inputs × outputs."""
+    transposed: frozenset[str]
+    """Modules whose weights are stored as inputs × outputs."""
     state: frozenset[str]
     """All names of a state dict: parameters and the buffers that are saved."""
 
@@ -37,12 +37,11 @@ class Structure:
         return next((group for group in self.groups if parameter in group), (parameter,))
 
 
-def model_class(folder: Path) -> Any:
+def model_class(model: ModelFolder) -> Any:
     """The transformers class that config.json names first; Permanent when transformers has none of that name."""
     import transformers
 
-    config = read_json(folder / "config.json", "read the model's configuration")
-    names = config.get("architectures") or ["none"]
+    names = model.config.get("architectures") or ["none"]
     found = getattr(transformers, str(names[0]), None)
     if found is None or not hasattr(found, "from_pretrained"):
         raise Permanent(
@@ -50,12 +49,12 @@ def model_class(folder: Path) -> Any:
             "load the base model",
             f"transformers {transformers.__version__} has no class {names[0]}, which config.json names",
             "install a transformers release that knows the architecture; code from model folders is never executed",
-            path=folder,
+            path=model.path,
         )
     return found
 
 
-def headed_class(folder: Path, task: str) -> Any:
+def headed_class(model: ModelFolder, task: str) -> Any:
     """The class of the same architecture with a head for one of PEFT's task types; None when there is none."""
     import transformers
     from transformers.models.auto import modeling_auto
@@ -63,45 +62,46 @@ def headed_class(folder: Path, task: str) -> Any:
     if task not in HEADED:
         return None
     table = getattr(modeling_auto, f"MODEL_FOR_{HEADED[task]}_MAPPING_NAMES", {})
-    config = read_json(folder / "config.json", "read the model's configuration")
-    return getattr(transformers, str(table.get(config.get("model_type"))), None)
+    return getattr(transformers, str(table.get(model.config.get("model_type"))), None)
 
 
-def build(folder: Path, cls: Any, **settings: Any) -> Structure | None:
-    """The structure of `cls` with the folder's configuration and `settings`; None when it can't be built."""
+def build(model: ModelFolder, cls: Any, **settings: Any) -> Structure | None:
+    """The structure of `cls` with the model's configuration and `settings`; None when it can't be built."""
     import torch
 
     try:
         with torch.device("meta"):
-            model = cls(cls.config_class.from_pretrained(folder, **settings))
-            model.tie_weights()
+            built = cls(cls.config_class.from_pretrained(model.path, **settings))
+            built.tie_weights()
     except (Permanent, ValueError, TypeError, KeyError, AttributeError, ImportError, OSError, RuntimeError):
         return None
     shapes: dict[str, tuple[int, ...]] = {}
     owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in built.named_parameters(remove_duplicate=False):
         shapes[name] = tuple(parameter.shape)
         owners.setdefault(id(parameter), []).append(name)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    turned = {name for name, module in modules.items() if type(module).__name__ == "Conv1D" or getattr(module, "is_transposed", False)}
+    modules = dict(built.named_modules(remove_duplicate=False))
+    transposed = {name for name, module in modules.items() if type(module).__name__ == "Conv1D" or getattr(module, "is_transposed", False)}
     groups = tuple(tuple(names) for names in owners.values() if len(names) > 1)
-    return Structure(frozenset(name for name in modules if name), shapes, groups, frozenset(turned), frozenset(model.state_dict()))
+    return Structure(frozenset(name for name in modules if name), shapes, groups, frozenset(transposed), frozenset(built.state_dict()))
 
 
 @functools.lru_cache(4)
 def _structure(folder: Path, mtime: int) -> Structure | None:
+    # Cached by path, since a ModelFolder as the key would keep all its headers in memory.
+    model = ModelFolder(folder)
     try:
-        return build(folder, model_class(folder))
+        return build(model, model_class(model))
     except Permanent:
         return None
 
 
-def structure(folder: Path) -> Structure | None:
+def structure(model: ModelFolder) -> Structure | None:
     """What the class in config.json builds; None when transformers does not know the architecture or can't build it."""
-    return _structure(folder, os.stat(folder / "config.json").st_mtime_ns)
+    return _structure(model.path, os.stat(model.path / "config.json").st_mtime_ns)
 
 
-def module_names(folder: Path) -> set[str] | None:
+def module_names(model: ModelFolder) -> frozenset[str] | None:
     """Paths of all modules of the model; None when transformers does not know the architecture or can't build it."""
-    found = structure(folder)
-    return None if found is None else set(found.modules)
+    found = structure(model)
+    return None if found is None else found.modules

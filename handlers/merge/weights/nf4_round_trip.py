@@ -1,35 +1,34 @@
 """A 16-bit base as a QLoRA training saw it: packed into nf4 by bitsandbytes when it was loaded, and unpacked again.
 
 Called by the merge for `merge.base = "dequantized"`. Every linear layer that transformers would have packed goes through the round
-trip, whether the adapter changes it or not, since the training ran on all of them. Values equal those that bitsandbytes gives
+trip, whether the adapter changes it or not, since the training used all of them. Values equal those that bitsandbytes gives
 on the CPU for whole tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from pathlib import Path
 
 import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.merge.weights.dequantize import TurnedSource
+from handlers.merge.weights.dequantize import TransposedSource
 from handlers.merge.weights.model_structure import model_class
-from handlers.merge.weights.sources import Source, row_elements
+from handlers.merge.weights.sources import Source, StoredSource, row_elements
+from handlers.models.folder import ModelFolder
 
 OPERATION = "quantize the base as the training did"
 BLOCK = 64
 """Values that share a scale; the only size that transformers uses."""
 CHUNK = 1 << 20
-"""Elements of a block when a whole tensor is gone through."""
+"""Elements read at once when the scales of a whole tensor are computed."""
 
 
 class RoundTripSource:
     """Another source's values after nf4 quantization and dequantization."""
 
-    def __init__(self, source: Source, *, double: bool = False) -> None:
+    def __init__(self, source: Source, *, double: bool) -> None:
         """`double`: the scales are quantized too, as with bnb_4bit_use_double_quant."""
         self._source, self._double = source, double
         self._absmax: torch.Tensor | None = None
@@ -41,7 +40,7 @@ class RoundTripSource:
         self._width, self._step = width, BLOCK // math.gcd(width, BLOCK)
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
-        """As Source says; with `double` the first block goes through the whole tensor once for its scales."""
+        """As Source says; with `double` the first block reads the whole tensor once, for its scales."""
         from bitsandbytes import functional
 
         low, values = self._aligned(first, count)
@@ -90,40 +89,43 @@ class RoundTripSource:
         return functional.dequantize_blockwise(packed, state) + offset
 
 
-def quantized_modules(folder: Path) -> set[str]:
-    """Paths of the linear layers that transformers packs when it loads the model in `folder` with load_in_4bit."""
+def _quantized_modules(model: ModelFolder) -> set[str]:
+    """Paths of the linear layers that transformers packs when it loads the model with load_in_4bit."""
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    cls = model_class(folder)
+    cls = model_class(model)
     with torch.device("meta"):
-        model = cls(cls.config_class.from_pretrained(folder))
-    kept = get_keys_to_not_convert(model)
+        built = cls(cls.config_class.from_pretrained(model.path))
+    kept = get_keys_to_not_convert(built)
     kinds = (torch.nn.Linear, Conv1D)
-    return {name for name, module in model.named_modules() if type(module) in kinds and should_convert_module(name, kept)}
+    return {name for name, module in built.named_modules() if type(module) in kinds and should_convert_module(name, kept)}
 
 
-def quantized_tensors(folder: Path, names: Collection[str]) -> set[str]:
-    """Those of the base's tensors `names` that a load in 4 bits packs. Permanent when they can't be told by their names."""
-    modules = quantized_modules(folder)
+def quantized_tensors(model: ModelFolder) -> set[str]:
+    """The stored tensors that a load in 4 bits packs. Permanent when their names do not show which they are."""
+    modules, names = _quantized_modules(model), model.headers.keys()
     exact = {f"{module}.weight" for module in modules}
-    if missing := exact - set(names):
+    if missing := exact - names:
         bare = {f"{module.partition('.')[2]}.weight" for module in modules}
-        if bare <= set(names):
+        if bare <= names:
             return bare
         raise Permanent(
             FaultCode.UNKNOWN_LAYOUT,
             OPERATION,
             f"{len(missing)} linear layers of the model are stored under other names, for example {min(missing)}",
             'set merge.base to "original"',
-            path=folder,
+            path=model.path,
         )
     return exact
 
 
-def round_trip(source: Source, *, transposed: bool = False, double: bool = False) -> Source:
-    """The source after a load in 4 bits; `transposed` for a Conv1D weight, which bitsandbytes packs turned."""
-    if not transposed:
-        return RoundTripSource(source, double=double)
-    return TurnedSource(RoundTripSource(TurnedSource(source), double=double))
+def round_trip(model: ModelFolder, name: str, *, double: bool) -> Source:
+    """The values of a stored tensor after a load in 4 bits; `double` as with bnb_4bit_use_double_quant."""
+    info = model.headers[name]
+    stored = StoredSource(name, model.path_of(info), info)
+    if not model.uses_conv1d:
+        return RoundTripSource(stored, double=double)
+    # bitsandbytes packs the transpose of a Conv1D weight.
+    return TransposedSource(RoundTripSource(TransposedSource(stored), double=double))

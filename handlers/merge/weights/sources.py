@@ -1,8 +1,8 @@
-"""Where the values of a base's tensor come from: rows of it, on demand, whatever form it is stored in.
+"""Sources: objects that give the values of one tensor row by row, whatever form it is stored in.
 
-Called by the streaming merge. A source tells its shape and the dtype in which it will be written, and fills buffers that its
-caller owns; it never holds a whole tensor. Bytes are read by offset and not mapped, since mapped pages count as memory of the
-process. One source is used by one thread at a time.
+Used by the streaming merge. A source has a shape and the dtype in which it will be written, and fills buffers that its caller owns;
+it never holds a whole tensor. Bytes are read by offset and not memory-mapped, since mapped pages count as memory of the process.
+One source is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.weights.file_io import read_into
-from handlers.models.files import DTYPES, TensorInfo
 
 
 class Source(Protocol):
@@ -57,8 +57,8 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-class Bytes:
-    """Byte ranges of one tensor of a safetensors file, read into tensors."""
+class TensorReader:
+    """Reads ranges of one tensor of a safetensors file."""
 
     def __init__(self, path: Path, info: TensorInfo, dtype: torch.dtype | None = None) -> None:
         """`dtype` reads the tensor's bytes as another type than the header names."""
@@ -85,38 +85,38 @@ class Bytes:
 
 
 class _Scratch(threading.local):
-    """Room for a block in each dtype, for each thread: a model has thousands of tensors, each with a source of its own."""
+    """One buffer for each dtype and thread, which all sources share: a model has thousands of tensors, each with a source of its own."""
 
     def __init__(self) -> None:
-        self._rooms: dict[torch.dtype, torch.Tensor] = {}
+        self._buffers: dict[torch.dtype, torch.Tensor] = {}
 
     def of(self, dtype: torch.dtype, elements: int) -> torch.Tensor:
-        """So many elements, whose values are nobody's until the same thread asks again."""
-        room = self._rooms.get(dtype)
-        if room is None or room.numel() < elements:
+        """A buffer of so many elements, valid until the same thread asks for the next one."""
+        buffer = self._buffers.get(dtype)
+        if buffer is None or buffer.numel() < elements:
             with torch.inference_mode(False):  # a tensor made in that mode could not be written to outside of it
-                room = self._rooms[dtype] = torch.empty(elements, dtype=dtype)
-        return room[:elements]
+                buffer = self._buffers[dtype] = torch.empty(elements, dtype=dtype)
+        return buffer[:elements]
 
 
 _scratch = _Scratch()
 
 
 class StoredSource:
-    """A tensor of a safetensors file as it lies there."""
+    """A tensor of a safetensors file, as it is stored."""
 
     def __init__(self, name: str, path: Path, info: TensorInfo) -> None:
-        self._bytes = Bytes(path, info)
-        self.name, self.shape, self.dtype = name, info.shape, self._bytes.dtype
+        self._reader = TensorReader(path, info)
+        self.name, self.shape, self.dtype = name, info.shape, self._reader.dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
         """As Source says; into the stored dtype without a second buffer."""
         width = row_elements(self.shape)
         if out.dtype == self.dtype:
-            self._bytes.read(first * width, out)
+            self._reader.read(first * width, out)
             return
         read = _scratch.of(self.dtype, count * width)
-        self._bytes.read(first * width, read)
+        self._reader.read(first * width, read)
         out.view(-1).copy_(read)
 
 
@@ -156,8 +156,3 @@ def check_overflow(exact: torch.Tensor, rounded: torch.Tensor, name: str, path: 
             f'set merge.dtype to {wider}"base"',
             path=path,
         )
-
-
-def cast_source(source: Source, dtype: torch.dtype) -> Source:
-    """The same values, written as `dtype`; the source itself where it has that dtype, or holds no floating point."""
-    return source if source.dtype == dtype or not source.dtype.is_floating_point else CastSource(source, dtype)

@@ -19,7 +19,8 @@ from typing import Any
 from daemon.contract.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models.files import copy_config, parameters, read_json, tensors, weight_files
+from handlers.models.files import read_json
+from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.tasks import Task
 from handlers.onnx.export import profiles
 from handlers.onnx.export.attempts import AllFailed, Climbed, Failure, attempts, climb
@@ -211,7 +212,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
 
     climbed = climb(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
     reporter.progress(0.86, "copying configuration and tokenizer")
-    copy_config(source, staging)
+    copy_config(ModelFolder(source), staging)
     tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)
@@ -268,10 +269,8 @@ def _figures(climbed: Climbed[Built], made: GraphSet, name: str, staging: Path) 
 
 def _parameters(source: Path) -> int:
     """Parameters of the model; an estimate from the files' size where only pickled weights are there."""
-    files = weight_files(source)
-    if files.kind == "safetensors":
-        return parameters(tensors(source).values())
-    return sum((source / name).stat().st_size for name in files.names) // 2
+    model = ModelFolder(source)
+    return model.file_bytes // 2 if model.pickled else model.parameters
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:

@@ -15,7 +15,8 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from daemon.contract.plan import variant_names
-from handlers.models.files import copy_tokenizer, edited, read_json, setting, tensors, weight_files
+from handlers.models.files import copy_tokenizer, edited, read_json, setting
+from handlers.models.folder import ModelFolder
 from handlers.onnx.families.base import architecture
 from handlers.onnx.graphs.graph_file import fresh_folder
 
@@ -72,11 +73,12 @@ def check_supported(folder: Path) -> None:
 
 def _as_wide_as_the_vocabulary(folder: Path, config: dict[str, Any]) -> str | None:
     """The name of a matrix with one row a token that is neither embedding nor output layer."""
-    if weight_files(folder).kind != "safetensors":
+    model = ModelFolder(folder)
+    if model.pickled:
         return None
     vocabulary = setting(config, "vocab_size")
     tables = ("embed_tokens.weight", "lm_head.weight")
-    wide = (name for name, info in tensors(folder).items() if len(info.shape) == 2 and info.shape[0] == vocabulary)
+    wide = (name for name, info in model.headers.items() if len(info.shape) == 2 and info.shape[0] == vocabulary)
     return next((name for name in wide if not name.endswith(tables)), None)
 
 
@@ -86,8 +88,7 @@ def prepare(context: StageContext) -> Path:
     Permanent `tokenizer-not-found` where there is no tokenizer.json: onnxruntime-genai needs one.
     """
     source, folder = Path(context.inputs["merge"]), fresh_folder(Path(context.temporary) / "model")
-    files = weight_files(source)
-    for name in (*files.names, *([files.index] if files.index else [])):
+    for name in ModelFolder(source).weight_names:
         (folder / name).symlink_to((source / name).resolve())
     config = read_json(source / "config.json", OPERATION)
     (folder / "config.json").write_text(json.dumps(edited(config, _edits(config)), indent=2))
@@ -116,8 +117,9 @@ def narrowest_block(folder: Path, wanted: int) -> int | None:
 
     The quantizer packs two zero points into a byte and fails where a row has an odd number of them.
     """
-    if weight_files(folder).kind != "safetensors":
+    model = ModelFolder(folder)
+    if model.pickled:
         return wanted
-    inner = {info.shape[1] for info in tensors(folder).values() if len(info.shape) == 2}
+    inner = {info.shape[1] for info in model.headers.values() if len(info.shape) == 2}
     sizes = (size for size in (128, 64, 32, 16) if size <= wanted)
     return next((size for size in sizes if all(-(-width // size) % 2 == 0 for width in inner)), None)

@@ -25,7 +25,8 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models.files import copy_config, copy_tokenizer
+from handlers.models.files import copy_tokenizer
+from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.export.stage import metadata
 from handlers.onnx.families.base import architecture
@@ -135,7 +136,7 @@ def _tidy(context: StageContext, order: Order) -> None:
     for path in staging.iterdir():
         if path.name not in (MODEL_FILE, DATA_FILE, genai_config.FILE):
             path.unlink()
-    copy_config(source, staging)
+    copy_config(ModelFolder(source), staging)
     copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, staging)
     genai_config.finish(staging)
     proto = onnx.load(staging / MODEL_FILE, load_external_data=False)

@@ -18,7 +18,7 @@ from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.plan.prepare import match_all
 from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
 from handlers.merge.weights.sources import Source, StoredSource
-from handlers.models.files import CONV1D_MODELS, TensorInfo, read_json, tensors, weight_files
+from handlers.models.folder import ModelFolder
 
 _OPERATION = "give the live model the base that was merged into"
 
@@ -29,20 +29,21 @@ def rebase(base: Path, parameters: Mapping[str, torch.nn.Parameter], prefix: str
     `parameters` are the base's by name, before PEFT wrapped it, `prefix` its class's base_model_prefix. With `partly`, where the model
     is of another class than the base's files, layers that it has not are left out. Permanent where the layers can't be found.
     """
-    headers = _headers(base)
-    names = quantized_tensors(base, headers)
-    found = {name: _place(name, parameters, prefix) for name in names}
+    model = ModelFolder(base, "base")
+    found = {name: _place(name, parameters, prefix) for name in quantized_tensors(model)}
     lost = sorted(name for name, place in found.items() if place is None)
     if lost and not (partly and len(lost) < len(found)):
         cause = f"{len(lost)} linear layers of the base are not in the loaded model under their names, for example {lost[0]}"
         raise Permanent(FaultCode.UNKNOWN_LAYOUT, _OPERATION, cause, 'set merge.base to "original"', path=base)
-    turned = read_json(base / "config.json", _OPERATION).get("model_type") in CONV1D_MODELS
     for name, place in found.items():
         if place is None:
             continue
-        source: Source = StoredSource(name, base / headers[name].file, headers[name])
-        if values != "original":
-            source = round_trip(source, transposed=turned, double=values == "dequantized-double")
+        source: Source
+        if values == "original":
+            info = model.headers[name]
+            source = StoredSource(name, model.path_of(info), info)
+        else:
+            source = round_trip(model, name, double=values == "dequantized-double")
         exact = torch.empty(source.shape, dtype=torch.float32)
         source.rows(0, source.shape[0], exact)
         if exact.shape != parameters[place].shape:
@@ -55,17 +56,12 @@ def rebase(base: Path, parameters: Mapping[str, torch.nn.Parameter], prefix: str
 def why_not(adapter: Path, base: Path) -> str | None:
     """Why the merge could not take another base than the original for this adapter, as a clause; None where it could."""
     try:
-        config = read_json(base / "config.json", _OPERATION)
-        match_all([(read_adapter(adapter), 1.0)], base, _headers(base), config, "dequantized")
+        match_all([(read_adapter(adapter), 1.0)], ModelFolder(base, "base"), "dequantized")
     except NeedsPeft as reason:
         return f"another base than the original can't be merged into, since {reason}"
     except Permanent as error:
         return f"another base than the original can't be merged into, since {error.fault.cause}"
     return None
-
-
-def _headers(base: Path) -> dict[str, TensorInfo]:
-    return tensors(base) if weight_files(base).kind == "safetensors" else {}
 
 
 def _place(name: str, parameters: Mapping[str, torch.nn.Parameter], prefix: str) -> str | None:

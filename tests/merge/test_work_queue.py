@@ -6,14 +6,16 @@ import contextlib
 import functools
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handlers.merge.engine.work_queue import AHEAD, Begun, Fronts, Piece, hand_out
+from handlers.merge.engine.work_queue import AHEAD, FileInProgress, Piece, PieceQueue, run_workers
+from handlers.merge.weights.file_io import ByteRange
 
 Plan = tuple[str, int]
-Tool = list[str]
+Buffers = list[str]
 
 
 class Work:
@@ -22,28 +24,28 @@ class Work:
     def __init__(self, *plans: Plan) -> None:
         self.begun: list[str] = []
         self.closed: list[str] = []
-        self.fronts: Fronts[Plan, Tool] = Fronts(plans, self._begin)
+        self.queue: PieceQueue[Plan, Buffers] = PieceQueue(plans, self._begin)
 
-    def _begin(self, plan: Plan) -> Begun[Tool]:
+    def _begin(self, plan: Plan) -> FileInProgress[Buffers]:
         name, count = plan
         self.begun.append(name)
         stack = contextlib.ExitStack()
         stack.callback(self.closed.append, name)
-        return Begun(name, [Piece(functools.partial(_note, f"{name}{number}")) for number in range(count)], stack)
+        return FileInProgress(name, [Piece(functools.partial(_note, f"{name}{number}")) for number in range(count)], stack)
 
     def next(self, worker: int) -> str | None:
         """The next piece for a worker, done at once."""
-        taken = self.fronts.take(worker)
+        taken = self.queue.take(worker)
         if taken is None:
             return None
         file, piece = taken
-        noted: Tool = []
+        noted: Buffers = []
         piece.do(noted)
-        self.fronts.done(file)
+        self.queue.done(file)
         return noted[0]
 
 
-def _note(name: str, tool: Tool) -> None:
+def _note(name: str, tool: Buffers) -> None:
     tool.append(name)
 
 
@@ -69,18 +71,18 @@ def test_one_worker_goes_through_all_in_order() -> None:
 
 def test_a_file_is_closed_when_its_last_piece_is_done_and_not_when_it_is_taken() -> None:
     work = Work(("a", 2))
-    first, second = work.fronts.take(0), work.fronts.take(1)
+    first, second = work.queue.take(0), work.queue.take(1)
     assert first is not None and second is not None
-    assert not work.fronts.done(second[0]) and not work.closed
-    assert work.fronts.done(first[0]) and work.closed == ["a"]
-    work.fronts.close()
+    assert not work.queue.done(second[0]) and not work.closed
+    assert work.queue.done(first[0]) and work.closed == ["a"]
+    work.queue.close()
     assert work.closed == ["a"]
 
 
 def test_what_an_error_left_is_closed() -> None:
     work = Work(("a", 2), ("b", 2), ("c", 2))
     assert [work.next(worker) for worker in (0, 1, 1)] == ["a0", "c0", "c1"]
-    work.fronts.close()
+    work.queue.close()
     assert work.closed == ["c", "a"] and work.begun == ["a", "c"]
 
 
@@ -89,20 +91,20 @@ def test_many_threads_do_every_piece_once() -> None:
     work, done, finished = Work(*plans), [[] for _ in range(5)], []  # type: ignore[var-annotated]
     barrier = threading.Barrier(5)
 
-    def do(tool: Tool, task: tuple[Begun[Tool], Piece[Tool]]) -> None:
+    def do(tool: Buffers, task: tuple[FileInProgress[Buffers], Piece[Buffers]]) -> None:
         if not tool:
             barrier.wait(60)  # all of them have one
         task[1].do(tool)
-        if work.fronts.done(task[0]):
+        if work.queue.done(task[0]):
             finished.append(task[0].name)
 
-    hand_out(work.fronts.take, [functools.partial(do, tool) for tool in done])
+    run_workers(work.queue.take, [functools.partial(do, tool) for tool in done])
     assert sorted(name for tool in done for name in tool) == sorted(f"{name}{piece}" for name, count in plans for piece in range(count))
     assert sorted(finished) == sorted(work.closed) == sorted(name for name, _ in plans)
 
 
-def pieces(count: int) -> list[Piece[Tool]]:
-    return [Piece(functools.partial(_note, str(number)), 7, 10 * number, 10) for number in range(count)]
+def pieces(count: int) -> list[Piece[Buffers]]:
+    return [Piece(functools.partial(_note, str(number)), ByteRange(Path("file"), 7, 10 * number, 10)) for number in range(count)]
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_the_kernel_is_asked_for_the_first_pieces_and_for_what_comes_some_later(last: bool, asked: list[tuple[Any, ...]]) -> None:
-    begun = Begun("a", [Piece(functools.partial(_note, "header")), *pieces(AHEAD + 2)], contextlib.ExitStack())
+    begun = FileInProgress("a", [Piece(functools.partial(_note, "header")), *pieces(AHEAD + 2)], contextlib.ExitStack())
     for _ in range(3):
         begun.take(last=last)
     first = [10 * number for number in range(AHEAD - 1)]
