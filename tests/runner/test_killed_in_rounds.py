@@ -25,7 +25,7 @@ Add = Callable[..., Path]
 QUICK = 2
 """Points tried in the quick set; the slow one tries them all."""
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "200"))
-STAGES = 6
+STAGES = 9
 
 
 def check(toy: Toy, count: int, expected: dict[str, str] | None = None) -> None:

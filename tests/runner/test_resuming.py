@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.plan import spec_of
 from daemon.operating.integrity.fsck import examine
 from daemon.running import output_cache as kept
 from tests.runner.conftest import Toy, artifacts, read_json
@@ -37,7 +38,7 @@ def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(
     sound(toy)
     told = {stage: read_json(toy.state / "jobs" / job["id"] / f"{stage}.1" / "job.json") for stage in ALL_STAGES}
     for stage, context in told.items():
-        assert set(context["inputs"]) == {*stage(stage).needs, *stage(stage).after} & {*ALL_STAGES}, (
+        assert set(context["inputs"]) == {*spec_of(stage).needs, *spec_of(stage).after} & {*ALL_STAGES}, (
             "what its key doesn't know of is no input"
         )
 

@@ -141,7 +141,7 @@ def _stages(job: dict[str, Any]) -> Text:
             ended = sum(state in ("succeeded", "failed", "skipped") for state in states)
             state = next((one for one in ("failed", "running", "waiting", "skipped") if one in states), "succeeded")
             parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(one["seconds"] or 0.0 for one in checks)))
-    return Text("  ").join(parts)
+    return Text("  ", no_wrap=True, overflow="ellipsis").append_text(Text("  ").join(parts))
 
 
 def _stage(name: str, state: str, seconds: float) -> Text:

@@ -15,6 +15,7 @@ from typing import Any
 
 from daemon.contract.errors import Retryable
 from daemon.contract.failpoints import point
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.bundle import Bundle
