@@ -112,6 +112,14 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
     )
 
 
+def is_published(check: ArtifactCheck) -> bool:
+    """What a check leads to: an artifact that failed is not published; one that nobody could verify is, and is called so.
+
+    The one rule that publication and report follow.
+    """
+    return check.verdict is not Verdict.FAILED
+
+
 def checked_on(facts: JobFacts) -> dict[str, Any]:
     """The processor that the checks ran on (architecture, vendor, model, features), as they say; {} where none ran."""
     found = _figure(facts, "checked_on")

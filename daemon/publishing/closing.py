@@ -16,7 +16,7 @@ from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
-from daemon.contract.verdicts import asked_variants, checked_on, judge, needs, status_of
+from daemon.contract.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.publication import Part, assemble, is_export, link_to, manifest_of, swap_in
@@ -41,7 +41,7 @@ def parts_of(checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *,
         stage = stages.get(check.variant)
         if stage is None or stage.result is None or stage.folder is None:
             continue
-        if check.verdict != Verdict.FAILED:
+        if is_published(check):
             parts.append(Part(check.variant, stage.folder, stage.result.files))
         elif keep_rejected:
             parts.append(Part(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
@@ -69,7 +69,7 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
         "identity": job.checkpoint.identity, "checked_on": checked_on(facts),
-        "needs": {check.variant: found for check in checks if check.verdict != Verdict.FAILED and (found := needs(check))},
+        "needs": {check.variant: found for check in checks if is_published(check) and (found := needs(check))},
     }  # fmt: skip
     assemble(parts_of(checks, stages, keep_rejected=keep_rejected), folder, head)
     swap_in(folder, target)

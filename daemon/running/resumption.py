@@ -127,7 +127,8 @@ class Resumption:
         if work == job.work and names == list(self._journal.stages.of(job.id)):
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):
-            log.warning("the configuration has changed; the export goes on by the new one", job=job.id, stages=names)
+            what = "configuration" if work != job.work else "plan"
+            log.warning(f"the {what} has changed; the export goes on by the new one", job=job.id, stages=names)
         return self._journal.jobs.get(job.id) or job
 
     def _verified(self, job: str, finished: dict[str, StageRow]) -> bool:

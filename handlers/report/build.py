@@ -143,7 +143,7 @@ def _attempt(attempt: AttemptFacts) -> Attempt:
 def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:
     stage = next((stage for stage in facts.stages if stage.name == check.variant), None)
     made = verdicts.was_made(stage)
-    published = made and check.verdict is not Verdict.FAILED
+    published = made and verdicts.is_published(check)
     size = stage.result.size if made and stage and stage.result else None
     limits = facts.work.validation.thresholds.get(check.variant)
     return Artifact(
