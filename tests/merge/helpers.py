@@ -102,7 +102,8 @@ def context(folder: Path, pin: Path, base: Path | None, *, method: str = "LORA",
         (folder / name).mkdir(parents=True, exist_ok=True)
     reference = CheckpointRef(root="r", run="run", step=4, path=str(pin), layout="trainer-adapter", digest="0" * 64, method=method)
     return StageContext(
-        job="j", stage="merge", attempt=1, checkpoint=reference, pin=str(pin), base=None if base is None else str(base),
+        job="j", stage="merge", entry="handlers.merge.stage:run", attempt=1,
+        checkpoint=reference, pin=str(pin), base=None if base is None else str(base),
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "temporary"), cache=str(folder / "cache"), work=Work(export=ExportOptions(), validation=ValidateOptions()),
         limits=ChildLimits(nice=0, idle=False),

@@ -23,7 +23,7 @@ def derived(stage: str, source: Path, folder: Path, **options: Any) -> Exported:
     """Run the stage `onnx-…` on an ONNX folder."""
     context = make_context(folder, f"onnx-{stage.replace('_', '-')}", {"onnx": source}, source)
     context = context.model_copy(update={"work": context.work.with_options(OnnxOptions(**options))})
-    run_stage = pkgutil.resolve_name(stage(context.stage).entry)
+    run_stage = pkgutil.resolve_name(spec_of(context.stage).entry)
     return Exported(source, Path(context.staging), run_stage(context, silent()))
 
 
