@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from daemon.checkpoints.inspection import Inspection
+from daemon.contract.figures import ArtifactFigures, figures_of
 from daemon.system.box import human
 
 if TYPE_CHECKING:
@@ -124,12 +125,12 @@ def artifact_table(report: Mapping[str, Any]) -> Table:
     for title in ("size", "× base", "error", "agree", "tok/s", "PyTorch"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in report.get("artifacts", []):
-        figures = one.get("figures") or {}
+        figures = figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures()
         table.add_row(
             one["variant"], styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
-            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.get("error_max"), "{:.1g} σ"),
-            _percent(figures.get("agreement")), _figure(figures.get("tokens_per_second"), "{:.0f}"),
-            _figure(figures.get("pytorch_tokens_per_second"), "{:.0f}"),
+            _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.error_max, "{:.1g} σ"),
+            _percent(figures.agreement), _figure(figures.tokens_per_second, "{:.0f}"),
+            _figure(figures.pytorch_tokens_per_second, "{:.0f}"),
         )  # fmt: skip
     return table
 

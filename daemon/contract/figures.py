@@ -1,20 +1,81 @@
 """The figures that a stage leaves for the stages after it and for the report, typed.
 
-A stage writes them into its result file as `figures`, where they lie as a JSON object with these names. Pure.
+A stage writes them into its result file as `figures`, where they lie as a JSON object with these names. A name that is missing there was
+not looked at; null was looked at and there is none. So writers dump a model with `exclude_unset`, and `figures_of` reads it back. Pure.
 """
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import json
+from collections.abc import Mapping
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from daemon.contract.messages import JobFacts, Status
 
 
-class MergeFigures(BaseModel):
+class Figures(BaseModel):
+    """What all figures share. Keys that another version wrote beside these are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that were given, null among them, by name."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+    def plus(self, **more: Any) -> Self:
+        """The same with more values. Raises TypeError for a name that there is not, ValidationError for a value of another kind."""
+        if unknown := more.keys() - type(self).model_fields.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        return type(self)(**{**self.given, **more})
+
+    def written(self) -> dict[str, Any]:
+        """The JSON object, with those names alone that were given a value, null among them."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def has(self, *names: str) -> bool:
+        """Whether all these were given a value; null is one."""
+        return self.model_fields_set.issuperset(names)
+
+
+Model = TypeVar("Model", bound=Figures)
+
+
+def figures_of(written: object, model: type[Model]) -> Model | None:
+    """Figures as a stage or a report wrote them, by `model`.
+
+    A value of another kind than the model asks for counts as missing; None where the rest is none of this model. Raises nothing.
+    """
+    if not isinstance(written, Mapping):
+        return None
+    try:
+        return _strict(written, model)
+    except ValidationError as error:
+        odd = {problem["loc"][0] for problem in error.errors() if problem["loc"]}
+    try:
+        return _strict({name: value for name, value in written.items() if name not in odd}, model)
+    except ValidationError:
+        return None
+
+
+def _strict(written: Mapping[str, Any], model: type[Model]) -> Model:
+    known = {name: value for name, value in written.items() if name in model.model_fields}
+    return model.model_validate_json(json.dumps(known, default=str), strict=True)
+
+
+def stage_figures(facts: JobFacts, stage: str, model: type[Model]) -> Model | None:
+    """The figures of a stage's result; None where it has none, or none of this model."""
+    result = next((entry.result for entry in facts.stages if entry.name == stage), None)
+    return figures_of(result.figures, model) if result else None
+
+
+class MergeFigures(Figures):
     """What the stage `merge` did. Sizes are bytes, times seconds.
 
     Keys that another version wrote beside these are ignored, and what an older version did not write has a default.
     """
-
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     base_bytes: int
     """Bytes of the base's tensors (`.bin`: of its files). A full fine-tune is its own base."""
@@ -52,3 +113,172 @@ class MergeFigures(BaseModel):
     """Tensors written in another dtype than they were stored in; 0 where PEFT merged."""
     task: str | None = None
     """What the merged model is for, as model hubs name it; null for an architecture that is not known."""
+
+
+class Likeness(Figures):
+    """How near a model's outputs are to a reference's, over all positions of all prompts."""
+
+    agreement: float | None = None
+    """Share of positions with the same choice; null for a task without one."""
+    kl: float | None = None
+    """Mean divergence from the reference, in nats a position; null for a task without one."""
+    error_max: float | None = None
+    """Largest |Δ| in standard deviations of the reference's outputs; null where that is infinite."""
+    error_max_absolute: float | None = None
+    """Largest |Δ| of an output."""
+    error_mean_absolute: float | None = None
+    """Mean |Δ| of an output."""
+    logit_std: float | None = None
+    """Standard deviation of the reference's outputs, the unit of `error_max`."""
+    positions: int | None = None
+    """Rows of outputs that were compared."""
+    cosine_min: float | None = None
+    """Smallest cosine of a vector with the reference's; of models that give vectors alone."""
+    cosine_mean: float | None = None
+    """Mean cosine of the vectors with the reference's; of models that give vectors alone."""
+
+
+class LiveFigures(Figures):
+    """The live model, base + adapter, that everything is compared with."""
+
+    dtype: str | None = None
+    """What it computed in, as torch names it."""
+    method: str | None = None
+    """How it was put together, in words."""
+    peak_rss_bytes: int | None = None
+    """Largest resident set of its process, in bytes."""
+    load_seconds: float | None = None
+    """Time that loading took, in seconds."""
+    adapter: Likeness | None = None
+    """The adapter's effect: the bare base beside base + adapter; null for a full fine-tune."""
+    task: str | None = None
+    """What the model is for, as model hubs name it; missing for a causal language model."""
+
+
+class Processor(Figures):
+    """A processor, as far as results can depend on it."""
+
+    architecture: str | None = None
+    """As the kernel names it, for example `x86_64`."""
+    vendor: str | None = None
+    """As the processor names its maker; "" where that is not known."""
+    model: str | None = None
+    """Its name; null where that is not known."""
+    features: tuple[str, ...] = ()
+    """Instruction sets by which libraries choose their kernels, in the kernel's words."""
+
+
+class Checking(Figures):
+    """What each stage that runs models says of the machine that it ran on."""
+
+    checked_on: Processor | None = None
+    """The processor."""
+
+
+class ReferenceFigures(Checking):
+    """What the stage `reference` found."""
+
+    reference: LiveFigures | None = None
+    """The live model."""
+    prompts: tuple[str, ...] = ()
+    """The prompts' texts, in the order in which they were asked."""
+    bases: dict[str, Any] | None = None
+    """Which base the adapter fits best on the prompts (`chosen`, `best`, `tokens`, `nll`, `error`, `kl`, or `skipped`); for people."""
+
+
+class SampleFigures(Figures):
+    """The first prompt with two answers, for people to look at."""
+
+    prompt: str | None = None
+    """The prompt."""
+    reference: str | None = None
+    """What the live model says; null for a task that gives no text."""
+    text: str | None = None
+    """What the artifact says; null for a task that gives no text, or where its tokenizer can't be used."""
+
+
+class ForeignFigures(Figures):
+    """What another program makes of the same artifact."""
+
+    engine: str
+    """Its name, with the class that it chose."""
+    failed: str | None = None
+    """Why it can't read the artifact; missing where it can."""
+    greedy_identical: bool | None = None
+    """Whether it decodes the tokens that our engine decodes; null where nothing is decoded."""
+    error_max_absolute: float | None = None
+    """Largest |Δ| between its outputs and those of our engine; null where that is infinite."""
+    adjusted: list[str] | None = None
+    """What of the program had to be put right first."""
+    differs: bool | None = None
+    """Whether that error is more than rounding."""
+
+
+class CheckFigures(Likeness):
+    """What a check measured of an artifact, or the stage `merged` of the merged model. A name that is missing was not measured."""
+
+    task: str | None = None
+    """What the model is for, as model hubs name it; missing for a causal language model."""
+    greedy_identical: int | None = None
+    """Prompts whose greedy tokens are all the live model's; null where nothing is decoded."""
+    greedy_prompts: int | None = None
+    """Prompts that were decoded; null where nothing is decoded."""
+    cache_error_max_absolute: float | None = None
+    """Largest |Δ| between outputs decoded through the cache and those of one pass; null where nothing is decoded."""
+    cache_errors: dict[str, float] | None = None
+    """The same for each way in which the cache is used, where there is more than one."""
+    padding_error_max_absolute: float | None = None
+    """Largest |Δ| between a padded batch and its rows alone."""
+    padding_errors: dict[str, float] | None = None
+    """The same for each side that is padded; missing for a causal language model, which is padded on the left."""
+    merged_error_max_absolute: float | None = None
+    """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
+    sample: SampleFigures | None = None
+    """The first prompt with both answers; null where the prompts are no text."""
+    load_seconds: float | None = None
+    """Time that loading took, in seconds."""
+    peak_rss_bytes: int | None = None
+    """Largest resident set of the artifact's process, in bytes."""
+    foreign: ForeignFigures | None = None
+    """What another program makes of it; missing where none was asked."""
+    needs: str | None = None
+    """Which processors give these answers, in words; missing where nobody looked."""
+    integer_products: dict[str, Any] | None = None
+    """The products of integers in its graphs; missing where it has none. For people."""
+    log_end: str | None = None
+    """The last lines of an engine that could not run it; beside nothing else."""
+
+
+class Speed(Figures):
+    """How fast an artifact is."""
+
+    tokens_per_second: float | None = None
+    """Tokens decoded (or, by an encoder, read) a second; null where speed is not measured."""
+    prefill_seconds: float | None = None
+    """Time to the first token, in seconds; null where speed is not measured."""
+    pytorch_tokens_per_second: float | None = None
+    """The same of the merged model in PyTorch, in turns with this one; null where that could not be run."""
+    speed_over_pytorch: float | None = None
+    """Median over the turns of this speed over PyTorch's; null where there is nothing to compare with."""
+
+
+class SpeedFigures(Figures):
+    """What the stage `speed` found."""
+
+    speed: dict[str, Speed]
+    """Variant → its speed; without those that could not be run."""
+
+
+class ArtifactFigures(Speed, CheckFigures):
+    """All that is known of an artifact in the end: what its check measured and how fast it is. report.json has these in one object."""
+
+
+class ReportFigures(Figures):
+    """What the stage `report` said."""
+
+    status: Status
+    """How the export ended."""
+    verdict: str = ""
+    """The same in one line for people."""
+    artifacts: dict[str, str] = {}
+    """Variant → its verdict."""

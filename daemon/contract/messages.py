@@ -8,7 +8,7 @@ Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,10 @@ class Verdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     UNVERIFIED = "unverified"
+
+
+Status = Literal["succeeded", "partial", "failed"]
+"""How an export ended as a whole; `daemon.contract.verdicts.status_of` holds the rule."""
 
 
 class CheckpointRef(Frozen):

@@ -7,13 +7,13 @@ never disagree. They judge from the journal's facts alone and never look at file
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Verdict
+from daemon.contract.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
+from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
 from daemon.contract.plan import all_specs, effective_variants, find_spec
 
-Status = Literal["succeeded", "partial", "failed"]
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 
 
@@ -72,16 +72,11 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
     """One final check for each variant asked for: its own stage's where there is one, else what its absence means."""
     stages = {stage.name: stage for stage in facts.stages}
     given = {check.variant: check for stage in facts.stages if stage.result for check in stage.result.checks}
-    found = _figure(facts, "speed")
-    for variant, figures in (found if isinstance(found, dict) else {}).items():
-        if variant in given and isinstance(figures, dict):
-            given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **figures}})
+    found = stage_figures(facts, "speed", SpeedFigures)
+    for variant, speed in found.speed.items() if found else ():
+        if variant in given:
+            given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **speed.written()}})
     return tuple(_judged(variant, stages, given.get(variant)) for variant in asked_variants(facts))
-
-
-def _figure(facts: JobFacts, name: str) -> Any:
-    """The first figure of that name that a stage gives; None where none does."""
-    return next((stage.result.figures[name] for stage in facts.stages if stage.result and name in stage.result.figures), None)
 
 
 def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:
@@ -122,14 +117,14 @@ def is_published(check: ArtifactCheck) -> bool:
 
 def checked_on(facts: JobFacts) -> dict[str, Any]:
     """The processor that the checks ran on (architecture, vendor, model, features), as they say; {} where none ran."""
-    found = _figure(facts, "checked_on")
-    return found if isinstance(found, dict) else {}
+    said = (figures_of(stage.result.figures, Checking) for stage in facts.stages if stage.result)
+    return next((figures.checked_on.written() for figures in said if figures and figures.checked_on), {})
 
 
 def needs(check: ArtifactCheck) -> str | None:
     """Which processors give the answers that validation saw, as it says; None where it says nothing."""
-    found = check.figures.get("needs")
-    return found if isinstance(found, str) else None
+    figures = figures_of(check.figures, CheckFigures)
+    return figures.needs if figures else None
 
 
 def _default_remedy(verdict: Verdict) -> str:

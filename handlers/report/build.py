@@ -12,6 +12,7 @@ from typing import Any
 from daemon.contract import verdicts
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.figures import LiveFigures, MergeFigures, ReferenceFigures, stage_figures
 from daemon.contract.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
 from daemon.contract.version import __version__
 from handlers.report import headline, machine
@@ -36,7 +37,8 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     checks = verdicts.judge(facts)
     status = verdicts.status_of(verdicts.asked_variants(facts), checks)
     faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != context.stage]
-    base = _base(facts, context.base)
+    merge, found = stage_figures(facts, "merge", MergeFigures), stage_figures(facts, "reference", ReferenceFigures) or ReferenceFigures()
+    base = _base(facts, context.base, merge)
     report = Report.model_construct(
         export_id=facts.export_id,
         status=status,
@@ -47,19 +49,19 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         wall_seconds=_between(facts.started or facts.created, moment.isoformat()),
         checkpoint=_checkpoint(facts.checkpoint),
         base=base,
-        task=_figure(facts, "merge", "task", str),
+        task=merge.task if merge else None,
         variants=verdicts.asked_variants(facts),
         configuration=facts.work.model_dump(),
         versions=_versions(facts),
         machine=machine.describe(),
-        reference=_figure(facts, "reference", "reference", dict) or {},
+        reference=_as_written(facts, "reference"),
         checked_on=verdicts.checked_on(facts),
-        bases=_figure(facts, "reference", "bases", dict) or {},
+        bases=_as_written(facts, "bases"),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         artifacts=tuple(_artifact(check, facts, base.size_bytes) for check in checks),
         failures=_failures(facts, checks, faults),
         not_verified=not_verified(facts, checks),
-        warnings=_warnings(facts),
+        warnings=_warnings(facts, found.reference),
     )
     notes: list[str] = []
     plain = clean(report.model_dump(warnings=False), notes)
@@ -67,13 +69,11 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     return Report.model_validate(plain)
 
 
-def _figure(facts: JobFacts, stage: str, name: str, kind: type | tuple[type, ...]) -> Any:
-    """A figure of a stage's result; None when it is missing or of another type."""
-    for entry in facts.stages:
-        if entry.name == stage and entry.result is not None:
-            value = entry.result.figures.get(name)
-            return value if isinstance(value, kind) and not isinstance(value, bool) else None
-    return None
+def _as_written(facts: JobFacts, name: str) -> dict[str, Any]:
+    """An object among the figures of the stage `reference`, whole, for the page's details; {} where it is missing."""
+    result = next((entry.result for entry in facts.stages if entry.name == "reference"), None)
+    value = result.figures.get(name) if result else None
+    return value if isinstance(value, dict) else {}
 
 
 def _checkpoint(reference: CheckpointRef) -> Checkpoint:
@@ -81,15 +81,15 @@ def _checkpoint(reference: CheckpointRef) -> Checkpoint:
     return Checkpoint(**named, identity=reference.identity)
 
 
-def _base(facts: JobFacts, folder: str | None) -> Base:
+def _base(facts: JobFacts, folder: str | None, merge: MergeFigures | None) -> Base:
     return Base(
         name=facts.checkpoint.base_name,
         revision=facts.checkpoint.base_revision,
         folder=facts.base or folder,
-        digest=_figure(facts, "merge", "base_digest", str),
-        size_bytes=_figure(facts, "merge", "base_bytes", int),
-        parameters=_figure(facts, "merge", "parameters", int),
-        dtype=_figure(facts, "merge", "base_dtype", str),
+        digest=merge.base_digest if merge else None,
+        size_bytes=merge.base_bytes if merge else None,
+        parameters=merge.parameters if merge else None,
+        dtype=merge.base_dtype if merge else None,
     )
 
 
@@ -208,9 +208,10 @@ def _what_failed(fault: Fault) -> str:
     return f"Could not {fault.operation}{where}: {fault.cause}."
 
 
-def _warnings(facts: JobFacts) -> tuple[Warned, ...]:
+def _warnings(facts: JobFacts, live: LiveFigures | None) -> tuple[Warned, ...]:
     found = [Warned(source="job", text=text) for text in facts.warnings]
-    if blind := blindness(_figure(facts, "reference", "reference", dict), verdicts.asked_variants(facts), facts.work.validation.thresholds):
+    adapter = live.adapter if live else None
+    if blind := blindness(adapter, verdicts.asked_variants(facts), facts.work.validation.thresholds):
         found.append(Warned(source="reference", text=blind))
     for stage in facts.stages:
         found += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]

@@ -106,9 +106,9 @@ def speed_bars(report: Report) -> tuple[Bar, ...]:
     """Decoded tokens a second of each artifact, beside PyTorch's in the same turns."""
     rows: list[tuple[Artifact, float, float | None]] = []
     for artifact in report.artifacts:
-        own, peer = artifact.figures.get("tokens_per_second"), artifact.figures.get("pytorch_tokens_per_second")
-        if units.is_number(own):
-            rows.append((artifact, float(own), float(peer) if units.is_number(peer) else None))
+        own, peer = artifact.measured.tokens_per_second, artifact.measured.pytorch_tokens_per_second
+        if own is not None:
+            rows.append((artifact, own, peer))
     largest = max((value for _, own, peer in rows for value in (own, peer or 0)), default=0)
     return tuple(
         Bar(
@@ -184,21 +184,21 @@ def _share(value: float, largest: float) -> float:
 
 def _over(artifact: Artifact, own: float, peer: float | None) -> str:
     """Speed over PyTorch as validation gives it (the median over turns), so that the chart says what the table says."""
-    ratio = artifact.figures.get("speed_over_pytorch")
-    if not units.is_number(ratio):
+    ratio = artifact.measured.speed_over_pytorch
+    if ratio is None:
         ratio = own / peer if peer else None
     return f" · {units.times(ratio)} PyTorch" if ratio is not None else ""
 
 
 def _limit_row(artifact: Artifact) -> LimitRow:
-    figures, limits = artifact.figures, artifact.limits
-    agreement, least = figures.get("agreement"), limits.get("agreement")
+    figures, limits = artifact.measured, artifact.limits
+    agreement, least = figures.agreement, limits.get("agreement")
     pairs = [
-        ("error", "circle", "largest error", figures.get("error_max"), limits.get("error")),
-        ("kl", "square", "KL divergence", figures.get("kl"), limits.get("kl")),
+        ("error", "circle", "largest error", figures.error_max, limits.get("error")),
+        ("kl", "square", "KL divergence", figures.kl, limits.get("kl")),
         (
             "agreement", "diamond", "disagreement",
-            1 - agreement if units.is_number(agreement) else None, 1 - least if units.is_number(least) else None,
+            1 - agreement if agreement is not None else None, 1 - least if units.is_number(least) else None,
         ),
     ]  # fmt: skip
     marks = []

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import ArtifactCheck, Verdict
-from daemon.contract.verdicts import Status
+from daemon.contract.messages import ArtifactCheck, Status, Verdict
 
 
 def verdict_line(status: Status, checks: Sequence[ArtifactCheck], faults: Sequence[tuple[str, Fault]]) -> str:

@@ -12,10 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import Fallback, FileEntry, Verdict
-
-Status = Literal["succeeded", "partial", "failed"]
-"""How an export ended as a whole; `handlers.report.headline.status_of` holds the rule."""
+from daemon.contract.figures import ArtifactFigures, LiveFigures, Processor, figures_of
+from daemon.contract.messages import Fallback, FileEntry, Status, Verdict
 
 
 class Part(BaseModel):
@@ -163,6 +161,11 @@ class Artifact(Part):
     figures: dict[str, Any]
     """What validation measured against the live model, the unit in each name; `error_max` is in standard deviations of the logits."""
 
+    @property
+    def measured(self) -> ArtifactFigures:
+        """`figures`, typed; without those of another kind than is expected."""
+        return figures_of(self.figures, ArtifactFigures) or ArtifactFigures()
+
 
 class Warned(Part):
     """A warning, with where it comes from."""
@@ -250,6 +253,16 @@ class Report(Part):
     """Everything that was not verified."""
     warnings: tuple[Warned, ...] = Field(default=())
     """All warnings."""
+
+    @property
+    def live(self) -> LiveFigures:
+        """`reference`, typed; without what is of another kind than is expected."""
+        return figures_of(self.reference, LiveFigures) or LiveFigures()
+
+    @property
+    def processor(self) -> Processor | None:
+        """`checked_on`, typed; None where nothing was checked."""
+        return figures_of(self.checked_on, Processor) if self.checked_on else None
 
     @property
     def fallbacks(self) -> tuple[tuple[str, Fallback], ...]:

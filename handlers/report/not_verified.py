@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from daemon.contract.figures import ArtifactFigures, figures_of
 from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.plan import find_variant
 from daemon.contract.verdicts import was_made
@@ -30,11 +31,12 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
     if check.verdict is Verdict.UNVERIFIED:
         yield NotVerified(what=f"{check.variant}: everything", why="; ".join(check.reasons) or "validation gave no reason")
         return
+    figures = figures_of(check.figures, ArtifactFigures)
     variant = find_variant(check.variant)
     traits = variant.traits if variant else frozenset()
     wanted = [_LOGITS, _GREEDY, _SPEED, *([_CACHE] if "cache" in traits else []), *([_PADDING] if "padding" in traits else [])]
     for names, what in wanted:
-        if all(name in check.figures for name in names):
+        if figures and figures.has(*names):
             continue
         if what == "speed" and facts.work.validation.speed_tokens == 0:
             why = "validate.speed_tokens is 0"

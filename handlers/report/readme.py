@@ -61,8 +61,7 @@ def word(text: str) -> str:
 def _prompt(report: Report) -> str:
     """The prompt of validation's own sample, so that the examples show what the report shows."""
     for artifact in report.artifacts:
-        sample = artifact.figures.get("sample")
-        prompt = sample.get("prompt") if isinstance(sample, dict) else None
-        if isinstance(prompt, str) and prompt.strip():
-            return prompt
+        sample = artifact.measured.sample
+        if sample and sample.prompt and sample.prompt.strip():
+            return sample.prompt
     return PROMPT

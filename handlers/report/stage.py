@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from daemon.contract.figures import ReportFigures
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.report import html, readme
@@ -29,11 +30,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     (staging / "report.html").write_text(html.render(report), encoding="utf-8")
     (staging / "README.md").write_text(readme.render(report), encoding="utf-8")
     return StageOutput(
-        figures={
-            "status": report.status,
-            "verdict": report.verdict,
-            "artifacts": {artifact.variant: artifact.verdict.value for artifact in report.artifacts},
-        },
+        figures=ReportFigures(
+            status=report.status,
+            verdict=report.verdict,
+            artifacts={artifact.variant: artifact.verdict.value for artifact in report.artifacts},
+        ).written(),
         warnings=[warning.text for warning in report.warnings if warning.source == "report"],
     )
 

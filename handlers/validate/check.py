@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract import cpu
 from daemon.contract.catalog import catalog
+from daemon.contract.figures import Checking
 from daemon.contract.files import remove_tree
 from daemon.contract.formats import Variant
 from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
@@ -28,7 +28,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Check the one variant among the inputs; write `check.json` into the staging folder."""
     variant = next(one for name, one in catalog().variants.items() if name in context.inputs)
     reference = record.read_reference(Path(context.inputs["reference"]))
-    output, staging = StageOutput(figures={"checked_on": cpu.here().facts}), Path(context.staging)
+    output, staging = StageOutput(figures=Checking(checked_on=record.processor()).written()), Path(context.staging)
     if reference.subject.kind not in engines().get(variant.limits.engine, {}):
         reason, remedy = f"no engine here can run {variant.name}", f"try {variant.name} on its own platform before it is used"
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
@@ -42,7 +42,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         return output
     limits = context.work.validation.thresholds.get(variant.name)
     record.add_check(staging, output, judge(variant.name, variant.limits, examination, limits), examination, reporter)
-    if told := optimum_reader.sentence(variant.name, examination.figures.get("foreign")):
+    if told := optimum_reader.sentence(variant.name, examination.figures.foreign):
         output.warnings.append(told)
     return output
 
@@ -56,12 +56,13 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
         )
         stats = worker.ask("stats")
-    examination.figures |= {"load_seconds": stats["load_seconds"], "peak_rss_bytes": stats["peak_rss_bytes"]}
-    examination.figures |= external.other_program(
-        context, variant, spec, reference, examination, logits_file(outputs, 0), reporter.checkpoint
-    )  # fmt: skip
+    examination.figures = examination.figures.plus(load_seconds=stats["load_seconds"], peak_rss_bytes=stats["peak_rss_bytes"])
+    rows = logits_file(outputs, 0)
+    foreign = external.other_program(context, variant, spec, reference, examination, rows, reporter.checkpoint)
+    if foreign is not None:
+        examination.figures = examination.figures.plus(foreign=foreign)
     remove_tree(outputs)
     examination.example = external.example_fault(spec, reference, examination)
     portable, examination.portability = portability.check(Path(folder), variant.arithmetic)
-    examination.figures |= portable
+    examination.figures = examination.figures.plus(**portable)
     return examination

@@ -34,7 +34,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         output.warnings.append(f"{what}, since the merged model could not be run: {error.cause}.")
         return output
     record.mark_comparable(staging)
-    output.figures["merged"] = record.finite(examination.figures)
+    output.figures["merged"] = record.finite(examination.figures.written())
     if published:
         limits = context.work.validation.thresholds.get(published)
         record.add_check(staging, output, judge(published, EXACT, examination, limits), examination, reporter)
@@ -48,5 +48,5 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
         stats = worker.ask("stats")
-    examination.figures |= {"load_seconds": stats["load_seconds"], "peak_rss_bytes": stats["peak_rss_bytes"]}
+    examination.figures = examination.figures.plus(load_seconds=stats["load_seconds"], peak_rss_bytes=stats["peak_rss_bytes"])
     return examination

@@ -12,8 +12,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from daemon.contract import cpu
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.figures import Likeness, LiveFigures, Processor, figures_of
 from daemon.contract.files import write_atomic
 from daemon.contract.messages import ArtifactCheck, Fallback, StageContext, Verdict
 from daemon.contract.plan import all_specs
@@ -37,11 +39,18 @@ def logits_folder(folder: Path) -> Path:
     return made
 
 
+def processor() -> Processor:
+    """The processor that this stage runs on, for its figures."""
+    return Processor.model_validate(cpu.here().facts)
+
+
 def write_reference(folder: Path, reference: Reference) -> None:
     """Write all that checks compare with; its logits must lie in the folder already."""
     value = dataclasses.asdict(reference)
     value["samples"] = [{**sample, "logits": Path(sample["logits"]).name} for sample in value["samples"]]
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
+    value["figures"] = reference.figures.written()
+    value["adapter"] = reference.adapter.written() if reference.adapter else None
     _write(folder / REFERENCE, value)
 
 
@@ -54,7 +63,9 @@ def read_reference(folder: Path) -> Reference:
         fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
         labels = value["subject"].pop("labels")
         subject = Subject(labels=None if labels is None else tuple(labels), **value.pop("subject"))
-        return Reference(samples=samples, fallbacks=fallbacks, subject=subject, **value)
+        figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
+        adapter = figures_of(value.pop("adapter"), Likeness)
+        return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise Permanent(
             FaultCode.BAD_RECORD,

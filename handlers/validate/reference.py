@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract import cpu
 from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.figures import LiveFigures, ReferenceFigures
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
@@ -31,13 +31,12 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     texts, warnings = prompts.load(context.work.validation)
     reference = _measured(context, reporter, texts, _subject(context))
     record.write_reference(Path(context.staging), reference)
-    output = StageOutput(fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
-    output.figures = {
-        "reference": reference.figures, "checked_on": cpu.here().facts, "prompts": [sample.text for sample in reference.samples],
-    }  # fmt: skip
+    figures = ReferenceFigures(
+        reference=reference.figures, checked_on=record.processor(), prompts=tuple(sample.text for sample in reference.samples)
+    )
     if reference.bases is not None:
-        output.figures["bases"] = record.finite(reference.bases)
-    return output
+        figures = figures.plus(bases=record.finite(reference.bases))
+    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
 
 
 def _subject(context: StageContext) -> Subject:
@@ -64,13 +63,13 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
             raise kind(
                 error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
             ) from error
-    reference.figures = {
-        "dtype": "float32",
-        "method": base_likelihood.method(context),
-        "peak_rss_bytes": stats["peak_rss_bytes"],
-        "load_seconds": stats["load_seconds"],
-        "adapter": reference.adapter,
-    }
+    reference.figures = LiveFigures(
+        dtype="float32",
+        method=base_likelihood.method(context),
+        peak_rss_bytes=stats["peak_rss_bytes"],
+        load_seconds=stats["load_seconds"],
+        adapter=reference.adapter,
+    )
     if subject.kind != "causal":
-        reference.figures["task"] = subject.task
+        reference.figures = reference.figures.plus(task=subject.task)
     return reference

@@ -6,9 +6,9 @@ Called by `handlers/__main__.py` after all checks. It decides no verdict: an art
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from daemon.contract.catalog import catalog
+from daemon.contract.figures import Speed, SpeedFigures
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
@@ -24,14 +24,14 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     timing = _Timing(context, reporter, reference)
     made = [one for name, one in catalog().variants.items() if name in context.inputs and record.was_run(context, name)]
     published = next((one.name for one in made if "merged" in one.traits), None)
-    found: dict[str, Any] = {}
+    found: dict[str, Speed] = {}
     with timing.worker(EXACT.engine, context.inputs[published or "merge"], "pytorch") as worker:
         pytorch: Worker | None = worker
         try:
             worker.load()
             if published:
                 figures = alone(worker, reference)
-                found[published] = figures | {"pytorch_tokens_per_second": figures["tokens_per_second"], "speed_over_pytorch": None}
+                found[published] = figures.plus(pytorch_tokens_per_second=figures.tokens_per_second, speed_over_pytorch=None)
         except WorkerFailed as error:
             pytorch = None
             timing.lost("the merged model in PyTorch", error)
@@ -49,7 +49,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             if failed is not None:
                 pytorch = None
                 timing.lost("the merged model in PyTorch", failed)
-    return StageOutput(figures={"speed": found}, warnings=timing.warnings)
+    return StageOutput(figures=SpeedFigures(speed=found).written(), warnings=timing.warnings)
 
 
 class _Timing:

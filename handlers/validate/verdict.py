@@ -6,8 +6,9 @@ limits of the variant's kind; closeness to the live model by the configured thre
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
+from daemon.contract.figures import CheckFigures, Likeness
 from daemon.contract.formats import Limits, Thresholds
 from daemon.contract.messages import ArtifactCheck, Verdict
 from daemon.contract.plan import fallback, unquantized
@@ -18,7 +19,7 @@ from handlers.validate.workers.client import WorkerFailed
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
-    figures = examination.figures
+    figures, written = examination.figures, examination.figures.written()
     reasons = [examination.tokenizer] if examination.tokenizer else []
     remedies = ["give the checkpoint or the base the tokenizer that belongs to the model, then export again"] if reasons else []
     if examination.labels:
@@ -40,34 +41,38 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
     if reasons:
-        return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=figures)
+        return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written)
     if thresholds is None:
         reason = f"there are no thresholds for {variant}, so nothing says how far it may be from the live model"
         remedy = f"set validate.thresholds.{variant} (agreement, kl, error)"
-        return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy, figures=figures)
-    return ArtifactCheck(variant=variant, verdict=Verdict.PASSED, figures=figures)
+        return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy, figures=written)
+    return ArtifactCheck(variant=variant, verdict=Verdict.PASSED, figures=written)
 
 
-def _defects(figures: dict[str, Any], own: Limits) -> list[str]:
+def _defects(figures: CheckFigures, own: Limits) -> list[str]:
     """What is wrong whatever the thresholds say."""
-    noise = own.noise_share * figures["error_max"]
-    ways, sides = (", ".join(_largest(figures.get(name))) for name in ("cache_errors", "padding_errors"))
+    noise = own.noise_share * _largest_error(figures)
+    ways, sides = (", ".join(_largest(errors)) for errors in (figures.cache_errors, figures.padding_errors))
     limits = (
-        ("cache_error_max_absolute", max(own.cache, noise),
+        (figures.cache_error_max_absolute, max(own.cache, noise),
          f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", "the cache is broken"),
-        ("padding_error_max_absolute", max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
+        (figures.padding_error_max_absolute, max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
          "it does not honour the attention mask or the positions"),
-        ("merged_error_max_absolute", own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
+        (figures.merged_error_max_absolute, own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
     )  # fmt: skip
     found = []
-    for name, limit, what, meaning in limits:
-        value = figures.get(name)
+    for value, limit, what, meaning in limits:
         if value is None or limit is None:
             continue
-        deviations = in_deviations(value, figures["logit_std"])
+        deviations = in_deviations(value, figures.logit_std or 0.0)
         if not deviations <= limit:
             found.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
     return found
+
+
+def _largest_error(figures: Likeness) -> float:
+    """`error_max` as a number to judge by: JSON, and so the model, has null for infinity."""
+    return math.inf if figures.error_max is None else figures.error_max
 
 
 def _largest(errors: dict[str, float] | None) -> list[str]:
@@ -85,20 +90,21 @@ _CHOICES = {
 """Task → what the positions are, and what agrees there."""
 
 
-def _distances(figures: dict[str, Any], thresholds: Thresholds) -> list[tuple[str, str]]:
+def _distances(figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str, str]]:
     """Threshold keys that are not met, with their sentences. Figures that a task doesn't have are None."""
     found = []
-    positions, agrees = _CHOICES.get(figures.get("task", ""), ("positions", "its most likely token is"))
-    if figures["agreement"] is not None and not figures["agreement"] >= thresholds.agreement:
+    positions, agrees = _CHOICES.get(figures.task or "", ("positions", "its most likely token is"))
+    if figures.agreement is not None and not figures.agreement >= thresholds.agreement:
         found.append(("agreement", (
-            f"agreement {_show(figures['agreement'])} is below the limit {_show(thresholds.agreement)}: at that share of"
-            f" {figures['positions']} {positions} {agrees} the live model's"
+            f"agreement {_show(figures.agreement)} is below the limit {_show(thresholds.agreement)}: at that share of"
+            f" {figures.positions} {positions} {agrees} the live model's"
         )))  # fmt: skip
-    if figures["kl"] is not None and not figures["kl"] <= thresholds.kl:
+    if figures.kl is not None and not figures.kl <= thresholds.kl:
         unit = "a token" if positions == "positions" else "a position"
-        found.append(("kl", f"the divergence of {_show(figures['kl'])} nats {unit} is above the limit {_show(thresholds.kl)}"))
-    if not figures["error_max"] <= thresholds.error:
-        text = f"the largest logit error, {_show(figures['error_max'])} standard deviations, is above the limit {_show(thresholds.error)}"
+        found.append(("kl", f"the divergence of {_show(figures.kl)} nats {unit} is above the limit {_show(thresholds.kl)}"))
+    error = _largest_error(figures)
+    if not error <= thresholds.error:
+        text = f"the largest logit error, {_show(error)} standard deviations, is above the limit {_show(thresholds.error)}"
         found.append(("error", text))
     return found
 
@@ -113,9 +119,9 @@ def _remedy(variant: str, keys: list[str]) -> str:
 
 def unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:
     """The check of an artifact that could not be run."""
-    figures = {"log_end": error.details} if error.details else {}
+    figures = CheckFigures(log_end=error.details) if error.details else CheckFigures()
     reasons = (f"it could not be run: {error.cause}",)
-    return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures)
+    return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures.written())
 
 
 def _show(value: float) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from daemon.contract import cpu
 from daemon.contract.catalog import catalog
+from daemon.contract.figures import CheckFigures
 from daemon.contract.messages import Verdict
 from handlers.onnx.graphs import integer_products
 from handlers.validate.checks import portability
@@ -35,7 +36,7 @@ def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_
     assert fault is not None and "overflow on processors without VNNI" in fault
     assert figures["needs"] == "a processor with VNNI, or one that is not x86-64"
     assert figures["integer_products"]["overflowing_products"] == 1
-    examination = Examination(figures=AT_THE_LIMITS | figures, portability=fault)
+    examination = Examination(CheckFigures(**AT_THE_LIMITS | figures), portability=fault)
     check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
     assert check.verdict is Verdict.FAILED and check.reasons == (fault,)
     assert check.remedy is not None and "export onnx-int8 again" in check.remedy and "session.x64quantprecision" in check.remedy

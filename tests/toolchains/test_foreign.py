@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.contract.figures import ForeignFigures
 from daemon.contract.messages import StageContext
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.checks import optimum_reader
@@ -54,7 +55,7 @@ def sample(ids: list[int], tokens: list[int], keep: list[int], types: list[int] 
 class Told:
     """What `compare` gave, what the reader was fed with, and the options that it got."""
 
-    figures: dict[str, Any] | None
+    figures: ForeignFigures | None
     fed: dict[str, list[Any]]
     options: dict[str, str]
 
@@ -78,7 +79,7 @@ def test_without_the_toolchain_nothing_is_asked_and_nothing_said(context: StageC
 def test_a_reader_that_says_the_same_leaves_figures_and_no_warning(context: StageContext, tmp_path: Path) -> None:
     made = {"logits": [[[9, 9], *ROWS.tolist()]], "tokens": [[5]]}
     said = told(context, tmp_path, made, "text-generation", sample([3, 4], [5], [1, 2]))
-    assert said.figures == {
+    assert said.figures is not None and said.figures.written() == {
         "engine": "optimum ORTModelForX", "greedy_identical": True, "error_max_absolute": 0.0, "adjusted": [], "differs": False
     }  # fmt: skip
     assert optimum_reader.sentence("onnx", said.figures) is None
@@ -90,7 +91,7 @@ def test_a_reader_that_says_the_same_leaves_figures_and_no_warning(context: Stag
 def test_other_outputs_are_named_with_their_distance(context: StageContext, tmp_path: Path) -> None:
     made = {"logits": [[[9, 9], [0, 1], [2, 0.25]]], "tokens": [[5]]}
     said = told(context, tmp_path, made, "text-generation", sample([3, 4], [5], [1, 2]))
-    assert said.figures is not None and said.figures["differs"] and said.figures["error_max_absolute"] == 0.25
+    assert said.figures is not None and said.figures.differs and said.figures.error_max_absolute == 0.25
     text = optimum_reader.sentence("onnx-int8", said.figures)
     assert text is not None and text.startswith("onnx-int8: optimum ORTModelForX computes other outputs from the same files (max |Δ| 0.25)")
 
@@ -98,13 +99,13 @@ def test_other_outputs_are_named_with_their_distance(context: StageContext, tmp_
 def test_outputs_that_are_not_finite_differ(context: StageContext, tmp_path: Path) -> None:
     made = {"logits": [[["nan", 1], [2, 0]]], "tokens": [[5]]}
     said = told(context, tmp_path, made, "text-generation", sample([3], [5], [0, 1]))
-    assert said.figures is not None and said.figures["differs"] and said.figures["error_max_absolute"] == float("inf")
+    assert said.figures is not None and said.figures.differs and said.figures.error_max_absolute == float("inf")
 
 
 def test_other_tokens_from_the_same_outputs_are_the_caches_doing(context: StageContext, tmp_path: Path) -> None:
     made = {"logits": [ROWS.tolist()], "tokens": [[6]]}
     said = told(context, tmp_path, made, "text-generation", sample([3], [5], [0, 1]))
-    assert said.figures is not None and said.figures["greedy_identical"] is False and not said.figures["differs"]
+    assert said.figures is not None and said.figures.greedy_identical is False and not said.figures.differs
     assert "decodes other tokens" in str(optimum_reader.sentence("onnx", said.figures))
 
 
@@ -121,7 +122,7 @@ def test_a_reader_that_fails_is_a_figure_and_a_warning(context: StageContext, tm
     figures = optimum_reader.compare(
         offered(context, stand_in(tmp_path / "chain", body)), tmp_path, Subject(), one, filed(tmp_path), [], LIMIT
     )
-    assert figures is not None and set(figures) == {"engine", "failed"}
+    assert figures is not None and set(figures.written()) == {"engine", "failed"}
     text = optimum_reader.sentence("onnx", figures)
     assert text is not None and "says nothing about its use elsewhere" in text
     assert reason in text
@@ -132,17 +133,17 @@ def test_an_encoder_decoder_is_fed_its_start_token(context: StageContext, tmp_pa
     made = {"logits": [ROWS.tolist()], "tokens": [[5, 6]]}
     said = told(context, tmp_path, made, "text2text-generation", sample([3, 4, 2], [5, 6], [0, 1]))
     assert said.fed == {"input_ids": [[3, 4, 2]], "decoder_input_ids": [[7, 5]]}
-    assert said.figures is not None and said.figures["greedy_identical"] is True
+    assert said.figures is not None and said.figures.greedy_identical is True
 
 
 def test_an_answers_start_and_end_are_compared_and_nothing_is_decoded(context: StageContext, tmp_path: Path) -> None:
     made = {"start_logits": [ROWS[0].tolist()], "end_logits": [ROWS[1].tolist()]}
     said = told(context, tmp_path, made, "question-answering", sample([3, 4], [], [0, 1], types=[0, 1]))
     assert said.fed == {"input_ids": [[3, 4]], "token_type_ids": [[0, 1]]}
-    assert said.figures is not None and said.figures["greedy_identical"] is None and not said.figures["differs"]
+    assert said.figures is not None and said.figures.greedy_identical is None and not said.figures.differs
 
 
-def real(optimum: Path, folder: Path, context: StageContext, length: int = 9, count: int = 8) -> dict[str, Any]:
+def real(optimum: Path, folder: Path, context: StageContext, length: int = 9, count: int = 8) -> ForeignFigures:
     """The real reader beside our own engine, of one sample of `length` random tokens."""
     subject = subject_of(folder)
     ids = np.random.default_rng(3).integers(2, 300, length).tolist()
@@ -163,7 +164,7 @@ def test_the_real_reader_says_the_same_of_a_language_model(
 ) -> None:
     artifact: Exported = request.getfixturevalue(form)
     figures = real(optimum, artifact.folder, context)
-    assert figures["greedy_identical"] and figures["error_max_absolute"] < LIMIT, figures
+    assert figures.greedy_identical and figures.error_max_absolute < LIMIT, figures
 
 
 @pytest.mark.slow
@@ -172,8 +173,8 @@ def test_the_real_reader_says_the_same_of_an_encoder_decoder(
     optimum: Path, export: Callable[..., Exported], marian: Path, context: StageContext
 ) -> None:
     figures = real(optimum, export(marian).folder, context)
-    assert figures["engine"] == "optimum ORTModelForSeq2SeqLM"
-    assert figures["greedy_identical"] and figures["error_max_absolute"] < LIMIT, figures
+    assert figures.engine == "optimum ORTModelForSeq2SeqLM"
+    assert figures.greedy_identical and figures.error_max_absolute < LIMIT, figures
 
 
 @pytest.mark.slow
@@ -186,7 +187,7 @@ def test_the_real_reader_says_the_same_of_an_encoder(
     optimum: Path, export: Callable[..., Exported], tmp_path: Path, context: StageContext, task: str, head: str
 ) -> None:
     figures = real(optimum, export(bert(tmp_path / "bert", head)).folder, context)
-    assert figures["greedy_identical"] is None and figures["error_max_absolute"] < LIMIT, figures
+    assert figures.greedy_identical is None and figures.error_max_absolute < LIMIT, figures
 
 
 @pytest.mark.slow
@@ -201,4 +202,4 @@ def test_the_real_reader_reads_a_language_model_without_a_cache(
     options = made_for.work.options(OnnxOptions).model_copy(update={"cache": False})
     stage.run(made_for.model_copy(update={"work": made_for.work.with_options(options)}), silent())
     figures = real(optimum, Path(made_for.staging), context)
-    assert figures["greedy_identical"] and figures["error_max_absolute"] < LIMIT, figures
+    assert figures.greedy_identical and figures.error_max_absolute < LIMIT, figures

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from daemon.contract.catalog import catalog
 from daemon.contract.errors import Permanent
+from daemon.contract.figures import CheckFigures
 from daemon.contract.formats import Thresholds
 from daemon.contract.messages import Verdict
 from daemon.contract.options import ValidateOptions
@@ -30,7 +31,7 @@ AT_THE_LIMITS: dict[str, Any] = {
 
 
 def _judge(variant: str = "onnx-int8", limits: Thresholds | None = LIMITS, **changes: Any) -> Any:
-    return judge(variant, catalog().variants[variant].limits, Examination(figures=AT_THE_LIMITS | changes), limits)
+    return judge(variant, catalog().variants[variant].limits, Examination(CheckFigures(**AT_THE_LIMITS | changes)), limits)
 
 
 def test_figures_at_the_limits_pass() -> None:
@@ -78,9 +79,10 @@ def test_the_divergence_and_the_agreement_are_those_of_the_formulas() -> None:
     comparison = Comparison()
     summary = comparison.add(reference, other)
     figures = comparison.figures(2.0)
-    assert figures["kl"] == pytest.approx(0.25 * math.log(2) / 2, rel=1e-5) == summary["kl"]
-    assert figures["agreement"] == 0.5 and figures["positions"] == 2
-    assert figures["error_max_absolute"] == pytest.approx(4 + math.log(2), rel=1e-5) == 2 * figures["error_max"]
+    assert figures.kl == pytest.approx(0.25 * math.log(2) / 2, rel=1e-5) == summary["kl"]
+    assert figures.agreement == 0.5 and figures.positions == 2
+    assert figures.error_max is not None
+    assert figures.error_max_absolute == pytest.approx(4 + math.log(2), rel=1e-5) == 2 * figures.error_max
     assert summary["worst_position"] == 0
 
 
@@ -93,8 +95,8 @@ def test_sums_over_pieces_equal_the_figures_of_the_whole(rows: list[list[float]]
     for start in range(0, len(logits), 7):
         pieces.add(logits[start : start + 7], other[start : start + 7])
         spread.add(logits[start : start + 7])
-    for name, value in whole.figures(1.0).items():
-        assert pieces.figures(1.0)[name] == pytest.approx(value, rel=1e-9, abs=1e-12)
+    for name, value in whole.figures(1.0).given.items():
+        assert pieces.figures(1.0).given[name] == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert spread.std == pytest.approx(float(logits.astype(np.float64).std()), rel=1e-6, abs=1e-5)
 
 

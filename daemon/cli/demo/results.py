@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.cli.demo.view import STYLES
+from daemon.contract.figures import ArtifactFigures, figures_of
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ def _row(step: int, variant: str, artifact: dict[str, Any] | None, target: Path)
     folder = target / (artifact.get("folder") or variant)
     if verdict == "passed" and not (artifact.get("published") and folder.is_dir() and any(folder.iterdir())):
         verdict, why = "missing", f"the report says that it passed, but {folder} holds nothing"
-    figures = artifact.get("figures") or {}
+    figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
     return Row(
         step, variant, verdict, why, size=artifact.get("size_bytes"), ratio=artifact.get("size_ratio"),
-        error=figures.get("error_max"), agreement=figures.get("agreement"),
-        speed=figures.get("tokens_per_second"), pytorch_speed=figures.get("pytorch_tokens_per_second"),
+        error=figures.error_max, agreement=figures.agreement,
+        speed=figures.tokens_per_second, pytorch_speed=figures.pytorch_tokens_per_second,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from daemon.config.paths import JOB_FILE, RESULT_FILE, Paths
 from daemon.contract.export_layout import MANIFEST
+from daemon.contract.figures import ReportFigures, figures_of
 from daemon.contract.messages import CheckpointRef, Outcome, StageResult
 from daemon.contract.options import Work
 from daemon.journal.entries import ENTRY, Entry, _Tolerant
@@ -118,8 +119,8 @@ class Remains:
         if self.published and not (self.pinned and any(tried.clock > self.published.clock for tried in self.tries)):
             return self.published.status
         if report and not self.pinned and report.result and report.result.outcome == Outcome.SUCCEEDED:
-            status = report.result.figures.get("status")
-            return status if status in STATUSES else None
+            figures = figures_of(report.result.figures, ReportFigures)
+            return figures.status if figures else None
         return None
 
 

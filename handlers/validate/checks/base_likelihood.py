@@ -95,7 +95,7 @@ def _measured(live: Worker, reference: Reference, chosen: str, folder: Path, pro
             comparison.add(np.load(sample.logits), rows)
             found.append(surprise(sample, rows))
         losses[values] = np.concatenate(found)
-        divergence[values] = comparison.figures(reference.logit_std)["kl"]
+        divergence[values] = comparison.figures(reference.logit_std).kl
     (folder / "other-base.npy").unlink()
     return summary(chosen, losses, divergence)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from daemon.contract.figures import Likeness
 from handlers.validate.engines.task_profile import Head
 
 _ROWS = 16
@@ -90,20 +91,19 @@ class Comparison:
     def _divergence(self, total: float, positions: int) -> float | None:
         return total / positions if self._head in _DIVERGENCES else None
 
-    def figures(self, logit_std: float) -> dict[str, Any]:
-        """The pooled figures under the names that reports read; agreement and kl are None where the head has none."""
-        figures = {
-            "agreement": self._share(self._agreeing, self.positions),
-            "kl": self._divergence(self._kl, self.positions),
-            "error_max": in_deviations(self._error_max, logit_std),
-            "error_max_absolute": self._error_max,
-            "error_mean_absolute": self._absolute / self._values,
-            "logit_std": logit_std,
-            "positions": self.positions,
-        }
-        if self._head == "vector":
-            figures |= {"cosine_min": min(self._cosines), "cosine_mean": sum(self._cosines) / len(self._cosines)}
-        return figures
+    def figures(self, logit_std: float) -> Likeness:
+        """The pooled figures; agreement and kl are None where the head has none, and only vectors have cosines."""
+        cosines = {"cosine_min": min(self._cosines), "cosine_mean": sum(self._cosines) / len(self._cosines)} if self._cosines else {}
+        return Likeness(
+            agreement=self._share(self._agreeing, self.positions),
+            kl=self._divergence(self._kl, self.positions),
+            error_max=in_deviations(self._error_max, logit_std),
+            error_max_absolute=self._error_max,
+            error_mean_absolute=self._absolute / self._values,
+            logit_std=logit_std,
+            positions=self.positions,
+            **cosines,
+        )
 
 
 def in_deviations(value: float, deviation: float) -> float:

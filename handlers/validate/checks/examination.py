@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.figures import CheckFigures, SampleFigures
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_work, teacher_forced
 from handlers.validate.checks.samples import Sample
@@ -25,7 +26,7 @@ _REMEDY = "export the variant again; if it happens again, leave it out of export
 class Examination:
     """What was found out about one artifact."""
 
-    figures: dict[str, Any] = field(default_factory=dict)
+    figures: CheckFigures = field(default_factory=CheckFigures)
     prompts: list[dict[str, Any]] = field(default_factory=list)
     """One small summary for each prompt."""
     tokenizer: str | None = None
@@ -61,12 +62,14 @@ def examine(
         if merged is not None:
             summary["merged_error_max_absolute"] = _compared(export, np.load(logits_file(merged, number)), logits)["error_max_absolute"]
         result.prompts.append(summary | (_decoded(worker, sample) if subject.kind != "encoder" else {}))
-    result.figures = live.figures(reference.logit_std) | ({} if subject.kind == "causal" else {"task": subject.task})
-    result.figures |= _decoding_figures(result.prompts) | _padding_figures(worker, reference)
-    result.figures["merged_error_max_absolute"] = (
-        max(summary["merged_error_max_absolute"] for summary in result.prompts) if merged is not None else None
+    apart = max(summary["merged_error_max_absolute"] for summary in result.prompts) if merged is not None else None
+    result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
+        **({} if subject.kind == "causal" else {"task": subject.task}),
+        **_decoding_figures(result.prompts),
+        **_padding_figures(worker, reference),
+        merged_error_max_absolute=apart,
+        sample=_sample(worker, reference, result, outputs),
     )
-    result.figures["sample"] = _sample(worker, reference, result, outputs)
     return result
 
 
@@ -120,7 +123,7 @@ def _decoded(worker: Worker, sample: Sample) -> dict[str, Any]:
     return found | ({"cache_errors": answer["cache_errors"]} if "cache_errors" in answer else {})
 
 
-def _sample(worker: Worker, reference: Reference, result: Examination, outputs: Path) -> dict[str, Any] | None:
+def _sample(worker: Worker, reference: Reference, result: Examination, outputs: Path) -> SampleFigures | None:
     """The first prompt with both answers, for a person to look at."""
     if not reference.readable:
         return None
@@ -132,7 +135,7 @@ def _sample(worker: Worker, reference: Reference, result: Examination, outputs: 
         if error.code == FaultCode.WORKER_LOST:
             raise
         text = None  # a tokenizer that can't be used is a reason of its own
-    return {"prompt": first.text, "reference": first.continuation, "text": text}
+    return SampleFigures(prompt=first.text, reference=first.continuation, text=text)
 
 
 def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | None:

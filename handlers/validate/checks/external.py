@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from daemon.contract.figures import ForeignFigures
 from daemon.contract.formats import Variant
 from daemon.contract.messages import StageContext
 from handlers.validate.checks import example, optimum_reader
@@ -28,13 +28,10 @@ def example_fault(spec: EngineSpec, reference: Reference, examination: Examinati
 def other_program(
     context: StageContext, variant: Variant, spec: EngineSpec, reference: Reference, examination: Examination, rows: Path,
     safe_point: Callable[[], None],
-) -> dict[str, Any]:  # fmt: skip
-    """What another program makes of the first prompt, as the figure `foreign`; it decides no verdict. `rows`: our engine's logits of it."""
+) -> ForeignFigures | None:  # fmt: skip
+    """What another program makes of the first prompt, for people alone; None where none was asked. `rows`: our engine's logits of it."""
     if spec.engine != "onnx":
-        return {}
+        return None
     limit = variant.limits.cache * reference.logit_std
     tokens = examination.prompts[0].get("tokens", [])
-    found = optimum_reader.compare(
-        context, spec.folder, reference.subject, reference.samples[0], rows, tokens, limit, safe_point=safe_point
-    )
-    return {} if found is None else {"foreign": found}
+    return optimum_reader.compare(context, spec.folder, reference.subject, reference.samples[0], rows, tokens, limit, safe_point=safe_point)

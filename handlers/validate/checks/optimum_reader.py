@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.errors import CkptdError
+from daemon.contract.figures import ForeignFigures
 from daemon.contract.files import remove_tree
 from daemon.contract.messages import StageContext
 from handlers.models.files import read_json
@@ -32,7 +33,7 @@ TOKENS = 32
 def compare(
     context: StageContext, folder: str | Path, subject: Subject, sample: Sample, rows: Path, tokens: Sequence[int], limit: float, *,
     safe_point: Callable[[], None] = lambda: None,
-) -> dict[str, Any] | None:  # fmt: skip
+) -> ForeignFigures | None:  # fmt: skip
     """Have the foreign reader run one sample; None where its toolchain is not installed.
 
     `rows`, a .npy file of (len(sample.keep), V), and `tokens` are what our engine made of the same artifact; `tokens` is empty for an
@@ -48,7 +49,7 @@ def compare(
     try:
         return _read(toolchain, Path(folder), subject, sample, np.load(rows), tokens, limit, context.limits.threads, scratch, safe_point)
     except (use.ToolchainFailedError, CkptdError, ValueError) as error:
-        return {"engine": NAME, "failed": str(error).strip().splitlines()[0]}
+        return ForeignFigures(engine=NAME, failed=str(error).strip().splitlines()[0])
     finally:
         remove_tree(scratch)
 
@@ -56,7 +57,7 @@ def compare(
 def _read(
     toolchain: Path, folder: Path, subject: Subject, sample: Sample, rows: np.ndarray, tokens: Sequence[int], limit: float, threads: int,
     scratch: Path, safe_point: Callable[[], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> ForeignFigures:  # fmt: skip
     inputs, outputs, count = scratch / "in.npz", scratch / "out.npz", min(len(tokens), TOKENS)
     arrays: dict[str, Any] = {name: np.asarray([ids], np.int64) for name, ids in _feeds(folder, subject, sample).items()}
     np.savez(inputs, **arrays)
@@ -68,10 +69,10 @@ def _read(
     with np.load(outputs) as made:
         error = _error(_rows(subject, made)[sample.keep], rows)
         identical = made["tokens"][0].tolist() == list(tokens[:count]) if count else None
-    return {
-        "engine": f"{NAME} {said['class']}", "greedy_identical": identical, "error_max_absolute": error, "adjusted": said["adjusted"],
-        "differs": not error <= limit,
-    }  # fmt: skip
+    return ForeignFigures(
+        engine=f"{NAME} {said['class']}", greedy_identical=identical, error_max_absolute=error, adjusted=said["adjusted"],
+        differs=not error <= limit,
+    )  # fmt: skip
 
 
 def _feeds(folder: Path, subject: Subject, sample: Sample) -> dict[str, list[int]]:
@@ -102,17 +103,17 @@ def _error(found: np.ndarray, wanted: np.ndarray) -> float:
     return error if np.isfinite(error) else float("inf")
 
 
-def sentence(variant: str, figures: Mapping[str, Any] | None) -> str | None:
+def sentence(variant: str, figures: ForeignFigures | None) -> str | None:
     """The warning that `compare`'s figures are worth; None where the foreign reader says the same, or was not asked."""
     if figures is None:
         return None
-    if "failed" in figures:
-        return f"{variant}: {figures['engine']} can't read it, which says nothing about its use elsewhere: {figures['failed']}"
-    if figures["differs"]:
+    if figures.failed is not None:
+        return f"{variant}: {figures.engine} can't read it, which says nothing about its use elsewhere: {figures.failed}"
+    if figures.differs:
         return (
-            f"{variant}: {figures['engine']} computes other outputs from the same files (max |Δ| {figures['error_max_absolute']:.3g}):"
+            f"{variant}: {figures.engine} computes other outputs from the same files (max |Δ| {figures.error_max_absolute:.3g}):"
             " don't use it with optimum before you know why"
         )
-    if figures["greedy_identical"] is False:
-        return f"{variant}: {figures['engine']} computes the same outputs in one pass and decodes other tokens: its cache is used otherwise"
+    if figures.greedy_identical is False:
+        return f"{variant}: {figures.engine} computes the same outputs in one pass and decodes other tokens: its cache is used otherwise"
     return None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.figures import Likeness, LiveFigures
 from daemon.contract.messages import Fallback
 from daemon.contract.options import ValidateOptions
 from handlers.validate.checks import segments
@@ -47,8 +48,8 @@ class Reference:
     speed_tokens: int
     readable: bool
     """Prompts are text that a tokenizer encoded, so artifacts' tokenizers can be checked."""
-    figures: dict[str, Any]
-    adapter: dict[str, Any] | None
+    figures: LiveFigures
+    adapter: Likeness | None
     """Bare base against base + adapter: how much there is to be seen at all. None for a full fine-tune."""
     warnings: list[str] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
@@ -101,7 +102,7 @@ def measure(
     warnings += segments.lost(live, samples, unit)
     speed_prompt, speed_tokens = _speed_work(subject, samples, about["context_length"], options.speed_tokens)
     return Reference(
-        samples, unit, speed_prompt, speed_tokens, readable, {},
+        samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(),
         adapter.figures(unit) if about["adapted"] else None, warnings, fallbacks, subject, sides,
     )  # fmt: skip
 

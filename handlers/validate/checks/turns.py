@@ -10,29 +10,31 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from daemon.contract.figures import Speed
 from handlers.validate.checks.reference import Reference
 from handlers.validate.workers.client import Worker, WorkerFailed
 
 ROUNDS = 3
 _WARM_UP_TOKENS = 4
+_NOTHING = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None}
+"""Where there is nothing to compare with."""
 
 
-def alone(worker: Worker, reference: Reference) -> dict[str, Any]:
+def alone(worker: Worker, reference: Reference) -> Speed:
     """`tokens_per_second` and `prefill_seconds` of one worker, medians over rounds; None where speed is not measured."""
     if not reference.speed_tokens:
-        return {"tokens_per_second": None, "prefill_seconds": None}
+        return Speed(tokens_per_second=None, prefill_seconds=None)
     _time(worker, reference, _WARM_UP_TOKENS)
     return _summary([_time(worker, reference) for _ in range(ROUNDS)])
 
 
-def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tuple[dict[str, Any], WorkerFailed | None]:
+def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tuple[Speed, WorkerFailed | None]:
     """Speed of `artifact` beside that of `pytorch`; the second value is the failure of `pytorch`, if it failed.
 
     Raises WorkerFailed when `artifact` fails.
     """
-    none = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None}
     if pytorch is None or not reference.speed_tokens:
-        return alone(artifact, reference) | none, None
+        return alone(artifact, reference).plus(**_NOTHING), None
     mine, theirs = [], []
     _time(artifact, reference, _WARM_UP_TOKENS)
     for number in range(ROUNDS):
@@ -41,22 +43,20 @@ def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tupl
         try:
             theirs.append(_time(pytorch, reference))
         except WorkerFailed as error:
-            return alone(artifact, reference) | none, error
+            return alone(artifact, reference).plus(**_NOTHING), error
         if number % 2:
             mine.append(_time(artifact, reference))
     ratios = [b["decode_seconds"] / a["decode_seconds"] for a, b in zip(mine, theirs, strict=True)]
-    figures = _summary(mine)
-    figures["pytorch_tokens_per_second"] = _summary(theirs)["tokens_per_second"]
-    figures["speed_over_pytorch"] = statistics.median(ratios)
-    return figures, None
+    peer = _summary(theirs).tokens_per_second
+    return _summary(mine).plus(pytorch_tokens_per_second=peer, speed_over_pytorch=statistics.median(ratios)), None
 
 
 def _time(worker: Worker, reference: Reference, tokens: int | None = None) -> dict[str, Any]:
     return worker.ask("timed", ids=reference.speed_prompt, tokens=reference.speed_tokens if tokens is None else tokens)
 
 
-def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "tokens_per_second": rounds[0]["tokens"] / statistics.median(entry["decode_seconds"] for entry in rounds),
-        "prefill_seconds": statistics.median(entry["prefill_seconds"] for entry in rounds),
-    }
+def _summary(rounds: list[dict[str, Any]]) -> Speed:
+    return Speed(
+        tokens_per_second=rounds[0]["tokens"] / statistics.median(entry["decode_seconds"] for entry in rounds),
+        prefill_seconds=statistics.median(entry["prefill_seconds"] for entry in rounds),
+    )
