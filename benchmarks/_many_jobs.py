@@ -18,6 +18,7 @@ from daemon.config.settings import LogSettings, Settings
 from daemon.contract.files import seal
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.contract.plan import plan
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.operating import logs
 from daemon.running.executor import Attempt, Bounds, Order, Progress
@@ -85,7 +86,7 @@ def main(folder: Path, jobs: int) -> None:
             )  # fmt: skip
             pin, target = paths.pins / str(number), paths.output / seen.run / f"step-{number}"
             pin.mkdir()
-            journal.jobs.add(f"job-{number}", seen, settings.work, names, pin=pin, target=target, fingerprint="f")
+            journal.jobs.add(NewJob(f"job-{number}", seen, settings.work, names, pin, target, "f"))
         while journal.jobs.open_ids():
             runner.tick()
         if (first + BATCH) % (jobs // 10) == 0:

@@ -31,13 +31,15 @@ import sys, time
 from pathlib import Path
 from daemon.operating.integrity.custodian import open_journal
 from daemon.config.paths import prepare
+from daemon.journal.attempts import Intent
+from daemon.journal.rows import AttemptId
 began = time.perf_counter()
 paths = prepare(Path(sys.argv[1]), Path(sys.argv[2]))
 journal = open_journal(paths)
 job = journal.jobs.first_of(journal.jobs.lanes()[0])
 journal.jobs.start(job.id, None)
 stages = journal.stages.of(job.id)
-journal.attempts.claim(job.id, "merge", stages["merge"].attempts + 1, "default", Path("/attempt"), Path("/staging"), 1)
+journal.attempts.claim(Intent(AttemptId(job.id, "merge", stages["merge"].attempts + 1), Path("/attempt"), Path("/staging"), 1))
 print(1000 * (time.perf_counter() - began))
 """
 
@@ -100,7 +102,9 @@ def restart_ms(folder: Path, jobs: int, rounds: int) -> tuple[float, float]:
 def our_commits(folder: Path) -> Callable[[int], None]:
     """Claim and settle a stage, again and again: two commits a turn."""
     from daemon.contract.messages import Outcome, StageResult
+    from daemon.journal.attempts import Intent
     from daemon.journal.journal import Journal
+    from daemon.journal.rows import AttemptId
 
     fill(folder / "state", folder / "exports", OPEN_JOBS)
     journal = Journal(folder / "state" / "journal.sqlite3")
@@ -112,8 +116,8 @@ def our_commits(folder: Path) -> Callable[[int], None]:
         nonlocal attempt
         for _ in range(count // 2):
             attempt += 1
-            journal.attempts.claim(job, "merge", attempt, "default", Path("/attempt"), Path("/staging"), 1)
-            journal.attempts.settle(job, "merge", attempt, result, state="waiting", staging=Path("/staging"))
+            journal.attempts.claim(Intent(AttemptId(job, "merge", attempt), Path("/attempt"), Path("/staging"), 1))
+            journal.attempts.settle(AttemptId(job, "merge", attempt), result, state="waiting")
 
     return work
 

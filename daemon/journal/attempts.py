@@ -13,8 +13,8 @@ from pathlib import Path
 from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.stages import ModelSize
 from daemon.journal.database import Database
-from daemon.journal.rows import AttemptRow, attempt_of, now
-from daemon.journal.stages import close_stage
+from daemon.journal.rows import AttemptId, AttemptRow, attempt_of, now
+from daemon.journal.stages import Ended, close_stage
 
 MEASUREMENTS = 200
 """Measurements kept for each stage; estimates learn from the newest."""
@@ -30,6 +30,22 @@ class Measured:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Intent:
+    """An attempt that is about to be started."""
+
+    attempt: AttemptId
+    folder: Path
+    """Where its job file, result and log lie."""
+    staging: Path
+    """Where it writes its output."""
+    estimate: int
+    """Memory that it is expected to take, in bytes."""
+    strategy: str = "default"
+    key: str | None = None
+    """Digest of all that determines its output."""
+
+
 class Attempts:
     """Transactions on the tables `attempt` and `measured`, and on the stage that an attempt is of."""
 
@@ -41,60 +57,65 @@ class Attempts:
         rows = self._database.read("SELECT * FROM attempt WHERE job = ? ORDER BY started, number", job)
         return [attempt_of(row) for row in rows]
 
-    def get(self, job: str, stage: str, number: int) -> AttemptRow:
+    def get(self, attempt: AttemptId) -> AttemptRow:
         """One attempt. Raises LookupError where there is none."""
-        rows = self._database.read("SELECT * FROM attempt WHERE job = ? AND stage = ? AND number = ?", job, stage, number)
+        rows = self._database.read(
+            "SELECT * FROM attempt WHERE job = ? AND stage = ? AND number = ?", attempt.job, attempt.stage, attempt.number
+        )
         if not rows:
-            raise LookupError(f"attempt {number} of {stage} of {job}")
+            raise LookupError(f"attempt {attempt.number} of {attempt.stage} of {attempt.job}")
         return attempt_of(rows[0])
 
     def open(self) -> list[AttemptRow]:
         """Attempts that began and have no outcome: those of a daemon that died."""
         return [attempt_of(row) for row in self._database.read("SELECT * FROM attempt WHERE outcome IS NULL")]
 
-    def claim(
-        self, job: str, stage: str, number: int, strategy: str, folder: Path, staging: Path, estimate: int, key: str | None = None
-    ) -> bool:  # fmt: skip
+    def claim(self, intent: Intent) -> bool:
         """waiting → running: the intent, with the attempt counted, before a child exists.
 
         False, and nothing is recorded, where somebody ended or paused the job meanwhile.
         """
 
         def claim(c: sqlite3.Connection) -> bool:
-            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (job,)).fetchone():
+            one = intent.attempt
+            if not c.execute("SELECT 1 FROM job WHERE id = ? AND state = 'running' AND paused = 0", (one.job,)).fetchone():
                 return False
             c.execute(
                 "UPDATE stage SET state = 'running', attempts = ?, fault = NULL, key = ? WHERE job = ? AND name = ?",
-                (number, key, job, stage),
+                (one.number, intent.key, one.job, one.stage),
             )
             c.execute(
                 "INSERT INTO attempt (job, stage, number, strategy, folder, staging, estimate, started) VALUES (?,?,?,?,?,?,?,?)",
-                (job, stage, number, strategy, str(folder), str(staging), estimate, now()),
+                (one.job, one.stage, one.number, intent.strategy, str(intent.folder), str(intent.staging), intent.estimate, now()),
             )
             return True
 
         return self._database.write("claim", claim)
 
-    def started(self, job: str, stage: str, number: int, executor_id: str) -> None:
+    def started(self, attempt: AttemptId, executor_id: str) -> None:
         """Record what an attempt is called by its executor, so that a later daemon can ask what became of it."""
         self._database.write("spawned", lambda c: c.execute(
-            "UPDATE attempt SET executor_id = ? WHERE job = ? AND stage = ? AND number = ?", (executor_id, job, stage, number),
+            "UPDATE attempt SET executor_id = ? WHERE job = ? AND stage = ? AND number = ?",
+            (executor_id, attempt.job, attempt.stage, attempt.number),
         ))  # fmt: skip
 
     def settle(
-        self, job: str, stage: str, number: int, result: StageResult, *, state: str, staging: Path, retry_delay: float | None = None,
-        crashed: bool = False, measured: Measured | None = None,
+        self, attempt: AttemptId, result: StageResult, *, state: str, retry_delay: float | None = None, crashed: bool = False,
+        measured: Measured | None = None,
     ) -> None:  # fmt: skip
         """Record how an attempt ended and what becomes of its stage: succeeded, failed, or waiting for another try.
 
-        `crashed`: the daemon died while it ran. `measured`: what it took, for later estimates.
+        `crashed`: the daemon died while it ran. `measured`: what it took, for later estimates. The output of one that succeeded is the
+        staging folder that it was claimed with.
         """
+        job, stage = attempt.job, attempt.stage
+        staging = self.get(attempt).staging if state == "succeeded" else None
 
         def settle(c: sqlite3.Connection) -> None:
             fault = result.fault.model_dump_json() if result.fault else None
             c.execute(
                 "UPDATE attempt SET outcome = ?, ended = ?, fault = ? WHERE job = ? AND stage = ? AND number = ?",
-                (result.outcome, now(), fault, job, stage, number),
+                (result.outcome, now(), fault, job, stage, attempt.number),
             )
             if crashed:
                 c.execute("UPDATE stage SET crashes = crashes + 1 WHERE job = ? AND name = ?", (job, stage))
@@ -108,7 +129,7 @@ class Attempts:
                     (int(failed), time.time() + retry_delay if retry_delay else None, retry_delay, fault, job, stage),
                 )
             else:
-                close_stage(c, job, stage, state, folder=staging if state == "succeeded" else None, result=result, fault=result.fault)
+                close_stage(c, job, stage, Ended(state, staging, result, result.fault))
 
         self._database.write("settle-attempt", settle)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Fault
@@ -16,10 +17,29 @@ from daemon.contract.options import Work
 from daemon.journal.database import Database
 from daemon.journal.rows import JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting
-from daemon.journal.stages import close_stage
+from daemon.journal.stages import Ended, close_stage
 
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job that is to be entered."""
+
+    id: str
+    checkpoint: CheckpointRef
+    work: Work
+    stages: Sequence[str]
+    """Names of the plan's stages, in their order."""
+    pin: Path
+    """Folder of the checkpoint's pinned files."""
+    target: Path
+    """Folder of the export."""
+    fingerprint: str
+    """What the checkpoint's directory looked like when it was taken."""
+    warnings: Sequence[str] = ()
+    """What the report says beside the stages' own warnings."""
 
 
 class Jobs:
@@ -28,10 +48,7 @@ class Jobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(
-        self, job: str, checkpoint: CheckpointRef, work: Work, stages: Sequence[str], *, pin: Path, target: Path, fingerprint: str,
-        supersede: bool = False, fault: Fault | None = None, warnings: Sequence[str] = (),
-    ) -> bool:  # fmt: skip
+    def add(self, job: NewJob, *, supersede: bool = False, fault: Fault | None = None) -> bool:
         """Enter a job unless this identity with this configuration has one; says whether it is new.
 
         Open jobs of the same directory give way: what they export has been overwritten. `supersede`: older pending
@@ -40,27 +57,28 @@ class Jobs:
         """
 
         def add(c: sqlite3.Connection) -> bool:
+            checkpoint, work = job.checkpoint, job.work
             known = c.execute(
                 "SELECT id FROM job WHERE identity = ? AND work_digest = ?", (checkpoint.identity, work.digest)
             ).fetchone()  # fmt: skip
             if known:
-                record_sighting(c, checkpoint.path, fingerprint, "known", known[0])
+                record_sighting(c, checkpoint.path, job.fingerprint, "known", known[0])
                 return False
             c.execute(
                 "INSERT INTO job (id, identity, work_digest, root, run, step, checkpoint, work, pin, target, created, warnings,"
                 " newest_first) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (job, checkpoint.identity, work.digest, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
-                 work.model_dump_json(), str(pin), str(target), now(), json.dumps(list(warnings)), int(supersede)),
+                (job.id, checkpoint.identity, work.digest, checkpoint.root, checkpoint.run, checkpoint.step, checkpoint.model_dump_json(),
+                 work.model_dump_json(), str(job.pin), str(job.target), now(), json.dumps(list(job.warnings)), int(supersede)),
             )  # fmt: skip
-            _add_stages(c, job, stages)
+            _add_stages(c, job.id, job.stages)
             if fault:
-                close_stage(c, job, "merge", "failed", fault=fault)
+                close_stage(c, job.id, "merge", Ended("failed", fault=fault))
             if not fault:
                 overwritten = "id IN (SELECT job FROM seen WHERE path = ?) AND id <> ?"
-                _supersede(c, f"superseded by {job}", overwritten, (checkpoint.path, job))
+                _supersede(c, f"superseded by {job.id}", overwritten, (checkpoint.path, job.id))
             if supersede and not fault:
                 _supersede_older(c, checkpoint)
-            record_sighting(c, checkpoint.path, fingerprint, "damaged" if fault else "taken", job)
+            record_sighting(c, checkpoint.path, job.fingerprint, "damaged" if fault else "taken", job.id)
             return True
 
         return self._database.write("add-job", add)

@@ -86,6 +86,16 @@ class StageRow:
 
 
 @dataclass(frozen=True)
+class AttemptId:
+    """What identifies an attempt."""
+
+    job: str
+    stage: str
+    number: int
+    """Counted from 1 within the job's stage."""
+
+
+@dataclass(frozen=True)
 class AttemptRow:
     """An attempt as the journal holds it."""
 
@@ -102,6 +112,11 @@ class AttemptRow:
     started: str
     ended: str | None
     fault: Fault | None
+
+    @property
+    def id(self) -> AttemptId:
+        """What identifies it."""
+        return AttemptId(self.job, self.stage, self.number)
 
 
 @dataclass(frozen=True)

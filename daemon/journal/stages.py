@@ -7,12 +7,26 @@ A part of `daemon.journal.journal.Journal`; each method is one transaction. Call
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.messages import StageResult
 from daemon.journal.database import Database
 from daemon.journal.rows import StageRow, stage_of
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stage ended."""
+
+    state: str
+    """`succeeded`, `failed` or `skipped`."""
+    folder: Path | None = None
+    """Its output; None where there is none."""
+    result: StageResult | None = None
+    """What its attempt said; None where no child was started."""
+    fault: Fault | None = None
 
 
 class Stages:
@@ -30,14 +44,14 @@ class Stages:
         """waiting → succeeded without an attempt: the output of an earlier job with the same key is used again."""
 
         def reuse(c: sqlite3.Connection) -> None:
-            close_stage(c, job, stage, "succeeded", folder=folder, result=result)
+            close_stage(c, job, stage, Ended("succeeded", folder, result))
             c.execute("UPDATE stage SET key = ? WHERE job = ? AND name = ?", (key, job, stage))
 
         self._database.write("reuse-stage", reuse)
 
     def end(self, job: str, stage: str, state: str, fault: Fault | None) -> None:
         """A stage ends without an attempt: skipped, or failed before a child made sense."""
-        self._database.write("end-stage", lambda c: close_stage(c, job, stage, state, fault=fault))
+        self._database.write("end-stage", lambda c: close_stage(c, job, stage, Ended(state, fault=fault)))
 
     def end_waits(self, job: str) -> None:
         """Whatever of the job waits for a retry need wait no longer: a person asks for it now."""
@@ -51,13 +65,10 @@ class Stages:
         ))  # fmt: skip
 
 
-def close_stage(
-    c: sqlite3.Connection, job: str, stage: str, state: str, *, folder: Path | None = None, result: StageResult | None = None,
-    fault: Fault | None = None,
-) -> None:  # fmt: skip
+def close_stage(c: sqlite3.Connection, job: str, stage: str, ended: Ended) -> None:
     """Inside a transaction: a stage has ended."""
     c.execute(
         "UPDATE stage SET state = ?, folder = ?, result = ?, fault = ?, retry_at = NULL WHERE job = ? AND name = ?",
-        (state, str(folder) if folder else None, result.model_dump_json() if result else None,
-         fault.model_dump_json() if fault else None, job, stage),
+        (ended.state, str(ended.folder) if ended.folder else None, ended.result.model_dump_json() if ended.result else None,
+         ended.fault.model_dump_json() if ended.fault else None, job, stage),
     )  # fmt: skip

@@ -36,7 +36,7 @@ def live_view(
     for (job, stage), running in dict(runner.children.running).items():
         said = running.attempt.progress
         progress.setdefault(job, {})[stage] = {
-            "attempt": running.number, "fraction": said.fraction, "message": said.message,
+            "attempt": running.id.number, "fraction": said.fraction, "message": said.message,
             "seconds": round(time.monotonic() - running.began, 1), "id": running.attempt.id, "memory": running.attempt.memory,
         }  # fmt: skip
     return {

@@ -7,7 +7,7 @@ first.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +23,11 @@ from daemon.contract.files import remove_tree
 from daemon.contract.messages import Outcome, StageContext, StageResult
 from daemon.contract.plan import find_spec
 from daemon.contract.stages import ModelSize, StageSpec
+from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
-from daemon.journal.rows import AttemptRow, JobRow, StageRow
+from daemon.journal.rows import AttemptId, AttemptRow, JobRow
 from daemon.running.executor import Attempt, Executor, Order, read_job_file, wait_for_news
-from daemon.running.job_file import bounds_of, make_context, staging_of
+from daemon.running.job_file import ReadyStage, bounds_of, make_context, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
 from daemon.system.box import human, memory
@@ -52,14 +53,25 @@ class Running:
     warned: int = 0
 
     @property
-    def number(self) -> int:
-        """The attempt's number."""
-        return self.context.attempt
+    def id(self) -> AttemptId:
+        """What identifies the attempt."""
+        return AttemptId(self.job.id, self.spec.name, self.context.attempt)
 
     @property
     def stage(self) -> str:
         """Name of the stage."""
         return self.spec.name
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What an attempt is started with."""
+
+    threads: int
+    size: ModelSize
+    """Of the base, from which the need was estimated."""
+    need: Estimate
+    """What is promised to it, of memory and disk."""
 
 
 class Children:
@@ -85,32 +97,29 @@ class Children:
         """Threads that no attempt has."""
         return limits.effective_threads - sum(one.context.limits.threads for one in self.running.values())
 
-    def start(
-        self, job: JobRow, spec: StageSpec, stages: Mapping[str, StageRow], limits: LimitSettings, *, key: str, size: ModelSize,
-        need: Estimate, threads: int,
-    ) -> tuple[Fault | None, bool]:  # fmt: skip
+    def start(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> tuple[Fault | None, bool]:
         """Claim and start the next attempt of a stage; gives the fault that keeps it from starting, and whether it was claimed."""
-        number = stages[spec.name].attempts + 1
-        folder, staging = self._paths.attempt(job.id, spec.name, number), staging_of(self._paths, job.id, spec.name, number)
+        job, spec, mine, need = ready.job, ready.spec, ready.attempt, grant.need
+        folder, staging = self._paths.attempt(job.id, spec.name, mine.number), staging_of(self._paths, mine)
         try:
             remove_tree(folder)
             folder.mkdir(parents=True)
-            self._make_staging(job.id, spec, staging, same=stages[spec.name].key == key)
+            self._make_staging(job.id, spec, staging, same=ready.row.key == ready.key)
         except OSError as error:
             return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
-        context = make_context(job, spec, number, stages, self._paths, limits, threads, key)
+        context = make_context(ready, self._paths, limits, grant.threads)
         if spec.name == "report":
             context = context.model_copy(update={"facts": facts_of(self._journal, job)})
-        if not self._journal.attempts.claim(job.id, spec.name, number, context.strategy, folder, staging, need.memory, key):
+        if not self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key)):
             return None, False
         try:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
         except OSError as error:
             return from_oserror(error, f"start the stage {spec.name}").fault, True
-        self.running[job.id, spec.name] = Running(job, spec, context, attempt, size, need, time.monotonic())
-        self._journal.attempts.started(job.id, spec.name, number, attempt.id)
+        self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
+        self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")
-        log.info("stage started", stage=spec.name, attempt=number, id=attempt.id, threads=threads,
+        log.info("stage started", stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
                  estimated_memory=human(need.memory))  # fmt: skip
         return None, True
 

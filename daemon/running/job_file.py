@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.paths import Paths
@@ -10,17 +11,37 @@ from daemon.config.settings import LimitSettings
 from daemon.contract.catalog import catalog
 from daemon.contract.messages import ChildLimits, StageContext
 from daemon.contract.stages import StageSpec
-from daemon.journal.rows import JobRow, StageRow
+from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.running.executor import Bounds
 from daemon.system.box import memory
 
 
-def make_context(
-    job: JobRow, spec: StageSpec, number: int, stages: Mapping[str, StageRow], paths: Paths, limits: LimitSettings, threads: int,
-    key: str,
-) -> StageContext:  # fmt: skip
-    """The context of attempt `number` of a stage. Its inputs are what the stages before it in the plan gave, and nothing that
-    its key doesn't know of."""
+@dataclass(frozen=True)
+class ReadyStage:
+    """A stage that can be started, with its job as it is now."""
+
+    job: JobRow
+    spec: StageSpec
+    stages: Mapping[str, StageRow]
+    """All stages of the job, by name."""
+    key: str
+    """Digest of all that determines the stage's output."""
+
+    @property
+    def row(self) -> StageRow:
+        """The stage as the journal holds it."""
+        return self.stages[self.spec.name]
+
+    @property
+    def attempt(self) -> AttemptId:
+        """The attempt that comes next."""
+        return AttemptId(self.job.id, self.spec.name, self.row.attempts + 1)
+
+
+def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads: int) -> StageContext:
+    """The context of a stage's next attempt. Its inputs are what the stages before it in the plan gave, and nothing that its key
+    doesn't know of."""
+    job, spec, number = ready.job, ready.spec, ready.attempt.number
     folder = paths.attempt(job.id, spec.name, number)
     return StageContext(
         job=job.id,
@@ -33,15 +54,15 @@ def make_context(
         base=str(job.base) if job.base else None,
         inputs={
             name: str(row.folder)
-            for name, row in stages.items()
+            for name, row in ready.stages.items()
             if name in (*spec.needs, *spec.after) and row.state == "succeeded" and row.folder
         },
-        staging=str(staging_of(paths, job.id, spec.name, number)),
+        staging=str(staging_of(paths, ready.attempt)),
         result=str(folder / "result.json"),
         temporary=str(folder / "tmp"),
         cache=str(paths.cache),
         work=job.work,
-        key=key,
+        key=ready.key,
         formats=catalog().entries,
         limits=ChildLimits(
             threads=threads,
@@ -57,9 +78,9 @@ _NICE = {"idle": 19, "low": 10, "normal": 0}
 """`limits.priority` → nice value; each step of 5 is about a third of the share."""
 
 
-def staging_of(paths: Paths, job: str, stage: str, number: int) -> Path:
-    """Where attempt `number` of a stage writes."""
-    return paths.staging / job / f"{stage}.{number}"
+def staging_of(paths: Paths, attempt: AttemptId) -> Path:
+    """Where an attempt writes."""
+    return paths.staging / attempt.job / f"{attempt.stage}.{attempt.number}"
 
 
 def bounds_of(limits: LimitSettings) -> Bounds:

@@ -18,6 +18,7 @@ from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.plan import find_spec
 from daemon.journal.attempts import Measured
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from daemon.publishing.publication import same_files
 from daemon.running.children import Running
 from daemon.running.rules.retry import Decision, after_crash, decide
@@ -31,11 +32,12 @@ WANTED_MORE = (FaultCode.OUT_OF_MEMORY, FaultCode.MEMORY_LIMIT)
 
 
 def settle(
-    journal: Journal, limits: LimitSettings, job: str, stage: str, number: int, result: StageResult, *, crashed: bool = False,
+    journal: Journal, limits: LimitSettings, ended: AttemptId, result: StageResult, *, crashed: bool = False,
     measured: Measured | None = None,
 ) -> None:  # fmt: skip
-    """Record how an attempt ended. `crashed`: the daemon died while it ran, and it left no result."""
-    row, attempt = journal.stages.of(job)[stage], journal.attempts.get(job, stage, number)
+    """Record how the attempt `ended` did end. `crashed`: the daemon died while it ran, and it left no result."""
+    stage, attempt = ended.stage, journal.attempts.get(ended)
+    row = journal.stages.of(ended.job)[stage]
     log_file = str(attempt.folder / "log.txt")
     if crashed:
         decision = after_crash(stage, row.crashes + 1, limits.crashes, log_file)
@@ -48,11 +50,8 @@ def settle(
         if not (resumable and decision.state == "waiting"):
             _clear(attempt.staging)
     _clear(attempt.folder / "tmp")
-    journal.attempts.settle(
-        job, stage, number, result, state=decision.state, staging=attempt.staging, retry_delay=decision.delay, crashed=crashed,
-        measured=measured,
-    )  # fmt: skip
-    _say(stage, number, result, decision, log_file)
+    journal.attempts.settle(ended, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, measured=measured)
+    _say(ended, result, decision, log_file)
 
 
 def _clear(folder: Path) -> None:
@@ -78,12 +77,12 @@ def measure(running: Running, result: StageResult) -> Measured | None:
     return None
 
 
-def _say(stage: str, number: int, result: StageResult, decision: Decision, log_file: str) -> None:
+def _say(ended: AttemptId, result: StageResult, decision: Decision, log_file: str) -> None:
     if result.outcome == Outcome.SUCCEEDED:
-        log.info("stage succeeded", stage=stage, attempt=number, seconds=result.seconds, strategy=result.strategy)
+        log.info("stage succeeded", stage=ended.stage, attempt=ended.number, seconds=result.seconds, strategy=result.strategy)
     elif result.fault:
         say = log.error if decision.state == "failed" else log.warning
-        say(result.fault.sentence(), stage=stage, attempt=number, code=result.fault.code, outcome=str(result.outcome),
+        say(result.fault.sentence(), stage=ended.stage, attempt=ended.number, code=result.fault.code, outcome=str(result.outcome),
             retry_in=round(decision.delay, 1) if decision.delay is not None else None, log=log_file)  # fmt: skip
     for fallback in result.fallbacks:
-        log.warning("fallback taken", stage=stage, wanted=fallback.wanted, taken=fallback.taken, reason=fallback.reason)
+        log.warning("fallback taken", stage=ended.stage, wanted=fallback.wanted, taken=fallback.taken, reason=fallback.reason)

@@ -99,7 +99,7 @@ class Runner:
                     continue
                 left = end(left)
             result = left or StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self.journal, limits, row.job, row.stage, row.number, result, crashed=left is None)
+            settle(self.journal, limits, row.id, result, crashed=left is None)
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
             log.info("removed what no job needs", path=path)
@@ -285,9 +285,7 @@ class Runner:
             with structlog.contextvars.bound_contextvars(**context):
                 if self._is_rewritten(job) or self._inputs_vanished(running):
                     result = self.children.interrupted(result)
-                settle(
-                    self.journal, self.settings.limits, job.id, running.stage, running.number, result, measured=measure(running, result)
-                )  # fmt: skip
+                settle(self.journal, self.settings.limits, running.id, result, measured=measure(running, result))
             self.children.forget(running)  # last: if the journal could not take it, the next round tries again
             self.waits.end(job.id)
         if self.children.running:

@@ -21,8 +21,9 @@ from daemon.contract.messages import Outcome, StageResult
 from daemon.contract.plan import find_spec, spec_of
 from daemon.contract.stages import ModelSize, StageSpec
 from daemon.journal.journal import Journal
-from daemon.journal.rows import JobRow, StageRow
-from daemon.running.children import Children
+from daemon.journal.rows import AttemptId, JobRow, StageRow
+from daemon.running.children import Children, Grant
+from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
@@ -58,7 +59,7 @@ class Starter:
         lost = [name for name, row in stages.items() if row.state == "running" and (job.id, name) not in self._children.running]
         for name in lost:  # claimed, and then neither started nor settled, since the disk was full in between
             result = StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self._journal, self._settings.limits, job.id, name, stages[name].attempts, result)
+            settle(self._journal, self._settings.limits, AttemptId(job.id, name, stages[name].attempts), result)
         if not may_start:
             self.forget(job.id)
         ready = ready_stages(stages)
@@ -85,10 +86,11 @@ class Starter:
             self._waits.add(job.id, verifying(), 0.0)
         if reused is not False:
             return bool(reused)
-        return self._admit_and_start(job, spec, stages, key, ready)
+        return self._admit_and_start(ReadyStage(job, spec, stages, key), ready)
 
-    def _admit_and_start(self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], key: str, ready: int) -> bool:
-        """Start the stage's child, wait, or (True: the job can move on at once) fail the stage for good."""
+    def _admit_and_start(self, one: ReadyStage, ready: int) -> bool:
+        """Start the child of `one` of `ready` stages, wait, or (True: the job can move on at once) fail the stage for good."""
+        job, spec = one.job, one.spec
         lacking = self._toolchains.lacking(spec.toolchain, f"run the stage {spec.name}")
         if lacking:
             log.error(lacking.sentence(), stage=spec.name, code=lacking.code)
@@ -114,10 +116,10 @@ class Starter:
         self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
-        fault, claimed = self._children.start(job, spec, stages, limits, key=key, size=size, need=need, threads=threads)
+        fault, claimed = self._children.start(one, Grant(threads, size, need), limits)
         if fault and claimed:
             result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
-            settle(self._journal, limits, job.id, spec.name, stages[spec.name].attempts + 1, result)
+            settle(self._journal, limits, one.attempt, result)
         elif fault:
             self._waits.add(job.id, fault, WAIT_SECONDS)
         return False
@@ -156,10 +158,7 @@ class Starter:
         reserved = Reserved(promised.memory + (self._waits.held_for_others(job.id) if need.memory else 0), promised.disk)
 
         def ask() -> Admission:
-            return admit(
-                spec, need, output=self._paths.output, state=self._paths.state, memory_fraction=limits.memory_fraction,
-                disk_reserve=int(limits.disk_reserve), reserved=reserved, would_fit=lambda allowed: self._that_fit(job, size, allowed),
-            )  # fmt: skip
+            return admit(spec, need, limits, self._paths, reserved, lambda allowed: self._that_fit(job, size, allowed))
 
         answer = ask()
         if answer.fault and answer.fault.code == FaultCode.DISK_NOW and self._resumption.trim(0):

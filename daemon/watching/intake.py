@@ -25,6 +25,7 @@ from daemon.contract.messages import CheckpointRef
 from daemon.contract.plan import stage_names
 from daemon.contract.values import digest_of
 from daemon.journal.entries import Entry, write_entry
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import now
 
@@ -150,11 +151,11 @@ class Intake:
                 job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
                 fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
             ))  # fmt: skip
-        new = self.journal.jobs.add(
-            candidate.job, reference, settings.work, stage_names(settings.work), pin=pin,
-            target=target, fingerprint=candidate.known, supersede=latest, fault=candidate.fault, warnings=[warning] if warning else [],
+        job = NewJob(
+            candidate.job, reference, settings.work, stage_names(settings.work), pin, target, candidate.known,
+            warnings=(warning,) if warning else (),
         )  # fmt: skip
-        if not new:
+        if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault):
             return None
         log.info("checkpoint taken", job=candidate.job, run=reference.run, step=reference.step, path=reference.path,
                  layout=reference.layout, digest=reference.digest[:16])  # fmt: skip

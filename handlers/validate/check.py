@@ -57,8 +57,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         )
         stats = worker.ask("stats")
     examination.figures = examination.figures.plus(load_seconds=stats["load_seconds"], peak_rss_bytes=stats["peak_rss_bytes"])
-    rows = logits_file(outputs, 0)
-    foreign = external.other_program(context, variant, spec, reference, examination, rows, reporter.checkpoint)
+    tokens = examination.prompts[0].get("tokens", [])
+    own = optimum_reader.OwnAnswer(Path(folder), reference.subject, reference.samples[0], logits_file(outputs, 0), tokens)
+    foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)
     if foreign is not None:
         examination.figures = examination.figures.plus(foreign=foreign)
     remove_tree(outputs)

@@ -17,7 +17,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
-from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
 from handlers.validate.workers.client import Worker, WorkerFailed
@@ -53,8 +53,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
     with Worker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))
-            taken = base_likelihood.taken(context)
-            reference = measure(live, texts, context.work.validation, logits, reporter.progress, subject, taken)
+            model = LiveModel(live, subject, base_likelihood.taken(context))
+            reference = measure(model, texts, context.work.validation, logits, reporter.progress)
             stats = live.ask("stats")
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:

@@ -10,7 +10,9 @@ from typing import Any
 
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.messages import Outcome, StageResult
+from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from tests.faults.forks import tell
 from tests.journal.conftest import enter, reference
 
@@ -18,18 +20,18 @@ FAULT = Fault(code="c", operation="o", cause="because", remedy="r")
 
 
 def claim(journal: Journal, number: int) -> None:
-    journal.attempts.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
+    journal.attempts.claim(Intent(AttemptId("job", "merge", number), Path("/attempt"), Path("/staging"), 5))
 
 
 def settle(journal: Journal, number: int, result: StageResult, state: str) -> None:
-    journal.attempts.settle("job", "merge", number, result, state=state, staging=Path("/staging"))
+    journal.attempts.settle(AttemptId("job", "merge", number), result, state=state)
 
 
 STEPS: list[tuple[str, Callable[[Journal], object]]] = [
     ("enter", lambda journal: enter(journal)),
     ("start", lambda journal: journal.jobs.start("job", Path("/base"))),
     ("claim 1", lambda journal: claim(journal, 1)),
-    ("spawned", lambda journal: journal.attempts.started("job", "merge", 1, "local:77:1.5")),
+    ("spawned", lambda journal: journal.attempts.started(AttemptId("job", "merge", 1), "local:77:1.5")),
     ("settle 1", lambda journal: settle(journal, 1, StageResult(outcome=Outcome.RETRYABLE, fault=FAULT), "waiting")),
     ("claim 2", lambda journal: claim(journal, 2)),
     ("settle 2", lambda journal: settle(journal, 2, StageResult(outcome=Outcome.SUCCEEDED, warnings=("w" * 9000,)), "succeeded")),

@@ -14,7 +14,10 @@ from daemon.contract.errors import Fault
 from daemon.contract.files import remove_tree, seal
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.journal.attempts import Intent
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from daemon.operating.integrity.fsck import Findings, examine
 from daemon.publishing.publication import Part, assemble, link_to, swap_in
 
@@ -48,7 +51,7 @@ class World:
         path = f"/runs/run/checkpoint-{step}"
         reference = CheckpointRef(root="/runs", run="run", step=step, path=path, layout="l", digest=identify(pin), method="LORA")
         target = self.paths.output / "run" / f"step-{step}"
-        assert self.journal.jobs.add(job, reference, WORK, STAGES, pin=pin, target=target, fingerprint="f")
+        assert self.journal.jobs.add(NewJob(job, reference, WORK, STAGES, pin, target, "f"))
         return job
 
     def claim(self, job: str, stage: str) -> int:
@@ -57,7 +60,7 @@ class World:
         folder, staging = self.paths.attempt(job, stage, number), self.paths.staging / job / f"{stage}.{number}"
         for path in (folder / "tmp", staging):
             path.mkdir(parents=True)
-        self.journal.attempts.claim(job, stage, number, "default", folder, staging, 1)
+        self.journal.attempts.claim(Intent(AttemptId(job, stage, number), folder, staging, 1))
         return number
 
     def settle(self, job: str, stage: str, outcome: Outcome = Outcome.SUCCEEDED) -> None:
@@ -74,7 +77,7 @@ class World:
         state = {Outcome.SUCCEEDED: "succeeded", Outcome.PERMANENT: "failed"}.get(outcome, "waiting")
         if state != "succeeded":
             remove_tree(staging)
-        self.journal.attempts.settle(job, stage, number, result, state=state, staging=staging)
+        self.journal.attempts.settle(AttemptId(job, stage, number), result, state=state)
 
     def work(self, job: str, *stages: str) -> None:
         """Start a job and let some of its stages succeed."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from daemon.contract.messages import CheckpointRef
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from tests.selection.conftest import add, desk
 
@@ -21,6 +22,8 @@ def reference(step: int = 4, *, root: str = "/runs", run: str = "run", digest: s
     return CheckpointRef(root=root, run=run, step=step, path=path, layout="trainer-adapter", digest=digest, method="LORA")
 
 
-def enter(journal: Journal, job: str = "job", checkpoint: CheckpointRef | None = None, **options: Any) -> bool:
+def enter(
+    journal: Journal, job: str = "job", checkpoint: CheckpointRef | None = None, *, warnings: tuple[str, ...] = (), **options: Any
+) -> bool:
     checkpoint = checkpoint or reference()
-    return journal.jobs.add(job, checkpoint, WORK, STAGES, pin=Path("/pin"), target=Path("/out"), fingerprint="f", **options)
+    return journal.jobs.add(NewJob(job, checkpoint, WORK, STAGES, Path("/pin"), Path("/out"), "f", warnings), **options)

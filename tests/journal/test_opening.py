@@ -23,6 +23,7 @@ from daemon.config.paths import Paths, prepare
 from daemon.contract.errors import Permanent, UsageError
 from daemon.journal import backups
 from daemon.journal.database import CHECKED_AT_OPEN, Database
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.operating.integrity.custodian import Custodian, open_journal, rebuilt_state
 from tests.journal.conftest import STAGES, WORK, reference
@@ -39,10 +40,7 @@ def fill(paths: Paths) -> None:
         pin = paths.pins / job
         pin.mkdir()
         (pin / "adapter_config.json").write_text("{}")
-        assert journal.jobs.add(
-            job, reference(step, digest=job), WORK, STAGES, pin=pin, target=paths.output / job,
-            fingerprint=job,
-        )  # fmt: skip
+        assert journal.jobs.add(NewJob(job, reference(step, digest=job), WORK, STAGES, pin, paths.output / job, job))
     journal.close()
 
 
@@ -182,9 +180,7 @@ def test_a_stale_rollback_journal_cannot_reach_the_new_file(paths: Paths) -> Non
     back_up(paths)
     journal = Journal(paths.journal)
     for step in range(10, 60):
-        journal.jobs.add(
-            f"later-{step}", reference(step), WORK, STAGES, pin=paths.pins / "first", target=paths.output, fingerprint=str(step)
-        )
+        journal.jobs.add(NewJob(f"later-{step}", reference(step), WORK, STAGES, paths.pins / "first", paths.output, str(step)))
     journal.close()
     kill_in_the_middle_of_a_commit(paths.journal)
     stale = paths.journal.with_name("journal.sqlite3-journal")

@@ -16,8 +16,11 @@ from structlog.testing import capture_logs
 from daemon.config.paths import Paths, prepare
 from daemon.contract.errors import Fault
 from daemon.contract.messages import CheckpointRef, FileEntry, Outcome, StageContext, StageResult
+from daemon.journal.attempts import Intent
 from daemon.journal.entries import Entry, write_entry
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from daemon.operating.integrity.custodian import open_journal, rebuilt_state
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.watching.intake import Intake
@@ -186,12 +189,10 @@ def test_files_that_make_no_sense_are_passed_over_one_by_one(paths: Paths) -> No
 def test_a_backup_is_completed_by_what_happened_after_it(paths: Paths) -> None:
     journal = Journal(paths.journal)
     for step, job in enumerate(("went on", "ended", "lost its pin", "untouched", "cancelled"), 1):
-        journal.jobs.add(
-            job, reference(step, digest=job), WORK, ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "report"),
-            pin=pin(paths, job), target=Path("/out") / job, fingerprint=job,
-        )  # fmt: skip
+        stages = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "report")
+        journal.jobs.add(NewJob(job, reference(step, digest=job), WORK, stages, pin(paths, job), Path("/out") / job, job))
     journal.jobs.start("went on", Path("/base"))
-    assert journal.attempts.claim("went on", "merge", 1, "default", paths.attempt("went on", "merge", 1), Path("/s"), 1)
+    assert journal.attempts.claim(Intent(AttemptId("went on", "merge", 1), paths.attempt("went on", "merge", 1), Path("/s"), 1))
     journal.controls.cancel("cancelled", "a person")
     # Here the backup was taken; then:
     attempt(paths, "went on", "merge", 1, None, step=1)

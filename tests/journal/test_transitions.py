@@ -12,7 +12,9 @@ import pytest
 
 from daemon.contract.errors import Fault
 from daemon.contract.messages import Outcome, StageResult
+from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
 from tests.journal.conftest import STAGES, enter, reference
 
 JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")
@@ -96,18 +98,18 @@ def test_a_newer_step_supersedes_the_waiting_ones_of_its_run_and_no_others(journ
 def claim(journal: Journal, number: int) -> None:
     """Claim the merge of a job that has been started."""
     journal.jobs.start("job", Path("/base"))
-    assert journal.attempts.claim("job", "merge", number, "default", Path("/attempt"), Path("/staging"), 5)
+    assert journal.attempts.claim(Intent(AttemptId("job", "merge", number), Path("/attempt"), Path("/staging"), 5))
 
 
 def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journal) -> None:  # R6.5
     enter(journal)
     journal.jobs.start("job", Path("/base"))
     claim(journal, 1)
-    journal.attempts.started("job", "merge", 1, "local:77:1.5")
+    journal.attempts.started(AttemptId("job", "merge", 1), "local:77:1.5")
     (open_attempt,) = journal.attempts.open()
     assert (open_attempt.executor_id, open_attempt.number) == ("local:77:1.5", 1)
     before = time.time()
-    journal.attempts.settle("job", "merge", 1, RETRYABLE, state="waiting", staging=Path("/staging"), retry_delay=30)
+    journal.attempts.settle(AttemptId("job", "merge", 1), RETRYABLE, state="waiting", retry_delay=30)
     merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.fault) == ("waiting", 1, 1, FAULT)
     assert merge.retry_at is not None
@@ -116,7 +118,7 @@ def test_a_stage_is_claimed_settled_and_its_attempts_are_counted(journal: Journa
     assert merge.due(merge.retry_at)
     assert merge.due(time.time() - 3600), "a wall clock that was set back holds nothing up"
     claim(journal, 2)
-    journal.attempts.settle("job", "merge", 2, SUCCEEDED, state="succeeded", staging=Path("/staging"))
+    journal.attempts.settle(AttemptId("job", "merge", 2), SUCCEEDED, state="succeeded")
     merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.folder, merge.result) == ("succeeded", 2, 1, Path("/staging"), SUCCEEDED)
     assert [attempt.outcome for attempt in journal.attempts.of("job")] == ["retryable", "succeeded"]
@@ -127,7 +129,7 @@ def test_an_interrupted_attempt_counts_as_attempt_but_not_as_failure(journal: Jo
     enter(journal)
     claim(journal, 1)
     interrupted = StageResult(outcome=Outcome.INTERRUPTED)
-    journal.attempts.settle("job", "merge", 1, interrupted, state="waiting", staging=Path("/staging"))
+    journal.attempts.settle(AttemptId("job", "merge", 1), interrupted, state="waiting")
     merge = journal.stages.of("job")["merge"]
     assert (merge.state, merge.attempts, merge.failures, merge.due(time.time())) == ("waiting", 1, 0, True)
 
@@ -145,7 +147,7 @@ def test_retrying_a_job_starts_its_stages_afresh_and_goes_on_counting_attempts(j
     journal.jobs.start("job", None)
     assert not journal.jobs.retry("job"), "only what ended badly is retried"
     claim(journal, 1)
-    journal.attempts.settle("job", "merge", 1, RETRYABLE, state="failed", staging=Path("/staging"))
+    journal.attempts.settle(AttemptId("job", "merge", 1), RETRYABLE, state="failed")
     for stage in ("pytorch", "merged", "report"):
         journal.stages.end("job", stage, "skipped", FAULT)
     journal.jobs.finish("job", "failed", None)

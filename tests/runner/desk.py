@@ -11,6 +11,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.files import seal
 from daemon.contract.messages import ArtifactCheck, CheckpointRef, FileEntry, Outcome, StageContext, StageResult, Verdict
 from daemon.contract.plan import plan
+from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.running.executor import Attempt, Bounds, Order, Progress
 from daemon.running.runner import Runner
@@ -92,10 +93,8 @@ class Desk:
         pin.mkdir()
         work = self.runner.settings.work
         work = work.model_copy(update={"export": work.export.model_copy(update={"variants": variants})})
-        self.journal.jobs.add(
-            name, reference, work, [spec.name for spec in plan(variants)], pin=pin, target=self.home / "out" / name, fingerprint="f",
-            supersede=latest,
-        )  # fmt: skip
+        stages = [spec.name for spec in plan(variants)]
+        self.journal.jobs.add(NewJob(name, reference, work, stages, pin, self.home / "out" / name, "f"), supersede=latest)
         return name
 
     def tick(self, times: int = 1) -> None:

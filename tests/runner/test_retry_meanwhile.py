@@ -14,6 +14,7 @@ from daemon.checkpoints.pins import held
 from daemon.cli import export
 from daemon.contract.errors import UsageError
 from daemon.contract.messages import CheckpointRef
+from daemon.journal.jobs import NewJob
 from daemon.publishing.closing import tidy_job
 from daemon.running import recovery
 from daemon.running.recovery import collect_orphans
@@ -40,10 +41,8 @@ def failed(make_desk: Desks, pico_checkpoint: Path) -> Desk:
         root=str(pico_checkpoint.parents[1]), run="run", step=4, path=str(pico_checkpoint), layout="trainer-adapter",
         digest=identify(pico_checkpoint), method="LORA",
     )  # fmt: skip
-    desk.journal.jobs.add(
-        "job", reference, desk.runner.settings.work, ["merge"], pin=desk.runner.paths.pins / "job", target=desk.home / "out" / "job",
-        fingerprint="f", supersede=False,
-    )  # fmt: skip
+    pin, target = desk.runner.paths.pins / "job", desk.home / "out" / "job"
+    desk.journal.jobs.add(NewJob("job", reference, desk.runner.settings.work, ["merge"], pin, target, "f"))
     desk.journal.jobs.start("job", None)
     assert desk.journal.jobs.finish("job", "failed", None)
     return desk

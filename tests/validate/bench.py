@@ -17,7 +17,7 @@ from daemon.contract.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import Examination, examine, logits_file
-from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
 from handlers.validate.verdict import judge
@@ -86,5 +86,5 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     spec = EngineSpec(engine="live" if base else "torch", folder=str(pin), base=str(base) if base else None, task=subject.task)
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
     live = cast(Worker, Direct("live", spec))
-    reference = measure(live, list(prompts), options, scratch, lambda fraction, message: None, subject)
+    reference = measure(LiveModel(live, subject), list(prompts), options, scratch, lambda fraction, message: None)
     return Bench(reference, subject, scratch, merged)

@@ -18,7 +18,7 @@ from daemon.contract.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.plan import all_specs, spec_of
 from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import examine
-from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import Worker
@@ -159,7 +159,7 @@ def measured(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     spec = EngineSpec(engine="torch", folder=str(folders["pytorch"]))
     options = ValidateOptions(samples=4, new_tokens=12, speed_tokens=0)
     with Worker("live", spec, scratch, LIMITS) as live:
-        reference = measure(live, list(BUILT_IN[:4]), options, scratch, lambda fraction, message: None)
+        reference = measure(LiveModel(live), list(BUILT_IN[:4]), options, scratch, lambda fraction, message: None)
     (scratch / "merged").mkdir()
     for number, sample in enumerate(reference.samples):
         (scratch / "merged" / f"{number}.npy").symlink_to(sample.logits)

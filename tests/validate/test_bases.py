@@ -23,7 +23,7 @@ from handlers.validate import merged
 from handlers.validate import reference as reference_stage
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.examination import examine
-from handlers.validate.checks.reference import Reference, measure
+from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import subject_of
 from handlers.validate.verdict import judge
@@ -47,7 +47,8 @@ def merged_check(base: Path, pin: Path, merged: Path, scratch: Path, *, live_on:
     scratch.mkdir()
     subject = subject_of(merged)
     options = ValidateOptions(samples=3, new_tokens=8, speed_tokens=0)
-    reference = measure(live_worker(base, pin, subject.task), models.TEXTS[:3], options, scratch, QUIET, subject, live_on)
+    live = LiveModel(live_worker(base, pin, subject.task), subject, live_on)
+    reference = measure(live, models.TEXTS[:3], options, scratch, QUIET)
     artifact = cast(Worker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
     examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, progress=QUIET)
     return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"])
@@ -175,7 +176,7 @@ def compared(base: Path, pin: Path, root: Path, chosen: str, texts: list[str] = 
     """The figures of the comparison, and the reference that it was made from."""
     context = context_of(base, pin, root, chosen=chosen, **options)
     live = live_worker(base, pin)
-    reference = measure(live, texts, context.work.validation, root, QUIET, base_values=base_likelihood.taken(context))
+    reference = measure(LiveModel(live, base_values=base_likelihood.taken(context)), texts, context.work.validation, root, QUIET)
     return base_likelihood.compare(live, reference, context, root, QUIET), reference
 
 
@@ -260,7 +261,7 @@ def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_bas
 
     context = context_of(pico_base, pico_checkpoint, tmp_path, chosen="original", bases=True)
     live = cast(Worker, Failing("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(pico_base))))
-    reference = measure(live, models.TEXTS[:1], context.work.validation, tmp_path, QUIET)
+    reference = measure(LiveModel(live), models.TEXTS[:1], context.work.validation, tmp_path, QUIET)
     assert base_likelihood.compare(live, reference, context, tmp_path, QUIET) == {"chosen": "original", "skipped": "it ran out of memory"}
     assert any("it ran out of memory" in warning for warning in reference.warnings)
 

@@ -13,7 +13,7 @@ from daemon.contract.figures import Likeness, ReferenceFigures, figures_of
 from daemon.contract.messages import Outcome, Verdict
 from daemon.contract.options import ValidateOptions
 from handlers.report.blindness import blindness
-from handlers.validate.checks.reference import measure
+from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import Worker
 from tests.validate import artifacts
@@ -33,7 +33,7 @@ def test_a_small_context_cuts_prompts_and_continuations_and_says_so(folders: dic
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
     options = ValidateOptions(new_tokens=20, speed_tokens=64)
     with Worker("live", EngineSpec(engine="torch", folder=str(model)), tmp_path, LIMITS) as live:
-        reference = measure(live, ["def add(a, b):\n    return a + b\n" * 3], options, tmp_path, lambda fraction, message: None)
+        reference = measure(LiveModel(live), ["def add(a, b):\n    return a + b\n" * 3], options, tmp_path, lambda fraction, message: None)
     sample = reference.samples[0]
     assert len(sample.encoded) > len(sample.ids) == 12 and len(sample.tokens) <= 12
     assert len(reference.speed_prompt) + reference.speed_tokens <= 24

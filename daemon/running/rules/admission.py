@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from daemon.config.paths import Paths
+from daemon.config.settings import LimitSettings
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.stages import StageSpec
@@ -39,13 +40,12 @@ class Reserved:
 
 
 def admit(
-    spec: StageSpec, need: Estimate, *, output: Path, state: Path, memory_fraction: float, disk_reserve: int,
-    reserved: Reserved = Reserved(), would_fit: Callable[[int], Sequence[str]] = lambda allowed: (),
+    spec: StageSpec, need: Estimate, limits: LimitSettings, paths: Paths, reserved: Reserved, would_fit: Callable[[int], Sequence[str]]
 ) -> Admission:  # fmt: skip
     """Compare what a stage needs with the box as it is now, less what is reserved. `would_fit` gives the variants
     that fit into so many bytes, to be named instead of one that never does."""
     total, available = box.memory()
-    allowed = int(total * memory_fraction)
+    allowed, disk_reserve = int(total * limits.memory_fraction), int(limits.disk_reserve)
     operation = f"start the stage {spec.name}"
     if need.memory > allowed:
         cause = (
@@ -65,7 +65,7 @@ def admit(
         return Admission(Fault(
             code=FaultCode.MEMORY_NOW, operation=operation, cause=cause, remedy="nothing, it waits for memory; free some to have it sooner",
         ))  # fmt: skip
-    for folder, wanted, key in ((output, need.disk + reserved.disk, "output.directory"), (state, 0, "state.directory")):
+    for folder, wanted, key in ((paths.output, need.disk + reserved.disk, "output.directory"), (paths.state, 0, "state.directory")):
         if box.is_read_only(folder):
             return Admission(Fault(
                 code=FaultCode.READ_ONLY, operation=operation, cause="its file system can only be read now", path=str(folder),

@@ -13,6 +13,7 @@ from daemon.contract.formats import Variant
 from daemon.contract.messages import StageContext
 from handlers.validate.checks import example, optimum_reader
 from handlers.validate.checks.examination import Examination
+from handlers.validate.checks.optimum_reader import OwnAnswer
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec
 
@@ -26,12 +27,9 @@ def example_fault(spec: EngineSpec, reference: Reference, examination: Examinati
 
 
 def other_program(
-    context: StageContext, variant: Variant, spec: EngineSpec, reference: Reference, examination: Examination, rows: Path,
-    safe_point: Callable[[], None],
-) -> ForeignFigures | None:  # fmt: skip
-    """What another program makes of the first prompt, for people alone; None where none was asked. `rows`: our engine's logits of it."""
-    if spec.engine != "onnx":
+    context: StageContext, variant: Variant, reference: Reference, own: OwnAnswer, safe_point: Callable[[], None]
+) -> ForeignFigures | None:
+    """What another program makes of the first prompt, `own` being our engine's answer; for people alone. None where none was asked."""
+    if variant.limits.engine != "onnx":
         return None
-    limit = variant.limits.cache * reference.logit_std
-    tokens = examination.prompts[0].get("tokens", [])
-    return optimum_reader.compare(context, spec.folder, reference.subject, reference.samples[0], rows, tokens, limit, safe_point=safe_point)
+    return optimum_reader.compare(context, own, variant.limits.cache * reference.logit_std, safe_point=safe_point)

@@ -9,6 +9,7 @@ holds the artifact a second time. This module imports numpy and nothing heavier.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,24 @@ TOKENS = 32
 """Most tokens that are decoded: the cache is exercised by a few."""
 
 
-def compare(
-    context: StageContext, folder: str | Path, subject: Subject, sample: Sample, rows: Path, tokens: Sequence[int], limit: float, *,
-    safe_point: Callable[[], None] = lambda: None,
-) -> ForeignFigures | None:  # fmt: skip
-    """Have the foreign reader run one sample; None where its toolchain is not installed.
+@dataclass(frozen=True)
+class OwnAnswer:
+    """What our engine made of one sample."""
 
-    `rows`, a .npy file of (len(sample.keep), V), and `tokens` are what our engine made of the same artifact; `tokens` is empty for an
-    encoder. `limit` is the largest max |Δ| that still counts as the same. Gives engine, error_max_absolute, greedy_identical, adjusted
+    folder: Path
+    """The artifact's."""
+    subject: Subject
+    sample: Sample
+    rows: Path
+    """A .npy file of (len(sample.keep), V)."""
+    tokens: Sequence[int]
+    """What it decoded; empty for an encoder."""
+
+
+def compare(context: StageContext, own: OwnAnswer, limit: float, *, safe_point: Callable[[], None] = lambda: None) -> ForeignFigures | None:
+    """Have the foreign reader run the same sample of the same artifact; None where its toolchain is not installed.
+
+    `limit` is the largest max |Δ| that still counts as the same. Gives engine, error_max_absolute, greedy_identical, adjusted
     (what of the reader had to be put right) and differs; or engine and failed, the reason why it can't read the folder.
     """
     toolchain = use.find(context, NAME)
@@ -47,7 +58,7 @@ def compare(
     remove_tree(scratch)
     scratch.mkdir(parents=True)
     try:
-        return _read(toolchain, Path(folder), subject, sample, np.load(rows), tokens, limit, context.limits.threads, scratch, safe_point)
+        return _read(toolchain, own, limit, context.limits.threads, scratch, safe_point)
     except (use.ToolchainFailedError, CkptdError, ValueError) as error:
         return ForeignFigures(engine=NAME, failed=str(error).strip().splitlines()[0])
     finally:
@@ -55,20 +66,19 @@ def compare(
 
 
 def _read(
-    toolchain: Path, folder: Path, subject: Subject, sample: Sample, rows: np.ndarray, tokens: Sequence[int], limit: float, threads: int,
-    scratch: Path, safe_point: Callable[[], None],
+    toolchain: Path, own: OwnAnswer, limit: float, threads: int, scratch: Path, safe_point: Callable[[], None]
 ) -> ForeignFigures:  # fmt: skip
-    inputs, outputs, count = scratch / "in.npz", scratch / "out.npz", min(len(tokens), TOKENS)
-    arrays: dict[str, Any] = {name: np.asarray([ids], np.int64) for name, ids in _feeds(folder, subject, sample).items()}
+    inputs, outputs, count = scratch / "in.npz", scratch / "out.npz", min(len(own.tokens), TOKENS)
+    arrays: dict[str, Any] = {name: np.asarray([ids], np.int64) for name, ids in _feeds(own.folder, own.subject, own.sample).items()}
     np.savez(inputs, **arrays)
     options = {
-        "folder": folder, "task": subject.task, "inputs": inputs, "outputs": outputs, "new_tokens": count, "prompt": len(sample.ids),
-        "threads": threads,
+        "folder": own.folder, "task": own.subject.task, "inputs": inputs, "outputs": outputs, "new_tokens": count,
+        "prompt": len(own.sample.ids), "threads": threads,
     }  # fmt: skip
     said = use.run_module(toolchain, MODULE, options, scratch, safe_point=safe_point)
     with np.load(outputs) as made:
-        error = _error(_rows(subject, made)[sample.keep], rows)
-        identical = made["tokens"][0].tolist() == list(tokens[:count]) if count else None
+        error = _error(_rows(own.subject, made)[own.sample.keep], np.load(own.rows))
+        identical = made["tokens"][0].tolist() == list(own.tokens[:count]) if count else None
     return ForeignFigures(
         engine=f"{NAME} {said['class']}", greedy_identical=identical, error_max_absolute=error, adjusted=said["adjusted"],
         differs=not error <= limit,

@@ -60,17 +60,39 @@ class Reference:
     """Figures of `bases.compare`; None where it was not asked for."""
 
 
-def measure(
-    live: Worker, prompts: list[str], options: ValidateOptions, folder: Path, progress: Progress, subject: Subject = LANGUAGE_MODEL,
-    base_values: str = "original",
-) -> Reference:  # fmt: skip
-    """Load the live model and run the prompts; `folder` receives the logits. Raises WorkerFailed.
+@dataclass(frozen=True)
+class LiveModel:
+    """The live model before it is loaded."""
 
-    `base_values` is what `merge.base` comes to: the adapter acts on the base that it was merged into.
-    """
+    worker: Worker
+    subject: Subject = LANGUAGE_MODEL
+    """What the merged model is for."""
+    base_values: str = "original"
+    """What `merge.base` comes to: the adapter acts on the base that it was merged into."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How the live model is asked each prompt."""
+
+    live: Worker
+    subject: Subject
+    readable: bool
+    special: _Special
+    room: int
+    """Tokens of the largest prompt."""
+    count: int
+    """New tokens."""
+    positions: int
+    """Most rows that are kept of a prompt."""
+
+
+def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, folder: Path, progress: Progress) -> Reference:
+    """Load the live model and run the prompts; `folder` receives the logits. Raises WorkerFailed."""
+    live, subject = model.worker, model.subject
     about = live.load()
-    if base_values != "original":
-        live.ask("rebase", values=base_values)
+    if model.base_values != "original":
+        live.ask("rebase", values=model.base_values)
     warnings: list[str] = []
     fallbacks: list[Fallback] = []
     rows, readable = _encode(live, subject, pieces(subject, prompts), about["vocabulary"], fallbacks)
@@ -79,12 +101,12 @@ def measure(
     if count < options.new_tokens * (subject.kind != "encoder") or any(len(one.ids) > room for one in rows):
         what = f" and runs to {count} tokens" if subject.kind != "encoder" else ""
         warnings.append(f"The model addresses {about['context_length']} positions: prompts were cut to {room}{what}.")
-    positions = max(1, LOGITS_BYTES // (4 * (about["vocabulary"] or 1) * len(rows)))
+    asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about["vocabulary"] or 1) * len(rows))))
     spread, adapter = Spread(), Comparison(subject.head)
     samples, total = [], 0
     for number, one in enumerate(rows):
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
-        sample, possible = _run(live, subject, one, hide, room, count, positions, folder / f"live-{number}.npy", readable)
+        sample, possible = _run(asked, one, folder / f"live-{number}.npy")
         total += possible
         logits = np.load(sample.logits)
         if not np.isfinite(logits).all():
@@ -170,22 +192,21 @@ def _room(subject: Subject, context: int | None, new_tokens: int) -> tuple[int, 
     return max(1, context - count), count
 
 
-def _run(
-    live: Worker, subject: Subject, one: Encoded, special: _Special, room: int, count: int, positions: int, path: Path, readable: bool
-) -> tuple[Sample, int]:
-    """The sample, and the number of rows that could be compared."""
-    ids, tokens, places = one.ids[:room], [], None
+def _run(asked: _Asked, one: Encoded, path: Path) -> tuple[Sample, int]:
+    """The sample, whose logits `path` receives, and the number of rows that could be compared."""
+    live, subject, special = asked.live, asked.subject, asked.special
+    ids, tokens, places = one.ids[: asked.room], [], None
     if subject.kind != "encoder":
-        least = min(LEAST_TOKENS if subject.kind == "causal" else LEAST_TARGETS, count)
-        tokens = live.ask("greedy", ids=ids, tokens=count, least=least, stop=True)["tokens"]
+        least = min(LEAST_TOKENS if subject.kind == "causal" else LEAST_TARGETS, asked.count)
+        tokens = live.ask("greedy", ids=ids, tokens=asked.count, least=least, stop=True)["tokens"]
     if subject.task == "fill-mask":
         ids, places = hidden(ids, special.tokens, special.mask)
     places = rows_that_count(subject, ids, tokens, special.tokens) if places is None else places
-    keep = [places[place] for place in evenly(len(places), positions)]
-    types = None if one.types is None else one.types[:room]
+    keep = [places[place] for place in evenly(len(places), asked.positions)]
+    types = None if one.types is None else one.types[: asked.room]
     sample = Sample(one.text, one.ids, ids, tokens, None, keep, path, types, one.first)
     rows = teacher_forced(live, sample, path)
-    answer = answer_text(live, subject, sample, tokens, rows) if readable else None
+    answer = answer_text(live, subject, sample, tokens, rows) if asked.readable else None
     return replace(sample, continuation=answer), len(places)
 
 
