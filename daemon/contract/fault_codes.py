@@ -162,6 +162,8 @@ class FaultCode(StrEnum):
     """The output of a finished stage is no longer there; the stage is made again."""
     TIMEOUT = "timeout"
     """The attempt ran longer than `limits.stage_timeout`."""
+    TIMING = "timing"
+    """A stage waits, since it or another one measures time and nothing may run beside that."""
     TOO_MANY_PROCESSES = "too-many-processes"
     """The attempt had, or wanted, more processes than `limits.processes`."""
     UNEXPECTED = "unexpected"

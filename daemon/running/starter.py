@@ -28,13 +28,14 @@ from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, estimate
-from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying
+from daemon.running.rules.ready import because_of, ready_stages, retrying, sharing_no_time, verifying
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
 from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
 
+ALONE_LOOK_SECONDS = 1.0
 ALONE_SECONDS = 300.0
 """How long nothing else is started for the sake of a stage that measures time; then it runs beside what still runs."""
 WINDOW_SECONDS = 15.0
@@ -127,7 +128,8 @@ class Starter:
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside the job's others."""
         limits, others = self._settings.limits, len(self._children.of(job.id))
-        if not self._has_room(job, spec):
+        if not self._may_share(job, spec):
+            self._waits.add(job.id, sharing_no_time(spec), ALONE_LOOK_SECONDS)
             return 0
         free = self._children.free_threads(limits)
         if others and (others >= limits.stages or free < 1):
@@ -139,14 +141,16 @@ class Starter:
         """The job has ended, or waits for people: nothing is held back for its sake."""
         self._alone = {key: since for key, since in self._alone.items() if key[0] != job}
 
-    def _has_room(self, job: JobRow, spec: StageSpec) -> bool:
-        """Whether nothing that measures time is disturbed: neither what runs, nor what waits for the box to be ours alone."""
+    def _may_share(self, job: JobRow, spec: StageSpec) -> bool:
+        """Whether a start disturbs nothing that measures time: neither what runs, nor what waits until nothing else of ours does."""
         running = self._children.running.values()
         if any(one.spec.alone for one in running):
             return False
         waiting = (job.id, spec.name)
         if not spec.alone:
-            return not any(time.monotonic() - since < ALONE_SECONDS for key, since in self._alone.items() if key != waiting)
+            return not spec.heavy or not any(
+                time.monotonic() - since < ALONE_SECONDS for key, since in self._alone.items() if key != waiting
+            )
         if not running:
             self._alone.pop(waiting, None)
             return True

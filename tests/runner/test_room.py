@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from daemon.contract.messages import StageContext, StageResult
 from tests.runner.desk import Desks, done
 
 
@@ -32,6 +33,43 @@ def test_several_jobs_run_at_once_if_that_is_allowed(make_desk: Desks) -> None:
         desk.add(f"run{step}", step)
     desk.tick(3)
     assert desk.order() == ["run1-1", "run2-2"]
+
+
+def test_what_measures_time_runs_alone_and_what_would_disturb_it_says_so(make_desk: Desks) -> None:
+    desk = make_desk(limits={"jobs": 2, "threads": 4, "stages": 2})
+    held: set[str] = {"two-2 merge"}
+
+    def script(context: StageContext) -> StageResult | None:
+        name = f"{context.checkpoint.run}-{context.checkpoint.step} {context.stage}"
+        return None if name in held or context.stage == "speed" else done(context)
+
+    desk.script = script
+    desk.add("one", 1)
+    desk.add("two", 2)
+    desk.tick(20)
+    assert "one-1 merged" in desk.started and "one-1 speed" not in desk.started, "the other export's merge still runs"
+    waiting = desk.runner.waits.of["one-1"].fault
+    assert (waiting.code, waiting.cause) == ("timing", "it measures time, and other stages still run")
+    held.clear()
+    desk.runner.waits.of["one-1"].until = 0
+    desk.tick(1)
+    assert "one-1 speed" in desk.started
+    desk.runner.waits.end("two-2")
+    before = list(desk.started)
+    desk.tick(10)
+    assert desk.started == before, "nothing starts beside a measurement"
+    assert desk.runner.waits.of["two-2"].fault.cause == "another export measures its artifacts' speed"
+
+
+def test_what_waits_to_measure_time_does_not_hold_others_back_for_ever(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"jobs": 2, "threads": 4})
+    desk.script = lambda context: None if context.checkpoint.run == "two" else done(context)
+    desk.add("one", 1)
+    desk.add("two", 2)
+    desk.tick(20)
+    assert "one-1 speed" in desk.started and desk.state("one-1") == "succeeded"
 
 
 def test_a_stage_that_would_take_the_memory_promised_to_another_waits(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2

@@ -42,6 +42,14 @@ def retrying(spec: StageSpec) -> Fault:
     )
 
 
+def sharing_no_time(spec: StageSpec) -> Fault:
+    """What is said of a stage that can't run beside another one, since one of the two measures time."""
+    cause = "it measures time, and other stages still run" if spec.alone else "another export measures its artifacts' speed"
+    return Fault(
+        code=FaultCode.TIMING, operation=f"start the stage {spec.name}", cause=cause, remedy="nothing, it starts by itself within minutes"
+    )
+
+
 def verifying() -> Fault:
     """What is said of a job whose finished outputs are being read again."""
     return Fault(
