@@ -16,6 +16,7 @@ import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
@@ -25,11 +26,14 @@ from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
 OWN_STAGES = frozenset({"merge", "reference", "merged", "speed", "report", "validate"})
+FIRST_STAGES = frozenset({"merge", "reference"})
+"""Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
     "base", "export", "formats", "limits", "log", "merge", "metrics", "notify", "output", "pin", "retention", "schedule", "select", "state",
     "validate", "validation", "watch",
 })  # fmt: skip
-"""Names of stages and of sections that no format may take."""
+OWN_ENGINES = frozenset({"live", "torch"})
+"""Names of stages, of sections and of engines that no format may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +70,6 @@ class Catalog:
     def thresholds(self) -> dict[str, Thresholds]:
         """Variant → its default thresholds."""
         return {one.name: one.thresholds for one in self.variants.values()}
-
-    def format_of(self, variant: str) -> Format:
-        """The format of a variant. Raises KeyError."""
-        return next(one for one in self.formats if any(own.name == variant for own in one.variants))
 
 
 _used: tuple[FormatEntry, ...] | None = None
@@ -113,13 +113,25 @@ def catalog() -> Catalog:
             problems.append(f"the format {entry.value} was left out: {type(error).__name__}: {error}")
             continue
         found.append((entry, declared))
-    taken: list[tuple[FormatEntry, Format]] = []
-    for entry, declared in sorted(found, key=lambda pair: (pair[1].order, pair[1].name)):
-        if wrong := next(_clashes(declared, [one for _, one in taken], [one for _, one in found]), None):
-            problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
-        else:
-            taken.append((entry, declared))
+    taken = _fitting(found, problems)
     return Catalog(tuple(one for _, one in taken), tuple(entry for entry, _ in taken), tuple(problems))
+
+
+def _fitting(found: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -> list[tuple[FormatEntry, Format]]:
+    """The declarations that fit together, in plan order. Where two clash ours stays, else the one that comes first in plan order; what
+    builds on one that is left out is left out too. Adds a sentence to `problems` for each."""
+    left = sorted(found, key=lambda pair: (pair[0].value.partition(".")[0] != "handlers", pair[1].order, pair[1].name))
+    place = 0
+    while place < len(left):
+        entry, declared = left[place]
+        wrong = next(_clashes(declared, [one for _, one in left[:place]], [one for _, one in left]), None)
+        if wrong is None:
+            place += 1
+            continue
+        problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
+        del left[place]
+        place = 0  # one that fitted may have built on it
+    return sorted(left, key=lambda pair: (pair[1].order, pair[1].name))
 
 
 def _entries() -> list[FormatEntry]:
@@ -131,33 +143,42 @@ def _entries() -> list[FormatEntry]:
     return found
 
 
-def _clashes(declared: Format, taken: Iterable[Format], everyone: Iterable[Format]) -> Iterator[str]:
-    """What does not fit: names that others have, a section of another class, stages and engines that nobody has."""
-    taken, everyone = list(taken), list(everyone)
-    names = {spec.name for one in taken for spec in one.variants} | OWN_STAGES
+def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Format]) -> Iterator[str]:
+    """Why a declaration does not fit: names that ckptd or those `before` it have, stages and engines that nobody has, a circle."""
+    names = {spec.name for one in before for spec in one.variants} | OWN_STAGES
     own = [spec.name for spec in declared.variants]
     if not own:
         yield "it has no variants"
     if declared.options and (declared.section in OWN_SECTIONS or not declared.section.isidentifier()):
         yield f"its section can't be called {declared.section!r}"
-    if declared.name in {one.name for one in taken}:
+    if declared.name in {one.name for one in before}:
         yield "another format has that name"
     for name in own:
         if name.startswith("check-"):
             yield f"{name} is the name of a check"
         if name in names or own.count(name) > 1:
             yield f"there is another stage {name}"
-    for one in taken:
+    for one in before:
         if declared.options and one.section == declared.section and one.options is not declared.options:
             yield f"the format {one.name} has a section [{one.section}] of its own"
-    known = {spec.name for one in everyone for spec in one.variants} | OWN_STAGES
-    engines = {name for one in everyone for name in one.engines} | {"torch"}
+    for name in declared.engines:
+        if name in OWN_ENGINES or any(name in one.engines for one in before):
+            yield f"there is another engine {name}"
+    specs = {spec.name: spec for one in everyone for spec in one.variants}
+    engines = {name for one in everyone for name in one.engines} | OWN_ENGINES
     for spec in declared.variants:
         for other in (*spec.needs, *spec.after, *filter(None, (spec.form_of, spec.fallback))):
-            if other not in known:
+            if other in OWN_STAGES - FIRST_STAGES:
+                yield f"{spec.name} names the stage {other}, which comes after all formats"
+            elif other not in specs and other not in FIRST_STAGES:
                 yield f"{spec.name} names a stage {other}, which nobody has"
         if spec.limits.engine not in engines:
             yield f"{spec.name} is checked by an engine {spec.limits.engine}, which nobody has"
+    try:
+        TopologicalSorter({name: (*spec.needs, *spec.after) for name, spec in specs.items()}).prepare()
+    except CycleError as error:
+        if circle := [name for name in error.args[1] if name in own]:
+            yield f"{circle[0]} waits for itself, by way of {', '.join(map(str, error.args[1]))}"
 
 
 def ordered(specs: Iterable[StageSpec]) -> list[StageSpec]:

@@ -66,18 +66,13 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it."""
     return StageSpec(
-        check_name(variant.name), "handlers.validate.check:run", 1, checks=variant.name,
+        f"check-{variant.name}", "handlers.validate.check:run", 1, checks=variant.name,
         needs=("reference", variant.name), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
         toolchain=variant.limits.toolchain,
     )  # fmt: skip
-
-
-def check_name(variant: str) -> str:
-    """Name of the stage that checks a variant."""
-    return f"check-{variant}"
 
 
 def all_specs() -> tuple[StageSpec, ...]:
@@ -93,6 +88,11 @@ def find_spec(name: str) -> StageSpec | None:
 def spec_of(name: str) -> StageSpec:
     """A stage by its name. Raises KeyError for one that nobody has."""
     return _table()[name]
+
+
+def check_of(variant: str) -> StageSpec | None:
+    """The stage that checks a variant; None for one that nobody has."""
+    return next((spec for spec in all_specs() if spec.checks == variant), None)
 
 
 def variant_names() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from daemon.contract.errors import Fault
 from daemon.contract.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
-from daemon.contract.plan import all_specs, effective_variants, find_spec
+from daemon.contract.plan import check_of, effective_variants, find_spec
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 
@@ -81,8 +81,9 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
 
 def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:
     """The stage that was to check a variant, or the one before it that kept it from running."""
-    own = next((spec.name for spec in all_specs() if spec.checks == variant), "")
-    return next((stages[name] for name in ("reference", own) if name in stages and fault_of(stages[name])), stages.get(own))
+    own = check_of(variant)
+    chain = (stages.get("reference"), stages.get(own.name) if own else None)
+    return next((stage for stage in chain if stage and fault_of(stage)), chain[-1])
 
 
 def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | None) -> ArtifactCheck:

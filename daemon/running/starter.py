@@ -28,7 +28,7 @@ from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, estimate
-from daemon.running.rules.ready import because_of, ready_stages, retrying, sharing_no_time, verifying
+from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_to_time
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
 from daemon.toolchains.registry import Toolchains
@@ -129,7 +129,7 @@ class Starter:
         """Threads for one more child; 0 where there is no room for it beside the job's others."""
         limits, others = self._settings.limits, len(self._children.of(job.id))
         if not self._may_share(job, spec):
-            self._waits.add(job.id, sharing_no_time(spec), ALONE_LOOK_SECONDS)
+            self._waits.add(job.id, waiting_to_time(spec), ALONE_LOOK_SECONDS)
             return 0
         free = self._children.free_threads(limits)
         if others and (others >= limits.stages or free < 1):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from daemon.contract.catalog import Catalog, catalog
-from daemon.contract.formats import Variant
+from daemon.contract.formats import Format, Variant
 
 INTRO = """# Formats
 
@@ -19,7 +19,7 @@ box can make. Another package adds one by an entry point ([writing a format](wri
 
 def text(known: Catalog) -> str:
     """The page."""
-    return "\n".join([INTRO, *_families(known), *(line for one in known.formats for line in _format(one.name, known))])
+    return "\n".join([INTRO, *_families(known), *(line for one in known.formats for line in _format(one))])
 
 
 def _families(known: Catalog) -> Iterator[str]:
@@ -32,9 +32,8 @@ def _families(known: Catalog) -> Iterator[str]:
     yield ""
 
 
-def _format(name: str, known: Catalog) -> Iterator[str]:
-    declared = next(one for one in known.formats if one.name == name)
-    yield f"## {name}\n\n{declared.about}"
+def _format(declared: Format) -> Iterator[str]:
+    yield f"## {declared.name}\n\n{declared.about}"
     if declared.section:
         yield f"Its keys are in `[{declared.section}]`."
     yield "\n| variant | what it is | made of | smaller form of | if not exact enough | agreement ≥ | KL ≤ | error ≤ |"

@@ -18,7 +18,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.figures import Likeness, LiveFigures, Processor, figures_of
 from daemon.contract.files import write_atomic
 from daemon.contract.messages import ArtifactCheck, Fallback, StageContext, Verdict
-from daemon.contract.plan import all_specs
+from daemon.contract.plan import check_of
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
@@ -98,9 +98,11 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
 
 def was_run(context: StageContext, variant: str) -> bool:
     """Whether the check of a variant could run it."""
-    stage = next((spec.name for spec in all_specs() if spec.checks == variant), "")
-    path = Path(context.inputs.get(stage, ""), CHECK)
-    return stage in context.inputs and path.is_file() and bool(json.loads(path.read_bytes())["run"])
+    stage = check_of(variant)
+    if stage is None or stage.name not in context.inputs:
+        return False
+    path = Path(context.inputs[stage.name], CHECK)
+    return path.is_file() and bool(json.loads(path.read_bytes())["run"])
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def retrying(spec: StageSpec) -> Fault:
     )
 
 
-def sharing_no_time(spec: StageSpec) -> Fault:
+def waiting_to_time(spec: StageSpec) -> Fault:
     """What is said of a stage that can't run beside another one, since one of the two measures time."""
     cause = "it measures time, and other stages still run" if spec.alone else "another export measures its artifacts' speed"
     return Fault(
