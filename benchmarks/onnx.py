@@ -26,7 +26,7 @@ from daemon.contract.messages import ChildLimits
 from daemon.toolchains.registry import Toolchains
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.workers.client import Worker
+from handlers.validate.workers.client import EngineWorker
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
 VARIANTS = (
@@ -99,7 +99,7 @@ def exported(base: Path, folder: Path, toolchain: Path | None, label: str) -> tu
 def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int) -> dict[str, tuple[float, float]]:
     """Name → (prefill seconds, tokens a second), medians of turns; each engine in a process of its own."""
     ids = [2 + number % 200 for number in range(PROMPT)]
-    workers = {name: Worker(name, spec, folder, LIMITS) for name, spec in engines.items()}
+    workers = {name: EngineWorker(name, spec, folder, LIMITS) for name, spec in engines.items()}
     try:
         for worker in workers.values():
             worker.load()

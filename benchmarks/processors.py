@@ -32,7 +32,7 @@ import onnx_ir as ir
 from benchmarks import _common
 from benchmarks.onnx import stage
 from daemon.contract import cpu
-from handlers.onnx.folder.playback import Call, Player, run, tokenize
+from handlers.onnx.folder.playback import GraphRun, Player, run, tokenize
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.quantize import int8_rewriter
@@ -122,7 +122,7 @@ def texts(count: int) -> list[str]:
     return [" ".join(text[:600].split("\n\n")) for text in found][:count]
 
 
-def divergence(calls: list[Call], answers: list[dict[str, np.ndarray]]) -> float:
+def divergence(calls: list[GraphRun], answers: list[dict[str, np.ndarray]]) -> float:
     """Mean KL(fp32 ‖ form) in nats a token."""
 
     def log_softmax(logits: np.ndarray) -> np.ndarray:

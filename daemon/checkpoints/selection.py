@@ -23,7 +23,7 @@ from daemon.config.settings import SelectSettings
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """Whether a checkpoint is wanted, and why (not), for the log."""
 
     wanted: bool
@@ -47,26 +47,26 @@ def is_final(step: int, state: Mapping[str, Any]) -> bool:
 
 def choose(
     step: int, state: Mapping[str, Any], select: SelectSettings, *, later: Mapping[str, Any] | None = None, ending: bool = False
-) -> Choice:
+) -> Selection:
     """Whether the checkpoint of `step` is wanted.
 
     `state`: what its own trainer state says. `later`: what the newest checkpoint of its run says, which knows more.
     `ending`: its directory has no number, since it is what was written when training ended.
     """
     if select.policy in ("all", "latest"):
-        return Choice(True, f'select.policy = "{select.policy}"')
+        return Selection(True, f'select.policy = "{select.policy}"')
     if select.final and (ending or is_final(step, state)):
-        return Choice(True, f"step {step} is the last one of its training")
+        return Selection(True, f"step {step} is the last one of its training")
     if select.policy == "every":
         if step % select.every == 0:
-            return Choice(True, f"select.every = {select.every}")
-        return Choice(False, f"select.every = {select.every} does not divide step {step}")
+            return Selection(True, f"select.every = {select.every}")
+        return Selection(False, f"select.every = {select.every} does not divide step {step}")
     named = [found for found in (best_step(state), best_step(later or {})) if found is not None]
     if step in named:
-        return Choice(True, "the trainer names it as its best")
+        return Selection(True, "the trainer names it as its best")
     if named:
-        return Choice(False, f"the trainer's best is step {named[-1]}")
-    return Choice(False, "the trainer names no best checkpoint; let it load_best_model_at_end or set metric_for_best_model")
+        return Selection(False, f"the trainer's best is step {named[-1]}")
+    return Selection(False, "the trainer names no best checkpoint; let it load_best_model_at_end or set metric_for_best_model")
 
 
 def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
     return {}
 
 
-def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Choice, dict[str, Any]]:
+def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Selection, dict[str, Any]]:
     """Whether `[select]` wants a complete checkpoint, and what a later one of its run says where the policy asks for that."""
     later = later_state(inspection.path, inspection.step) if select.policy == "best" else {}
     ending = step_of(inspection.path) is None

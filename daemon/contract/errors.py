@@ -37,7 +37,7 @@ class Fault(BaseModel):
         """The fault as the one sentence that terminal, log and report show."""
         where = f" ({self.path})" if self.path else ""
         end = "" if self.cause.endswith("\n") else ". "  # after a list it begins a line of its own
-        return f"Could not {self.operation}{where}: {self.cause}{end}To mend it: {self.remedy}."
+        return f"Could not {self.operation}{where}: {self.cause}{end}To fix it: {self.remedy}."
 
 
 class CkptdError(Exception):

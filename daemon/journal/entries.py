@@ -19,7 +19,7 @@ class _Tolerant(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Entry(_Tolerant):
+class JobEntry(_Tolerant):
     """What is known when a job is entered; kept beside its attempts, so that it does not depend on the journal."""
 
     job: str
@@ -33,7 +33,7 @@ class Entry(_Tolerant):
     newest_first: bool = False
 
 
-def write_entry(paths: Paths, entry: Entry) -> None:
+def write_entry(paths: Paths, entry: JobEntry) -> None:
     """Keep an entry, durably; to be called before the job is committed."""
     folder = paths.jobs / entry.job
     folder.mkdir(parents=True, exist_ok=True)

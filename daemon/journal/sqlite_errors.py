@@ -25,12 +25,12 @@ _CAUSES = {
     sqlite3.SQLITE_CANTOPEN: ("it can't be opened", "see that its folder is there and that this user may read and write it"),
 }  # fmt: skip
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-MEND = "start ckptd again; it sets the file aside and rebuilds the journal from its backup and from what is on disk"
+REPAIR = "start ckptd again; it sets the file aside and rebuilds the journal from its backup and from what is on disk"
 
 
 def damaged(operation: str, cause: str, path: Path) -> Permanent:
     """The error of a journal that is not a sound database."""
-    return Permanent(FaultCode.JOURNAL_DAMAGED, operation, f"it is not a sound database: {cause}", MEND, path=path)
+    return Permanent(FaultCode.JOURNAL_DAMAGED, operation, f"it is not a sound database: {cause}", REPAIR, path=path)
 
 
 def gone(operation: str, cause: str, path: Path) -> Permanent:

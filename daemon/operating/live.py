@@ -21,7 +21,7 @@ log = structlog.get_logger("daemon")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ConfigLoad:
     """When the configuration was last read, and what was wrong with it then: the one before counts in that case."""
 
     at: str
@@ -29,7 +29,7 @@ class Loaded:
 
 
 def live_view(
-    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, healthy: bool, loaded: Loaded, care: dict[str, Any]
+    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: dict[str, Any]
 ) -> dict[str, Any]:
     """The live file's content."""
     progress: dict[str, dict[str, Any]] = {}

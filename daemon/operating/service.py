@@ -29,8 +29,8 @@ from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, now
 from daemon.operating import logs, metrics, systemd
-from daemon.operating.integrity.custodian import Custodian, open_journal
-from daemon.operating.live import Loaded, live_view, write_live
+from daemon.operating.integrity.custodian import JournalMaintenance, open_journal
+from daemon.operating.live import ConfigLoad, live_view, write_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -97,13 +97,13 @@ class Daemon:
     def __init__(self, parts: Engine, reload: Callable[[], Settings]) -> None:
         self._parts, self._reload = parts, reload
         self._started = now()
-        self._loaded = Loaded(self._started)
+        self._loaded = ConfigLoad(self._started)
         self._stop = threading.Event()
         self._complaints = Complaints(log, "the heartbeat")
         self._reload_wanted = False
         self._runner = threading.Thread(target=parts.runner.run, name="runner", daemon=True)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
-        self._custodian = Custodian(
+        self._maintenance = JournalMaintenance(
             parts.journal.database, parts.paths, parts.settings.schedule.backups, int(parts.settings.limits.disk_reserve)
         )  # fmt: skip
         self._watcher = self._make_watcher()
@@ -113,7 +113,7 @@ class Daemon:
 
     def _announce_rebuilding(self) -> None:
         """Tell people, once, that the journal was damaged and came back: a failure, for those who are told of failures."""
-        rebuilt, notify = self._custodian.state()["rebuilt"], self._parts.settings.notify
+        rebuilt, notify = self._maintenance.state()["rebuilt"], self._parts.settings.notify
         if rebuilt and notify.urls and "failed" in notify.on:
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
@@ -130,8 +130,8 @@ class Daemon:
             "outbox": (30.0, self._notifier.wake),
             "metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics)),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
-            "integrity": (settings.schedule.integrity_hours * HOUR, self._custodian.check_integrity),
-            "backup": (settings.schedule.backup_hours * HOUR, self._custodian.back_up),
+            "integrity": (settings.schedule.integrity_hours * HOUR, self._maintenance.check_integrity),
+            "backup": (settings.schedule.backup_hours * HOUR, self._maintenance.back_up),
         })  # fmt: skip
 
     def run(self) -> None:
@@ -207,12 +207,12 @@ class Daemon:
             logs.set_up(found.log, parts.paths.log)
             parts.runner.adopt(found)
             self._notifier.adopt(found.notify)
-            self._custodian.keep = found.schedule.backups
+            self._maintenance.keep = found.schedule.backups
             self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
             self._watcher.start()
             self._ticks.start()
             self._say_watching("the configuration was taken over")
-        self._loaded = Loaded(now(), problem)
+        self._loaded = ConfigLoad(now(), problem)
         systemd.notify("READY=1")
 
     def _shut_down(self) -> None:
@@ -240,7 +240,7 @@ class Daemon:
     def _write_live(self) -> None:
         write_live(self._parts.paths.live, live_view(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, healthy=self.healthy(), loaded=self._loaded,
-            care=self._custodian.state(),
+            care=self._maintenance.state(),
         ))  # fmt: skip
 
     def _write_metrics(self) -> None:

@@ -19,7 +19,7 @@ from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing.publication import Part, assemble, is_export, link_to, manifest_of, swap_in
+from daemon.publishing.publication import ExportPart, assemble, is_export, link_to, manifest_of, swap_in
 from daemon.publishing.retention import prune
 from daemon.system.box import human
 
@@ -34,7 +34,7 @@ def target_of(job: JobRow, state: str) -> Path:
     return job.target.with_name(job.target.name + FAILED_SUFFIX) if state == "failed" else job.target
 
 
-def parts_of(checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, keep_rejected: bool) -> list[Part]:
+def parts_of(checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, keep_rejected: bool) -> list[ExportPart]:
     """What is published: the report on top, a folder a variant that passed (or could not be verified, and says so)."""
     parts = []
     for check in checks:
@@ -42,12 +42,12 @@ def parts_of(checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *,
         if stage is None or stage.result is None or stage.folder is None:
             continue
         if is_published(check):
-            parts.append(Part(check.variant, stage.folder, stage.result.files))
+            parts.append(ExportPart(check.variant, stage.folder, stage.result.files))
         elif keep_rejected:
-            parts.append(Part(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
+            parts.append(ExportPart(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
     report = stages.get("report")
     if report and report.result and report.folder:
-        parts.append(Part("", report.folder, report.result.files))
+        parts.append(ExportPart("", report.folder, report.result.files))
     return parts
 
 

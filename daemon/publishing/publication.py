@@ -34,7 +34,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, place, temporary_of, walk, write_atomic
 from daemon.contract.messages import FileEntry
 from daemon.contract.version import __version__
-from daemon.publishing.swap import mend_swap, remove_any, swap
+from daemon.publishing.swap import complete_swap, remove_any, swap
 
 log = structlog.get_logger("publish")
 
@@ -42,7 +42,7 @@ SET_ASIDE = ".before-ckptd-"
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportPart:
     """The output of a stage: `folder` of the export it goes to ("" for the top), where it lies, its sealed files."""
 
     name: str
@@ -50,12 +50,12 @@ class Part:
     files: tuple[FileEntry, ...]
 
 
-def assemble(parts: list[Part], folder: Path, facts: Mapping[str, object]) -> None:
+def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object]) -> None:
     """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last.
 
     Raises Retryable where a stage's output is gone, OSError where the file system refuses.
     """
-    mend_swap(folder)
+    complete_swap(folder)
     remove_any(folder)  # after a crash it may be what the exchange brought back
     make_folders(folder)
     entries = []
@@ -75,7 +75,7 @@ def assemble(parts: list[Part], folder: Path, facts: Mapping[str, object]) -> No
     failpoints.point("publish.manifest")
 
 
-def _place(part: Part, entry: FileEntry, target: Path) -> None:
+def _place(part: ExportPart, entry: FileEntry, target: Path) -> None:
     try:
         place(part.source / entry.path, target)
     except FileNotFoundError as error:
@@ -91,7 +91,7 @@ def swap_in(folder: Path, target: Path) -> None:
     What lies at the target and is no export of ours is set aside, never destroyed.
     """
     make_folders(target.parent)
-    mend_swap(folder)
+    complete_swap(folder)
     if os.path.lexists(target) and not is_export(target) and not _is_empty_folder(target):
         _set_aside(target)
     failpoints.point("publish.before-rename")

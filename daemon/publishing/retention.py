@@ -54,7 +54,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RetentionDecision:
     """Exports that go, and those that stay with the reason."""
 
     removed: tuple[Export, ...]
@@ -71,7 +71,7 @@ class Removal:
     freed: int
 
 
-def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float) -> Decision:
+def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float) -> RetentionDecision:
     """Which exports go. Each run is judged by itself; an export stays when any active rule wants it. `now`: epoch seconds."""
     runs: dict[str, list[Export]] = {}
     for export in exports:
@@ -85,7 +85,7 @@ def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float
                 kept.append((export, reasons[export.path]))
             else:
                 removed.append(export)
-    return Decision(tuple(removed), tuple(kept))
+    return RetentionDecision(tuple(removed), tuple(kept))
 
 
 def _reasons(ordered: list[Export], rules: RetentionSettings, now: float) -> dict[Path, str]:

@@ -1,6 +1,6 @@
 """A folder takes another one's name: by one exchange where the file system can, else by two renames with a record.
 
-Called by `daemon.publishing.publication`; `mend_swaps` by whoever starts on a staging folder after a crash, before orphaned staging
+Called by `daemon.publishing.publication`; `complete_swaps` by whoever starts on a staging folder after a crash, before orphaned staging
 is removed. What is replaced is not looked into. Where a crash could leave something beside the target, a record lies
 beside the staged folder (`FOLDER.swap`), so that a start finds it without searching the output; until it is mended,
 readers may find nothing at the target.
@@ -97,7 +97,7 @@ def _record(staged: Path) -> Path:
     return staged.with_name(staged.name + RECORD)
 
 
-def mend_swap(staged: Path) -> None:
+def complete_swap(staged: Path) -> None:
     """End or undo what a crash cut off between the first and the last name; nothing happens where there is no record of it."""
     record = _record(staged)
     try:
@@ -113,14 +113,14 @@ def mend_swap(staged: Path) -> None:
             os.rename(old, target)
             log.warning("a publication that was cut off between two renames was undone", path=str(target))
         fsync_directory(target.parent)
-    failpoints.point("publish.swap-mended")
+    failpoints.point("publish.swap-completed")
     record.unlink()
 
 
-def mend_swaps(staging: Path) -> None:
+def complete_swaps(staging: Path) -> None:
     """Mend every cut-off swap of a staging folder (one folder a job). Must come before orphaned staging is removed."""
     for record in staging.glob(f"*/*{RECORD}") if staging.is_dir() else ():
-        mend_swap(record.with_name(record.name.removesuffix(RECORD)))
+        complete_swap(record.with_name(record.name.removesuffix(RECORD)))
 
 
 def _bring_beside(folder: Path, target: Path) -> Path:

@@ -21,7 +21,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
 from daemon.publishing.publication import same_files
 from daemon.running.children import Running
-from daemon.running.rules.retry import Decision, after_crash, decide
+from daemon.running.rules.retry import RetryDecision, after_crash, decide
 
 log = structlog.get_logger("runner")
 
@@ -77,7 +77,7 @@ def measure(running: Running, result: StageResult) -> Measured | None:
     return None
 
 
-def _say(ended: AttemptId, result: StageResult, decision: Decision, log_file: str) -> None:
+def _say(ended: AttemptId, result: StageResult, decision: RetryDecision, log_file: str) -> None:
     if result.outcome == Outcome.SUCCEEDED:
         log.info("stage succeeded", stage=ended.stage, attempt=ended.number, seconds=result.seconds, strategy=result.strategy)
     elif result.fault:

@@ -24,7 +24,7 @@ MOST = 256
 
 
 @dataclass(frozen=True)
-class Entry:
+class CachedOutput:
     """One kept output. `size`: bytes that it alone holds on the disk; `used`: when it was last of use, epoch seconds."""
 
     key: str
@@ -33,7 +33,7 @@ class Entry:
     used: float
 
 
-class Kept:
+class OutputCache:
     """The kept outputs in `folder`, on the file system of the output."""
 
     def __init__(self, folder: Path) -> None:
@@ -72,10 +72,10 @@ class Kept:
         """Remove an output that is not what its result says."""
         remove_tree(self._folder / key)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CachedOutput]:
         """All outputs, those longest unused first."""
         folders = [path for path in self._folder.iterdir() if path.is_dir()] if self._folder.is_dir() else []
-        found = [Entry(path.name, path, _own_bytes(path), path.stat().st_mtime) for path in folders]
+        found = [CachedOutput(path.name, path, _own_bytes(path), path.stat().st_mtime) for path in folders]
         return sorted(found, key=lambda entry: entry.used)
 
     def trim(self, budget: int, in_use: Collection[Path]) -> list[str]:

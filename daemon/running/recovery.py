@@ -19,7 +19,7 @@ from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow
-from daemon.publishing.swap import mend_swaps
+from daemon.publishing.swap import complete_swaps
 from daemon.running.executor import Attempt, Bounds, Executor
 
 log = structlog.get_logger("runner")
@@ -60,7 +60,7 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path
 
     `at_work`: temporary folders of attempts that go on.
     """
-    mend_swaps(paths.staging)
+    complete_swaps(paths.staging)
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
         if temporary not in at_work:

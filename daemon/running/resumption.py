@@ -17,7 +17,7 @@ from daemon.contract.options import Work
 from daemon.contract.plan import stage_names
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
-from daemon.running.output_cache import Kept, is_whole
+from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import keys_of
 
 log = structlog.get_logger("runner")
@@ -47,7 +47,7 @@ class Resumption:
     """Decides, before a job goes on, which of its stages stay finished. `work_of`: its configuration as it is now, if known."""
 
     def __init__(
-        self, journal: Journal, kept: Kept, work_of: Callable[[JobRow], Work | None], device: str, changed: Callable[[], None]
+        self, journal: Journal, kept: OutputCache, work_of: Callable[[JobRow], Work | None], device: str, changed: Callable[[], None]
     ) -> None:  # fmt: skip
         self._journal, self._kept, self._work_of, self._device = journal, kept, work_of, device
         self._rechecks = Rechecks(changed)

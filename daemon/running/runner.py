@@ -31,7 +31,7 @@ from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
 from daemon.running.job_file import bounds_of
 from daemon.running.outcomes import inputs_are_there, measure, settle
-from daemon.running.output_cache import Kept
+from daemon.running.output_cache import OutputCache
 from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
@@ -83,7 +83,7 @@ class Runner:
         settings, paths = self.settings, self.paths
         self._bases = Bases(settings.base.search, settings.base.map)
         self._resumption = Resumption(
-            self.journal, Kept(paths.kept), lambda job: self.work_of(settings, job), settings.limits.device, self.wake
+            self.journal, OutputCache(paths.kept), lambda job: self.work_of(settings, job), settings.limits.device, self.wake
         )  # fmt: skip
         self._starter = Starter(settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases)
 

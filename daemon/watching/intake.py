@@ -24,7 +24,7 @@ from daemon.contract.files import remove_tree
 from daemon.contract.messages import CheckpointRef
 from daemon.contract.plan import stage_names
 from daemon.contract.values import digest_of
-from daemon.journal.entries import Entry, write_entry
+from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import now
@@ -147,7 +147,7 @@ class Intake:
         target, latest = target_of(self.settings, self.paths, reference, self._folder_name(reference)), settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
-            write_entry(self.paths, Entry(
+            write_entry(self.paths, JobEntry(
                 job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
                 fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
             ))  # fmt: skip

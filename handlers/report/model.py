@@ -16,13 +16,13 @@ from daemon.contract.figures import ArtifactFigures, LiveFigures, Processor, fig
 from daemon.contract.messages import Fallback, FileEntry, Status, Verdict
 
 
-class Part(BaseModel):
+class ReportPart(BaseModel):
     """Base of the report's parts: immutable, documented by its attributes' docstrings."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class Checkpoint(Part):
+class Checkpoint(ReportPart):
     """The checkpoint that was exported."""
 
     root: str
@@ -45,7 +45,7 @@ class Checkpoint(Part):
     """What training knew (epoch, loss, best metric, rank…); `loss_history` is a list of [step, loss]."""
 
 
-class Base(Part):
+class Base(ReportPart):
     """The base model that the adapter was fused with; every field is null when it is not known."""
 
     name: str | None
@@ -64,7 +64,7 @@ class Base(Part):
     """Data type in which the weights are stored."""
 
 
-class Machine(Part):
+class Machine(ReportPart):
     """The machine on which the export ran; null where the system does not say."""
 
     cpu: str | None
@@ -85,7 +85,7 @@ class Machine(Part):
     """Version of the Python interpreter."""
 
 
-class Attempt(Part):
+class Attempt(ReportPart):
     """One child process that ran a stage."""
 
     number: int
@@ -106,7 +106,7 @@ class Attempt(Part):
     """What failed."""
 
 
-class Stage(Part):
+class Stage(ReportPart):
     """One stage of the export. The report's own stage is left out, since it has not ended when this is written."""
 
     name: str
@@ -133,7 +133,7 @@ class Stage(Part):
     """What the stage counted and measured, the unit in each name."""
 
 
-class Artifact(Part):
+class Artifact(ReportPart):
     """One variant that was asked for, whether it came into being or not."""
 
     variant: str
@@ -167,7 +167,7 @@ class Artifact(Part):
         return figures_of(self.figures, ArtifactFigures) or ArtifactFigures()
 
 
-class Warned(Part):
+class Warned(ReportPart):
     """A warning, with where it comes from."""
 
     source: str
@@ -176,7 +176,7 @@ class Warned(Part):
     """The warning."""
 
 
-class NotVerified(Part):
+class NotVerified(ReportPart):
     """Something that nobody checked: never to be taken for good."""
 
     what: str
@@ -185,7 +185,7 @@ class NotVerified(Part):
     """The reason."""
 
 
-class Failure(Part):
+class Failure(ReportPart):
     """Something that failed, in one sentence, with what to do about it."""
 
     source: str
@@ -204,7 +204,7 @@ class Failure(Part):
     """Bounded traceback or end of a log."""
 
 
-class Report(Part):
+class Report(ReportPart):
     """Report of one export of one checkpoint by ckptd."""
 
     schema_version: Literal[1] = 1

@@ -21,7 +21,7 @@ from handlers.validate.checks.examination import Examination, examine, logits_fi
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, engines
 from handlers.validate.verdict import judge, unrunnable
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -51,7 +51,7 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     spec = EngineSpec(engine=variant.limits.engine, folder=folder, threads=context.limits.threads, task=reference.subject.task)
     outputs = scratch / "logits"
-    with Worker(variant.name, spec, scratch, context.limits) as worker:
+    with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
         examination = examine(
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
         )

@@ -16,7 +16,7 @@ from handlers.validate.checks.examination import Examination, examine
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec
 from handlers.validate.verdict import judge, unrunnable
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -44,7 +44,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None) -> Examination:
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
     spec = EngineSpec(engine=EXACT.engine, folder=folder, threads=context.limits.threads, task=reference.subject.task)
-    with Worker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
+    with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
         stats = worker.ask("stats")

@@ -23,7 +23,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
-from handlers.validate.engines.task_profile import Subject
+from handlers.validate.engines.task_profile import ValidatedTask
 
 REFERENCE = "reference.json"
 CHECK = "check.json"
@@ -62,7 +62,7 @@ def read_reference(folder: Path) -> Reference:
         samples = [Sample(**{**sample, "logits": folder / _LOGITS / sample["logits"]}) for sample in value.pop("samples")]
         fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
         labels = value["subject"].pop("labels")
-        subject = Subject(labels=None if labels is None else tuple(labels), **value.pop("subject"))
+        subject = ValidatedTask(labels=None if labels is None else tuple(labels), **value.pop("subject"))
         figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
         adapter = figures_of(value.pop("adapter"), Likeness)
         return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, **value)

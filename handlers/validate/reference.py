@@ -19,8 +19,8 @@ from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -39,18 +39,18 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
 
 
-def _subject(context: StageContext) -> Subject:
+def _subject(context: StageContext) -> ValidatedTask:
     """What the merged model is for; its labels must have the names that the live model's have."""
     subject = subject_of(Path(context.inputs["merge"]))
     return replace(subject, labels=live_labels(subject, Path(context.base) if context.base else None))
 
 
-def _measured(context: StageContext, reporter: Reporter, texts: list[str], subject: Subject) -> Reference:
+def _measured(context: StageContext, reporter: Reporter, texts: list[str], subject: ValidatedTask) -> Reference:
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
     engine = "torch" if context.base is None else "live"
     spec = EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task)
-    with Worker("live", spec, scratch, context.limits) as live:
+    with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))
             model = LiveModel(live, subject, base_likelihood.taken(context))

@@ -15,7 +15,7 @@ from handlers.validate import record
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.turns import alone, race
 from handlers.validate.engines.registry import EXACT, EngineSpec
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -26,7 +26,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     published = next((one.name for one in made if "merged" in one.traits), None)
     found: dict[str, Speed] = {}
     with timing.worker(EXACT.engine, context.inputs[published or "merge"], "pytorch") as worker:
-        pytorch: Worker | None = worker
+        pytorch: EngineWorker | None = worker
         try:
             worker.load()
             if published:
@@ -59,10 +59,10 @@ class _Timing:
         self._context, self._reporter, self._task = context, reporter, reference.subject.task
         self.warnings: list[str] = []
 
-    def worker(self, engine: str, folder: str, name: str) -> Worker:
+    def worker(self, engine: str, folder: str, name: str) -> EngineWorker:
         """A worker that has not loaded its model yet."""
         spec = EngineSpec(engine=engine, folder=folder, threads=self._context.limits.threads, task=self._task)
-        return Worker(name, spec, Path(self._context.temporary), self._context.limits)
+        return EngineWorker(name, spec, Path(self._context.temporary), self._context.limits)
 
     def lost(self, what: str, error: WorkerFailed) -> None:
         """Go on without it, and say so; a stage that is told to stop ends here."""

@@ -50,7 +50,7 @@ def one_sentence(answer: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in answer.stderr
     lines = [line for line in answer.stderr.splitlines() if line.startswith("ckptd: ")]
     assert len(lines) == 1, answer.stderr
-    assert "To mend it: " in answer.stderr
+    assert "To fix it: " in answer.stderr
     return lines[0]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.files import sweep_temporaries
-from daemon.publishing.swap import mend_swaps
+from daemon.publishing.swap import complete_swaps
 from tests.fsck.world import STAGES, World
 
 LINKED = ["publish.before-link", "publish.link-made", "publish.linked", "publish.link-durable"]
@@ -65,7 +65,7 @@ def test_after_one_more_try_nothing_is_lost_or_twice_or_half(tmp_path: Path, way
     world = World(tmp_path)
     try:
         sweep_temporaries(world.paths.state)
-        mend_swaps(world.paths.staging)
+        complete_swaps(world.paths.staging)
         job = world.journal.jobs.get("job-4")
         assert job is not None
         if job.state == "running":

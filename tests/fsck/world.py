@@ -19,7 +19,7 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
 from daemon.operating.integrity.fsck import Findings, examine
-from daemon.publishing.publication import Part, assemble, link_to, swap_in
+from daemon.publishing.publication import ExportPart, assemble, link_to, swap_in
 
 WORK = Work(export=ExportOptions(variants=("pytorch",)), validation=ValidateOptions(speed_tokens=0))
 STAGES = ("merge", "pytorch", "reference", "merged", "report")
@@ -90,7 +90,7 @@ class World:
         """Put the export of a finished job in its place, without recording it."""
         row, stages = self.journal.jobs.get(job), self.journal.stages.of(job)
         assert row is not None
-        parts = [Part("" if name == "report" else name, stage.folder, stage.result.files)
+        parts = [ExportPart("" if name == "report" else name, stage.folder, stage.result.files)
                  for name, stage in stages.items() if name in ("pytorch", "report") and stage.folder and stage.result]  # fmt: skip
         folder = self.paths.staging / job / "publish"
         step = row.checkpoint.step

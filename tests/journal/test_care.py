@@ -21,7 +21,7 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.journal import backups
 from daemon.journal.database import Database, reading
 from daemon.journal.journal import Journal
-from daemon.operating.integrity.custodian import Custodian
+from daemon.operating.integrity.custodian import JournalMaintenance
 from tests.journal.conftest import enter
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file:
                 attempt()
             assert caught.value.fault.code == "journal-unavailable"
             assert "another process holds it for too long" in str(caught.value)
-            assert str(caught.value).count(". To mend it: ") == 1
+            assert str(caught.value).count(". To fix it: ") == 1
     assert enter(journal)
     journal.close()
 
@@ -184,24 +184,24 @@ def paths(tmp_path: Path) -> Paths:
 
 def test_backups_rotate_and_the_newest_stay(paths: Paths) -> None:
     journal = Journal(paths.journal)
-    custodian = Custodian(journal.database, paths, keep=2)
+    maintenance = JournalMaintenance(journal.database, paths, keep=2)
     names = []
     for _ in range(4):
-        custodian.back_up()
+        maintenance.back_up()
         names = [*names, *(path for path in backups.listed(paths.backups) if path not in names)]
     assert len(names) == 4
     assert backups.listed(paths.backups) == sorted(names, reverse=True)[:2]
-    assert custodian.problem is None and custodian.backed_up is not None
-    custodian.check_integrity()
-    assert custodian.checked is not None
+    assert maintenance.problem is None and maintenance.backed_up is not None
+    maintenance.check_integrity()
+    assert maintenance.checked is not None
     journal.close()
 
 
 def test_a_backup_leaves_the_free_space_alone_that_is_reserved_and_keeps_the_old_ones(paths: Paths) -> None:
     journal = Journal(paths.journal)
-    Custodian(journal.database, paths, keep=1).back_up()
+    JournalMaintenance(journal.database, paths, keep=1).back_up()
     before = backups.listed(paths.backups)
-    greedy = Custodian(journal.database, paths, keep=1, reserve=1 << 60)
+    greedy = JournalMaintenance(journal.database, paths, keep=1, reserve=1 << 60)
     with capture_logs() as logs:
         greedy.back_up()
         greedy.back_up()

@@ -25,7 +25,7 @@ from daemon.journal import backups
 from daemon.journal.database import CHECKED_AT_OPEN, Database
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.operating.integrity.custodian import Custodian, open_journal, rebuilt_state
+from daemon.operating.integrity.custodian import JournalMaintenance, open_journal, rebuilt_state
 from tests.journal.conftest import STAGES, WORK, reference
 from tests.journal.test_file import kill_in_the_middle_of_a_commit
 
@@ -217,7 +217,15 @@ def run_child(program: str, *arguments: Path, fault: str = "", check: bool = Fal
 
 @pytest.mark.parametrize("damage", [_garbage, _deleted])
 @pytest.mark.parametrize(
-    "fault", ["custody.marked", "custody.set-aside", "before.rebuild", "after.rebuild", "custody.built", "custody.renamed"]
+    "fault",
+    [
+        "journal-rebuild.marked",
+        "journal-rebuild.set-aside",
+        "before.rebuild",
+        "after.rebuild",
+        "journal-rebuild.built",
+        "journal-rebuild.renamed",
+    ],
 )
 def test_a_rebuilding_that_is_killed_anywhere_is_done_by_the_next_start(  # R6.5
     paths: Paths, fault: str, damage: Callable[[Path], None]
@@ -253,12 +261,12 @@ def test_damage_that_is_found_while_the_daemon_works_is_mended_by_the_next_start
     journal = open_journal(paths)
     page = journal.database.read("SELECT rootpage FROM sqlite_master WHERE name = 'seen_by_job'")[0][0]
     in_another_process(paths.journal, f"stream.seek({(page - 1) * 4096}); stream.write(b'\\x0a\\0\\0\\0\\0\\x10\\0\\0')")
-    custodian = Custodian(journal.database, paths)
+    maintenance = JournalMaintenance(journal.database, paths)
     with capture_logs() as logs:
-        custodian.check_integrity()
-        custodian.check_integrity()
+        maintenance.check_integrity()
+        maintenance.check_integrity()
     assert [record["code"] for record in logs] == ["journal-damaged"], "said loudly, once"
-    assert custodian.state()["problem"] == custodian.problem and "restart ckptd" in str(custodian.problem)
+    assert maintenance.state()["problem"] == maintenance.problem and "restart ckptd" in str(maintenance.problem)
     journal.close()
     jobs, told = looked_at(paths)
     assert jobs == sorted(JOBS) and told is not None and told["from"] == "backup"

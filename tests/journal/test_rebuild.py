@@ -17,7 +17,7 @@ from daemon.config.paths import Paths, prepare
 from daemon.contract.errors import Fault
 from daemon.contract.messages import CheckpointRef, FileEntry, Outcome, StageContext, StageResult
 from daemon.journal.attempts import Intent
-from daemon.journal.entries import Entry, write_entry
+from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
@@ -152,7 +152,7 @@ def test_a_job_whose_pin_is_gone_is_left_to_the_watcher(paths: Paths) -> None:
 
 
 def test_a_job_that_waited_for_its_first_stage_is_known_by_its_entry(paths: Paths) -> None:
-    write_entry(paths, Entry(
+    write_entry(paths, JobEntry(
         job="job", checkpoint=reference(), work=WORK, pin=str(pin(paths, "job")), target="/out", fingerprint="f", created="2026",
         warnings=("w",), newest_first=True,
     ))  # fmt: skip

@@ -17,9 +17,9 @@ import onnxruntime
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize import equivalence, timing
-from handlers.onnx.optimize.random_inputs import Case, Maker, Shape
-from handlers.onnx.optimize.run import Optimized, Options, optimize
-from handlers.onnx.optimize.step import Report, Subject
+from handlers.onnx.optimize.random_inputs import InputShape, Maker, RandomInputs
+from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
+from handlers.onnx.optimize.step import StepInput, StepReport
 from tests.onnx.conftest import Exported
 
 
@@ -35,10 +35,10 @@ def run(
     config = json.loads((folder / "config.json").read_text())
     pace = timing.race if timed else lambda before, after: timing.Race(1e-3, 1e-3, "equal")
     with mock.patch("handlers.onnx.optimize.acceptance.race", pace):
-        return optimize(folder, graphset.read(folder), level, verify, config, Options(**{"threads": 2, **options}))
+        return optimize(folder, graphset.read(folder), level, verify, config, OptimizeOptions(**{"threads": 2, **options}))
 
 
-def of(optimized: Optimized, step: str, graph: str = "model") -> Report:
+def of(optimized: Optimized, step: str, graph: str = "model") -> StepReport:
     return next(report for report in optimized.reports if (report.name, report.graph) == (step, graph))
 
 
@@ -46,7 +46,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".onnx", ".data", ".json")}
 
 
-def answers(folder: Path, graph: graphset.Graph, case: Case) -> list[np.ndarray]:
+def answers(folder: Path, graph: graphset.Graph, case: RandomInputs) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(str(folder / graph.file), providers=["CPUExecutionProvider"])
     return session.run(None, case.feeds)
 
@@ -56,9 +56,9 @@ def assert_same(before: Path, after: Path) -> None:
     config = json.loads((before / "config.json").read_text())
     for graph in graphset.read(before).graphs:
         maker = Maker(graph, config)
-        for seed, shape in enumerate((Shape(2, 5, 3, left=1), Shape(4, 2, 17), Shape(1, 11, 1))):
+        for seed, shape in enumerate((InputShape(2, 5, 3, left=1), InputShape(4, 2, 17), InputShape(1, 11, 1))):
             if shape.past and not maker.cached:
-                shape = Shape(shape.rows, shape.tokens + 2, left=shape.left)
+                shape = InputShape(shape.rows, shape.tokens + 2, left=shape.left)
             case = maker.make(shape, 50 + seed)
             assert (
                 equivalence.difference(graph.outputs, answers(before, graph, case), answers(after, graph, case), case) < equivalence.BOUND
@@ -82,10 +82,10 @@ def assert_in_order(before: Path, after: Path, graphs: GraphSet) -> None:
         assert now.nodes == len(second.graph.node)
 
 
-def tampered(how: str) -> Callable[[Subject], ir.Model]:
+def tampered(how: str) -> Callable[[StepInput], ir.Model]:
     """A step that does one thing wrong, beside something that changes the graph."""
 
-    def apply(subject: Subject) -> ir.Model:
+    def apply(subject: StepInput) -> ir.Model:
         model = subject.model
         BREAKAGES[how](model)
         return model
@@ -130,7 +130,7 @@ def wrong_for_a_past(model: ir.Model) -> None:
     """Takes only as much of the mask as there are new tokens, as a graph does that was traced without a past."""
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     numbers = [constant(model, f"added.{number}", np.array([number])) for number in range(3)]
-    shape = ir.node("Shape", [model.graph.inputs[0]], name="added.shape")
+    shape = ir.node("InputShape", [model.graph.inputs[0]], name="added.shape")
     length = ir.node("Slice", [shape.outputs[0], numbers[1], numbers[2], numbers[0]], name="added.length")
     cut = ir.node("Slice", [mask, numbers[0], length.outputs[0], numbers[1]], name="added.cut")
     for node in (shape, length, cut):

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from daemon.contract.plan import spec_of
-from handlers.onnx.folder.playback import Call, Player, run, tokenize
+from handlers.onnx.folder.playback import GraphRun, Player, run, tokenize
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graph_file import GraphFile, external_files
 from handlers.onnx.graphs.sessions import described, open_session
@@ -30,7 +30,7 @@ def derived(stage: str, source: Path, folder: Path, **options: Any) -> Exported:
 
 def distance(source: Path, smaller: Path) -> tuple[float, float]:
     """(error, agreement) of a folder against the fp32 one on texts that the models were trained on, prefill and one cached step."""
-    calls: list[Call] = []
+    calls: list[GraphRun] = []
     player = Player(source, graphset.read(source), 1)
     for row in tokenize(source, models.TEXTS).rows:
         calls += player.play(row)

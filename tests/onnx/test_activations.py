@@ -21,7 +21,7 @@ from daemon.contract.messages import StageContext
 from daemon.contract.plan import effective_variants, find_variant, spec_of
 from handlers.onnx.activations import forms
 from handlers.onnx.activations import stage as activations
-from handlers.onnx.activations.check import broken_promises, main
+from handlers.onnx.activations.check import contract_violations, main
 from handlers.onnx.activations.contract import FILE, Contract, content_version, hosted, read
 from handlers.onnx.activations.locate import NotInGraphError
 from handlers.onnx.graphs import graphset
@@ -188,7 +188,7 @@ def test_the_size_of_all_layers_is_said_before_and_afterwards(qwen3: Exported, e
 
 
 def test_the_checker_passes_a_folder_that_keeps_its_contract(everything: Exported) -> None:
-    assert broken_promises(everything.folder) == []
+    assert contract_violations(everything.folder) == []
     command = [sys.executable, "-m", "handlers.onnx.activations.check", str(everything.folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, f"kept: 7 outputs, content {read(everything.folder).content}\n"), done.stderr
@@ -308,7 +308,7 @@ def test_an_encoder_gives_its_activations_too(export: Callable[..., Exported], a
     assert made.output.fallbacks == []
     assert_right_for_an_encoder(made, "AutoModel")
     assert read(made.folder).outputs[2].shape == ("batch", 4, "sequence", "sequence")
-    assert broken_promises(made.folder) == []
+    assert contract_violations(made.folder) == []
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def test_activations_are_found_in_graphs_of_every_family(
 ) -> None:
     made = activate(export(make(tmp_path, kind, task)), **EVERYTHING)
     assert made.output.fallbacks == [] and made.output.figures["relative_error"] < 1e-5
-    assert broken_promises(made.folder) == []
+    assert contract_violations(made.folder) == []
 
 
 def test_a_model_whose_layers_are_one_and_the_same_is_refused(qwen3: Exported, activate: Activate, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_activations_that_an_optimization_did_away_with_are_exported_anew(
     made = activate(plain, **EVERYTHING)
     (fallback,) = made.output.fallbacks
     assert fallback.reason == "the graph holds no value that equals attentions.0, attentions.1"
-    assert broken_promises(made.folder) == []
+    assert contract_violations(made.folder) == []
     assert made.output.figures["relative_error"] < 1e-5
 
 
@@ -365,7 +365,7 @@ def test_int8_and_fp16_forms_keep_the_contract_and_stay_near(everything: Exporte
         output = run_stage(context, silent())
         folder = Path(context.staging)
         agreed = read(folder)
-        assert broken_promises(folder) == []
+        assert contract_violations(folder) == []
         assert {one.dtype for one in agreed.outputs} == {dtype}
         assert [one.name for one in agreed.outputs] == [one.name for one in read(everything.folder).outputs]
         assert output.figures["content"] == agreed.content != read(everything.folder).content

@@ -13,7 +13,7 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from handlers.models.tasks import BY_NAME
-from handlers.onnx.families.encoder import Encoder, OnePass, Reference, refer
+from handlers.onnx.families.encoder import Encoder, EncoderReference, OnePass, refer
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from tests.onnx.conftest import SMALL, Exported
@@ -155,7 +155,7 @@ def test_a_model_with_a_window_is_checked_beyond_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Any, Reference]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Any, EncoderReference]:
     """A question answering model with its reference, to hand over graphs that are wrong."""
     source = make(tmp_path_factory.mktemp("answers"), "Bert", "question-answering")
     family = Encoder(BY_NAME["question-answering"])
@@ -163,7 +163,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Any, Ref
     return family, model, family.refer(model, source)
 
 
-def traced(answers: tuple[Encoder, Any, Reference], folder: Path, change: Callable[[Any], None]) -> None:
+def traced(answers: tuple[Encoder, Any, EncoderReference], folder: Path, change: Callable[[Any], None]) -> None:
     """Write the graph of the part's module after `change` was done to the module."""
     import torch
 
@@ -203,7 +203,7 @@ def same(module: Any) -> None:
     ("change", "refused"), [(same, None), (unmasked, "differ from torch's"), (swapped, "start_logits differ from torch's")]
 )
 def test_a_graph_that_is_wrong_is_refused(
-    answers: tuple[Encoder, Any, Reference], tmp_path: Path, change: Callable[[Any], None], refused: str | None
+    answers: tuple[Encoder, Any, EncoderReference], tmp_path: Path, change: Callable[[Any], None], refused: str | None
 ) -> None:
     traced(answers, tmp_path, change)
     family, _, reference = answers

@@ -21,7 +21,7 @@ from daemon.contract.messages import StageContext, Verdict
 from handlers.onnx.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
 from handlers.onnx.options import OnnxOptions
-from handlers.onnx.quantize.accuracy_levels import Trial
+from handlers.onnx.quantize.accuracy_levels import LevelMeasurement
 from handlers.validate.engines import genai as genai_engine
 from handlers.validate.engines.genai import GenaiEngine
 from handlers.validate.engines.registry import EngineSpec
@@ -324,7 +324,7 @@ def test_a_level_that_changes_the_answers_is_not_taken(build: Build, trained: Pa
 
 
 def test_the_fast_level_is_taken_only_where_it_is_close_changes_no_clear_choice_and_is_not_slower() -> None:
-    exact, fast = Trial(0.0, 1.0, 10.0), Trial(0.01, 0.99, 8.0)
+    exact, fast = LevelMeasurement(0.0, 1.0, 10.0), LevelMeasurement(0.01, 0.99, 8.0)
     assert int4_levels.choose({1: exact, 4: fast}, 0, by_rows=0.01).level == 4
     assert int4_levels.choose({1: exact, 4: fast}, 1, by_rows=0.01).level == 1
     assert int4_levels.choose({1: exact, 4: replace(fast, error=0.06)}, 0, by_rows=0.01).level == 1

@@ -14,7 +14,7 @@ import pytest
 from daemon.contract.errors import Permanent
 from handlers.onnx.graphs import graphset
 from handlers.onnx.quantize import accuracy_levels
-from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, Trial, choose
+from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, LevelMeasurement, choose
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme, dequantize, quantize
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
 from tests.onnx.conftest import Exported, Runner, prompts
@@ -155,8 +155,8 @@ def test_a_table_whose_rows_do_not_fill_their_blocks_is_cut(tmp_path: Path) -> N
     assert np.abs(product - restored[rows] @ restored.T).max() < 1e-4
 
 
-def trial(error: float, milliseconds: float) -> Trial:
-    return Trial(error, 1.0, milliseconds)
+def trial(error: float, milliseconds: float) -> LevelMeasurement:
+    return LevelMeasurement(error, 1.0, milliseconds)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,9 @@ def trial(error: float, milliseconds: float) -> Trial:
         (trial(0.05, 10), trial(float("nan"), 5), EXACT),
     ],
 )
-def test_the_fast_level_is_taken_where_it_is_as_good_or_a_little_worse_and_much_faster(exact: Trial, fast: Trial, level: int) -> None:
+def test_the_fast_level_is_taken_where_it_is_as_good_or_a_little_worse_and_much_faster(
+    exact: LevelMeasurement, fast: LevelMeasurement, level: int
+) -> None:
     assert choose({EXACT: exact, FAST: fast}).level == level
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.errors import Permanent
-from handlers.onnx.folder.playback import Call
+from handlers.onnx.folder.playback import GraphRun
 from handlers.onnx.graphs import graphset
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.int8_static import StaticRewriter
@@ -117,7 +117,7 @@ def test_it_computes_what_onnxruntimes_own_static_quantizer_computes(tmp_path: P
         folder / "model.onnx", tmp_path / "theirs.onnx", Reader(), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"], extra_options={"WeightSymmetric": True},
     )  # fmt: skip
-    calls = [Call("model", {"x": array}, {}) for array in rows]
+    calls = [GraphRun("model", {"x": array}, {}) for array in rows]
     seen = watch(folder / "model.onnx", ["x"], calls, tmp_path / "scratch", threads=1)
     model = ir.load(folder / "model.onnx")
     StaticRewriter(model, {"x": seen["x"].extremes()}).rewrite()
@@ -135,7 +135,7 @@ def test_values_are_watched_in_a_graph_whose_weights_lie_beside_it(tmp_path: Pat
     folder, weight = product(tmp_path)
     path = folder / "model.onnx"
     onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="model.onnx.data", size_threshold=0)
-    seen = watch(path, ["x", "y"], [Call("model", {"x": np.ones((1, 32), np.float32)}, {})], tmp_path / "scratch", threads=1)
+    seen = watch(path, ["x", "y"], [GraphRun("model", {"x": np.ones((1, 32), np.float32)}, {})], tmp_path / "scratch", threads=1)
     assert seen["x"].extremes() == (0.0, 1.0)
     assert seen["y"].extremes()[1] == pytest.approx(weight.sum(0).max(), abs=1e-4)
 

@@ -30,13 +30,13 @@ from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.graphs.signature import CacheLayer
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request, legacy
-from handlers.onnx.tracing.strategies import LADDER, Strategy, named
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named
 from tests.onnx import qwen
 from tests.onnx.conftest import SMALL, make_context, make_model, quantize, silent
 from tests.onnx.small import greedy_tokens
 
 CAUSAL = BY_NAME["text-generation"]
-LEGACY = named(LADDER, "legacy-eager")
+LEGACY = named(STRATEGIES, "legacy-eager")
 SLIDING = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
 
 
@@ -254,7 +254,7 @@ def test_the_ladder_ends_in_a_chain_which_is_a_recorded_fallback(source: Path, p
     assert [(one.wanted, one.taken) for one in output.fallbacks] == [
         ("dynamo-eager", "layers"), ("one graph", "a chain of graphs, a few layers each"),
     ]  # fmt: skip
-    assert named(LADDER, "layers").chain and LADDER[-1].name == "layers"
+    assert named(STRATEGIES, "layers").chain and STRATEGIES[-1].name == "layers"
 
 
 def test_a_chain_becomes_int8_like_any_other_folder(chain: tuple[Path, StageOutput], source: Path, tmp_path: Path) -> None:

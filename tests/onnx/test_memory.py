@@ -13,7 +13,7 @@ import torch
 
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.sessions import MappedWeights, open_session
-from handlers.onnx.optimize.random_inputs import Maker, Shape
+from handlers.onnx.optimize.random_inputs import InputShape, Maker
 from tests.onnx.conftest import SMALL, Exported, make_model
 
 WIDTH = 80
@@ -40,7 +40,7 @@ def apart(qwen3: Exported, tmp_path: Path) -> Path:
 @pytest.fixture
 def feeds(qwen3: Exported) -> dict[str, np.ndarray]:
     """Inputs of two rows of five tokens."""
-    return Maker(graphset.read(qwen3.folder).graphs[0], {"vocab_size": 320}).make(Shape(2, 5), 3).feeds
+    return Maker(graphset.read(qwen3.folder).graphs[0], {"vocab_size": 320}).make(InputShape(2, 5), 3).feeds
 
 
 def times_mapped(path: Path) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from handlers.onnx.graphs import graphset
 from handlers.onnx.optimize import equivalence
-from handlers.onnx.optimize.random_inputs import Case, Maker, UnfedError
+from handlers.onnx.optimize.random_inputs import Maker, RandomInputs, UnknownInputError
 from handlers.onnx.optimize.weightless import hide
 from tests.onnx.conftest import SMALL, Exported, Runner, make_model, prompts, quantize, torch_logits
 from tests.onnx.optimizing import assert_in_order, assert_same, content, copied, of, run
@@ -172,7 +172,7 @@ def test_inputs_are_made_for_every_graph_of_an_encoder_decoder(marian: Exported)
 def test_an_unknown_input_is_an_error(bert: Exported) -> None:
     graph = graphset.read(bert.folder).graphs[0]
     strange = graphset.Port(name="phases", dtype="int64", shape=("batch", "sequence"))
-    with pytest.raises(UnfedError, match="phases"):
+    with pytest.raises(UnknownInputError, match="phases"):
         Maker(graph.model_copy(update={"inputs": (*graph.inputs, strange)}), {"vocab_size": 9}).cases()
 
 
@@ -189,7 +189,7 @@ def test_matrices_are_hidden_from_tools_and_come_back(qwen3: Exported) -> None:
 
 def test_padding_may_say_anything_but_nothing_infinite() -> None:
     port = graphset.Port(name="logits", dtype="float32", shape=("batch", "sequence", 2))
-    case = Case("a case", {}, {"sequence": np.array([[False, True]])})
+    case = RandomInputs("a case", {}, {"sequence": np.array([[False, True]])})
     before = np.ones((1, 2, 2), np.float32)
     after = before.copy()
     after[0, 0] = 5

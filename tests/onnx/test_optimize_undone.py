@@ -15,7 +15,7 @@ import pytest
 from handlers.onnx.graphs import graphset
 from handlers.onnx.optimize import equivalence, timing
 from handlers.onnx.optimize.random_inputs import Maker
-from handlers.onnx.optimize.step import Step, Subject
+from handlers.onnx.optimize.step import Step, StepInput
 from handlers.onnx.optimize.steps import STEPS
 from tests.onnx.conftest import Exported
 from tests.onnx.optimizing import append, assert_in_order, assert_same, constant, copied, of, put_out, run, tampered
@@ -87,7 +87,7 @@ def test_texts_are_fed_too(qwen3: Exported, tmp_path: Path) -> None:
     cases = Maker(graphset.read(folder).graphs[0], json.loads((folder / "config.json").read_text())).cases()
     rare = min(set(range(320)) - {int(token) for case in cases for token in case.feeds["input_ids"].flat})
 
-    def wrong_for_one_token(subject: Subject) -> ir.Model:
+    def wrong_for_one_token(subject: StepInput) -> ir.Model:
         model = subject.model
         found = append(model, "Equal", model.graph.inputs[0], constant(model, "added.rare", np.array(rare)))
         number = append(model, "Cast", found, to=int(ir.DataType.FLOAT))

@@ -13,13 +13,13 @@ from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Tracing
 from handlers.onnx.families.trace_cases import SHAPES, thresholds
 from handlers.onnx.tracing import tracer_warnings
-from handlers.onnx.tracing.library_warnings import Chatter
+from handlers.onnx.tracing.library_warnings import LibraryWarnings
 from handlers.onnx.tracing.model_rewrites import rewritten
-from handlers.onnx.tracing.strategies import LADDER, named
+from handlers.onnx.tracing.strategies import STRATEGIES, named
 from tests.onnx.conftest import SMALL, Exported, make_context, make_model, silent
 from tests.onnx.test_export import assert_equal_to_torch
 
-LEGACY, REWRITTEN = named(LADDER, "legacy-eager"), named(LADDER, "legacy-rewritten")
+LEGACY, REWRITTEN = named(STRATEGIES, "legacy-eager"), named(STRATEGIES, "legacy-rewritten")
 SCALED = {"max_position_embeddings": 16, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}}
 
 
@@ -77,7 +77,7 @@ def test_the_tracers_missing_key_is_mended_by_masks_without_vmap(pico_base: Path
     torch.manual_seed(3)
     config = Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=8, use_bidirectional_attention=True)
     Gemma3ForCausalLM(config).save_pretrained(tmp_path / "gemma")
-    exported = export(tmp_path / "gemma", pico_base, tmp_path / "job", LEGACY, named(LADDER, "legacy-sdpa"), REWRITTEN)
+    exported = export(tmp_path / "gemma", pico_base, tmp_path / "job", LEGACY, named(STRATEGIES, "legacy-sdpa"), REWRITTEN)
     assert exported.output.strategy == "legacy-rewritten"
     (failed, _) = exported.output.figures["attempts"]
     assert (failed["strategy"], failed["code"]) == ("legacy-eager", "tracer-map") and "unordered_map" in failed["error"]
@@ -136,7 +136,7 @@ def test_an_unknown_branch_is_rejected_only_where_something_was_not_tried() -> N
 def test_only_the_tracers_warnings_are_kept_apart() -> None:
     import torch
 
-    with Chatter() as chatter:
+    with LibraryWarnings() as chatter:
         warnings.warn("Converting a tensor", torch.jit.TracerWarning, stacklevel=1)
         warnings.warn("Converting a tensor", torch.jit.TracerWarning, stacklevel=1)
         warnings.warn("something else", UserWarning, stacklevel=1)

@@ -9,12 +9,12 @@ from pathlib import Path
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.files import seal
 from daemon.contract.messages import FileEntry
-from daemon.publishing.publication import Part, assemble, swap_in
+from daemon.publishing.publication import ExportPart, assemble, swap_in
 
 FILES = {"pytorch": ["config.json", "model.safetensors", "sub/extra.bin"], "": ["report.json", "README.md"]}
 
 
-def parts(source: Path, version: int, files: dict[str, list[str]] = FILES) -> list[Part]:
+def parts(source: Path, version: int, files: dict[str, list[str]] = FILES) -> list[ExportPart]:
     """Sealed outputs of stages below `source`; every file holds the version."""
     made = []
     for name, paths in files.items():
@@ -22,7 +22,7 @@ def parts(source: Path, version: int, files: dict[str, list[str]] = FILES) -> li
         for path in paths:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(f"{path} of version {version}\n" * 20)
-        made.append(Part(name, folder, seal(folder)))
+        made.append(ExportPart(name, folder, seal(folder)))
     return made
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daemon.publishing.swap import mend_swaps
+from daemon.publishing.swap import complete_swaps
 from tests.publish.parts import expected, listing, publish, put_in_the_way, set_aside, version_of
 
 BEGINNING = ["publish.part", "publish.part", "publish.assembled", "publish.manifest"]
@@ -111,7 +111,7 @@ def test_a_start_mends_what_was_cut_off_between_two_renames_even_if_the_job_neve
     before = "an export, no exchange"
     put_in_the_way(tmp_path, target, before)
     assert publish_elsewhere(tmp_path, target, before, CKPTD_FAULT=point).returncode == -signal.SIGKILL
-    mend_swaps(tmp_path)
+    complete_swaps(tmp_path)
     assert version_of(target) == (2 if point in ("publish.renamed", "publish.old-removed") else 1)
     assert os.listdir(target.parent) == ["step-4"]
     assert list((tmp_path / "staging").glob("*.swap")) == []
@@ -122,6 +122,6 @@ def test_a_copy_that_was_cut_off_beside_the_target_goes_at_the_next_start(tmp_pa
     put_in_the_way(tmp_path, target, before)
     assert publish_elsewhere(tmp_path, target, before, CKPTD_FAULT="publish.copied").returncode == -signal.SIGKILL
     assert sorted(os.listdir(target.parent)) == [".step-4.ckptd-new", "step-4"]
-    mend_swaps(tmp_path)
+    complete_swaps(tmp_path)
     assert os.listdir(target.parent) == ["step-4"]
     assert version_of(target) == 1

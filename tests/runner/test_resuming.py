@@ -171,7 +171,7 @@ def test_a_daemon_that_dies_again_and_again_in_the_same_stage_sets_it_aside(make
 
 def test_no_more_than_so_many_outputs_are_kept_and_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MOST", 3)
-    cache = kept.Kept(tmp_path / "kept")
+    cache = kept.OutputCache(tmp_path / "kept")
     for number in range(6):
         (tmp_path / "made").mkdir()
         (tmp_path / "made" / "model").write_bytes(b"x")

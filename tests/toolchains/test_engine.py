@@ -17,13 +17,13 @@ from onnx import TensorProto, helper
 from daemon.contract.messages import StageContext
 from handlers.child.progress import StageOutput
 from handlers.onnx.export import stage
-from handlers.onnx.export.attempts import AllFailed
+from handlers.onnx.export.attempts import AllStrategiesFailedError
 from handlers.onnx.families.base import Part
 from handlers.onnx.families.seq2seq.ports import DECODER_WITH_PAST, FILES, ports
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing import optimum as toolchain_engine
-from handlers.onnx.tracing.strategies import LADDER, named
+from handlers.onnx.tracing.strategies import STRATEGIES, named
 from tests.onnx.conftest import Exported, Runner, make_context, prompts, silent, torch_logits
 from tests.toolchains.conftest import calls, offered, stand_in
 
@@ -36,7 +36,7 @@ def climb(monkeypatch: pytest.MonkeyPatch) -> Climb:
     """The ladder with optimum as its only way."""
 
     def run(context: StageContext) -> StageOutput:
-        return stage.export(context, silent(), [named(LADDER, "optimum")])
+        return stage.export(context, silent(), [named(STRATEGIES, "optimum")])
 
     return run
 
@@ -69,7 +69,7 @@ def turned(source: Path, target: Path, *, doubled: bool = False) -> Path:
 
 
 def test_without_the_toolchain_the_way_names_the_command_that_brings_it(climb: Climb, context: StageContext) -> None:
-    with pytest.raises(AllFailed) as caught:
+    with pytest.raises(AllStrategiesFailedError) as caught:
         climb(context)
     (failure,) = caught.value.failures
     assert failure.diagnosis.code == "not-installed"
@@ -94,14 +94,14 @@ def test_a_graph_that_computes_something_else_is_refused(
     climb: Climb, context: StageContext, million_onnx: Exported, tmp_path: Path
 ) -> None:
     other = str(turned(million_onnx.folder, tmp_path / "other", doubled=True))
-    with pytest.raises(AllFailed, match="logits differ from torch's") as caught:
+    with pytest.raises(AllStrategiesFailedError, match="logits differ from torch's") as caught:
         climb(offered(context, stand_in(tmp_path / "chain", COPY.format(folder=other))))
     assert caught.value.failures[0].diagnosis.code == "graph-differs"
     assert list(Path(context.staging).iterdir()) == []
 
 
 def test_what_goes_wrong_inside_is_the_ways_failure(climb: Climb, context: StageContext, tmp_path: Path) -> None:
-    with pytest.raises(AllFailed, match=r"optimum_export ended with exit code 1 and no answer: ValueError: no such model"):
+    with pytest.raises(AllStrategiesFailedError, match=r"optimum_export ended with exit code 1 and no answer: ValueError: no such model"):
         climb(offered(context, stand_in(tmp_path / "chain", "raise ValueError('no such model')")))
 
 

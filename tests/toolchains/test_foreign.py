@@ -20,7 +20,7 @@ from handlers.validate.checks import optimum_reader
 from handlers.validate.checks.optimum_reader import OwnAnswer
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.registry import EngineSpec, load
-from handlers.validate.engines.task_profile import Subject, subject_of
+from handlers.validate.engines.task_profile import ValidatedTask, subject_of
 from handlers.validate.workers.drivers import drive
 from tests.onnx.conftest import Exported, make_context
 from tests.toolchains.conftest import calls, offered, stand_in
@@ -65,7 +65,7 @@ def told(context: StageContext, folder: Path, made: dict[str, Any], task: str, o
     """The figures when the reader answers `made`, of an artifact that our engine says ROWS and the sample's tokens of."""
     seen = folder / "seen.npz"
     chain = stand_in(folder / "chain", ANSWER.format(seen=str(seen), made=made))
-    figures = optimum_reader.compare(offered(context, chain), OwnAnswer(folder, Subject(task), one, filed(folder), one.tokens), LIMIT)
+    figures = optimum_reader.compare(offered(context, chain), OwnAnswer(folder, ValidatedTask(task), one, filed(folder), one.tokens), LIMIT)
     with np.load(seen) as archive:
         fed = {name: archive[name].tolist() for name in archive.files}
     return Told(figures, fed, calls(chain)[0][1])
@@ -73,7 +73,7 @@ def told(context: StageContext, folder: Path, made: dict[str, Any], task: str, o
 
 def test_without_the_toolchain_nothing_is_asked_and_nothing_said(context: StageContext, tmp_path: Path) -> None:
     one = sample([3, 4], [5], [0, 1])
-    assert optimum_reader.compare(context, OwnAnswer(tmp_path, Subject(), one, filed(tmp_path), [5]), LIMIT) is None
+    assert optimum_reader.compare(context, OwnAnswer(tmp_path, ValidatedTask(), one, filed(tmp_path), [5]), LIMIT) is None
     assert optimum_reader.sentence("onnx", None) is None
 
 
@@ -120,7 +120,7 @@ def test_other_tokens_from_the_same_outputs_are_the_caches_doing(context: StageC
 )  # fmt: skip
 def test_a_reader_that_fails_is_a_figure_and_a_warning(context: StageContext, tmp_path: Path, body: str, reason: str) -> None:
     one = sample([3], [], [0])
-    own = OwnAnswer(tmp_path, Subject(), one, filed(tmp_path), [])
+    own = OwnAnswer(tmp_path, ValidatedTask(), one, filed(tmp_path), [])
     figures = optimum_reader.compare(offered(context, stand_in(tmp_path / "chain", body)), own, LIMIT)
     assert figures is not None and set(figures.written()) == {"engine", "failed"}
     text = optimum_reader.sentence("onnx", figures)

@@ -19,10 +19,10 @@ from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import Subject, live_labels, subject_of
+from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.verdict import judge
 from handlers.validate.workers import worker
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 
 class Direct:
@@ -50,7 +50,7 @@ class Bench:
     """A measured live model and what its artifacts are judged against."""
 
     reference: Reference
-    subject: Subject
+    subject: ValidatedTask
     scratch: Path
     merged: Path
 
@@ -58,7 +58,7 @@ class Bench:
         """Run one folder."""
         spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder), task=self.subject.task)
         outputs = self.outputs(folder)
-        direct = cast(Worker, Direct(variant, spec))
+        direct = cast(EngineWorker, Direct(variant, spec))
         return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
 
     def check(self, variant: str, folder: Path) -> ArtifactCheck:
@@ -82,9 +82,9 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     """Run the live model of a checkpoint, which has been merged, over a few prompts."""
     scratch.mkdir()
     subject = subject_of(merged)
-    subject = Subject(subject.task, subject.head, live_labels(subject, base))
+    subject = ValidatedTask(subject.task, subject.head, live_labels(subject, base))
     spec = EngineSpec(engine="live" if base else "torch", folder=str(pin), base=str(base) if base else None, task=subject.task)
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
-    live = cast(Worker, Direct("live", spec))
+    live = cast(EngineWorker, Direct("live", spec))
     reference = measure(LiveModel(live, subject), list(prompts), options, scratch, lambda fraction, message: None)
     return Bench(reference, subject, scratch, merged)

@@ -21,7 +21,7 @@ from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.verdict import judge
-from handlers.validate.workers.client import Worker
+from handlers.validate.workers.client import EngineWorker
 from tests.validate import artifacts
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
@@ -145,7 +145,7 @@ class Measured:
     def check(self, variant: str, folder: Path) -> ArtifactCheck:
         """Run one folder in a worker and judge it by the default thresholds."""
         spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder))
-        with Worker(variant, spec, self.scratch, LIMITS) as worker:
+        with EngineWorker(variant, spec, self.scratch, LIMITS) as worker:
             examination = examine(
                 worker, self.reference, self.scratch / "outputs", self.merged, tokenizer=True, progress=lambda fraction, message: None
             )
@@ -158,7 +158,7 @@ def measured(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     scratch = tmp_path_factory.mktemp("reference")
     spec = EngineSpec(engine="torch", folder=str(folders["pytorch"]))
     options = ValidateOptions(samples=4, new_tokens=12, speed_tokens=0)
-    with Worker("live", spec, scratch, LIMITS) as live:
+    with EngineWorker("live", spec, scratch, LIMITS) as live:
         reference = measure(LiveModel(live), list(BUILT_IN[:4]), options, scratch, lambda fraction, message: None)
     (scratch / "merged").mkdir()
     for number, sample in enumerate(reference.samples):

@@ -27,7 +27,7 @@ from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import subject_of
 from handlers.validate.verdict import judge
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from tests import models
 from tests.merge import helpers
 from tests.validate import zoo
@@ -37,9 +37,9 @@ from tests.validate.conftest import LIMITS
 QUIET: Any = lambda fraction, message: None  # noqa: E731
 
 
-def live_worker(base: Path, pin: Path, task: str = "text-generation") -> Worker:
+def live_worker(base: Path, pin: Path, task: str = "text-generation") -> EngineWorker:
     """A worker in this process with base + adapter; nothing is loaded yet."""
-    return cast(Worker, Direct("live", EngineSpec(engine="live", folder=str(pin), base=str(base), task=task)))
+    return cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(pin), base=str(base), task=task)))
 
 
 def merged_check(base: Path, pin: Path, merged: Path, scratch: Path, *, live_on: str) -> ArtifactCheck:
@@ -49,7 +49,7 @@ def merged_check(base: Path, pin: Path, merged: Path, scratch: Path, *, live_on:
     options = ValidateOptions(samples=3, new_tokens=8, speed_tokens=0)
     live = LiveModel(live_worker(base, pin, subject.task), subject, live_on)
     reference = measure(live, models.TEXTS[:3], options, scratch, QUIET)
-    artifact = cast(Worker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
+    artifact = cast(EngineWorker, Direct("pytorch", EngineSpec(engine="torch", folder=str(merged), task=subject.task)))
     examination = examine(artifact, reference, scratch / "outputs", None, tokenizer=False, progress=QUIET)
     return judge("pytorch", catalog().variants["pytorch"].limits, examination, catalog().thresholds["pytorch"])
 
@@ -260,7 +260,7 @@ def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_bas
             return super().ask(command, **arguments)
 
     context = context_of(pico_base, pico_checkpoint, tmp_path, chosen="original", bases=True)
-    live = cast(Worker, Failing("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(pico_base))))
+    live = cast(EngineWorker, Failing("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(pico_base))))
     reference = measure(LiveModel(live), models.TEXTS[:1], context.work.validation, tmp_path, QUIET)
     assert base_likelihood.compare(live, reference, context, tmp_path, QUIET) == {"chosen": "original", "skipped": "it ran out of memory"}
     assert any("it ran out of memory" in warning for warning in reference.warnings)

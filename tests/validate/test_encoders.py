@@ -16,7 +16,7 @@ from daemon.contract.messages import Outcome, Verdict
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import Subject, context_length, labels_of, subject_of
+from handlers.validate.engines.task_profile import ValidatedTask, context_length, labels_of, subject_of
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, Direct, measured
 from tests.validate.conftest import Validate
@@ -316,7 +316,7 @@ def test_numbers_that_are_all_alike_are_not_measured_in_their_tiny_deviation() -
 
 
 def test_a_folder_says_what_kind_of_head_it_has(tmp_path: Path) -> None:
-    def subject(**values: Any) -> Subject:
+    def subject(**values: Any) -> ValidatedTask:
         (tmp_path / "config.json").write_text(json.dumps(values))
         return subject_of(tmp_path)
 
@@ -325,7 +325,7 @@ def test_a_folder_says_what_kind_of_head_it_has(tmp_path: Path) -> None:
     assert (named.head, labels_of(tmp_path)) == ("value", ("bad", "good"))
     assert subject(architectures=["BertForSequenceClassification"], id2label={"0": "x"}).head == "value"
     assert subject(architectures=["Qwen3Model"]).head == "vector"
-    assert subject(architectures=["NobodyKnowsIt"]) == Subject()
+    assert subject(architectures=["NobodyKnowsIt"]) == ValidatedTask()
 
 
 def test_context_lengths_follow_the_family() -> None:
@@ -342,7 +342,7 @@ def test_hidden_tokens_are_few_and_never_special() -> None:
     assert [token for token in masked if token != 3] == [token for place, token in enumerate(ids) if place not in places]
     assert hidden([1, 9, 2], {1, 2}, 3) == ([1, 3, 2], [1])
     assert hidden([1, 2], {1, 2}, None)[0] == [1, 2]
-    assert pieces(Subject("text-classification"), ["a b", "a"]) == ["a b", "a", "b"]
+    assert pieces(ValidatedTask("text-classification"), ["a b", "a"]) == ["a b", "a", "b"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from daemon.contract.messages import ChildLimits, Outcome, Verdict
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from tests.validate import artifacts
 from tests.validate.conftest import LIMITS, Run, StartStage, Validate
 
@@ -74,8 +74,8 @@ def test_killing_the_stage_leaves_no_worker_behind(start_stage: StartStage, fold
     assert not worker.is_running()
 
 
-def _onnx_worker(folder: Path, scratch: Path) -> Worker:
-    return Worker("onnx", EngineSpec(engine="onnx", folder=str(folder)), scratch, LIMITS)
+def _onnx_worker(folder: Path, scratch: Path) -> EngineWorker:
+    return EngineWorker("onnx", EngineSpec(engine="onnx", folder=str(folder)), scratch, LIMITS)
 
 
 def test_a_killed_worker_says_which_signal_and_what_to_do(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_an_error_in_a_command_leaves_the_worker_usable(folders: dict[str, Path]
 def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, Path], tmp_path: Path) -> None:
     script = (
         "import sys, numpy; from pathlib import Path; from daemon.contract.messages import ChildLimits;"
-        " from handlers.validate.workers.client import Worker;"
+        " from handlers.validate.workers.client import EngineWorker;"
         "from handlers.validate.engines.registry import EngineSpec; ballast = numpy.ones(60_000_000);"
-        "worker = Worker('onnx', EngineSpec(engine='onnx', folder=sys.argv[1]), Path(sys.argv[2]), ChildLimits(idle=False, nice=0));"
+        "worker = EngineWorker('onnx', EngineSpec(engine='onnx', folder=sys.argv[1]), Path(sys.argv[2]), ChildLimits(idle=False, nice=0));"
         "worker.load(); print(worker.ask('stats')['peak_rss_bytes']); worker.close()"
     )
     done = subprocess.run([sys.executable, "-c", script, folders["onnx"], tmp_path], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ from daemon.contract.options import ValidateOptions
 from handlers.report.blindness import blindness
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.workers.client import Worker
+from handlers.validate.workers.client import EngineWorker
 from tests.validate import artifacts
 from tests.validate.conftest import LIMITS, StartStage, Validate, Validated
 
@@ -32,7 +32,7 @@ def test_a_small_context_cuts_prompts_and_continuations_and_says_so(folders: dic
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
     options = ValidateOptions(new_tokens=20, speed_tokens=64)
-    with Worker("live", EngineSpec(engine="torch", folder=str(model)), tmp_path, LIMITS) as live:
+    with EngineWorker("live", EngineSpec(engine="torch", folder=str(model)), tmp_path, LIMITS) as live:
         reference = measure(LiveModel(live), ["def add(a, b):\n    return a + b\n" * 3], options, tmp_path, lambda fraction, message: None)
     sample = reference.samples[0]
     assert len(sample.encoded) > len(sample.ids) == 12 and len(sample.tokens) <= 12

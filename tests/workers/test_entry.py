@@ -111,7 +111,7 @@ def test_another_stage_ends_at_once(start: Start, tmp_path: Path, monkeypatch: p
 def test_a_process_that_ends_with_its_stage_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
     monkeypatch.setattr(process._stop, "asked", told)
     spec = EngineSpec(engine="onnx", folder=str(tmp_path))
-    with client.Worker("onnx", spec, tmp_path, ChildLimits(idle=False, nice=0)) as nested:
+    with client.EngineWorker("onnx", spec, tmp_path, ChildLimits(idle=False, nice=0)) as nested:
         os.kill(nested.pid, signal.SIGTERM)
         with pytest.raises(Interrupted if told else client.WorkerFailed):
             nested.load()

@@ -2,7 +2,7 @@
 
 A damaged journal is set aside, never deleted, and another takes its place: the newest sound backup, completed from what
 is on disk, or what is on disk alone. A crash at any point of that is safe: `journal.suspect` stands until it is done.
-Called by whoever starts the daemon, under its lock and before anything else uses the journal; `Custodian` by its ticks.
+Called by whoever starts the daemon, under its lock and before anything else uses the journal; `JournalMaintenance` by its ticks.
 """
 
 from __future__ import annotations
@@ -112,16 +112,16 @@ def _heal(paths: Paths, why: str, suspicion: dict[str, Any] | None, target_of: T
     """Set the damaged journal aside and put another in its place."""
     token = str((suspicion or {}).get("rebuilding") or backups.timestamp())
     write_atomic(paths.suspect, json.dumps({"why": why, "at": now(), "rebuilding": token}))
-    failpoints.point("custody.marked")
+    failpoints.point("journal-rebuild.marked")
     aside = _set_aside(paths)
-    failpoints.point("custody.set-aside")
+    failpoints.point("journal-rebuild.set-aside")
     fresh = paths.state / "journal.rebuilding.sqlite3"
     source, result = _build(paths, fresh, {"token": token, "set_aside": str(aside) if aside else None, "why": why}, target_of)
-    failpoints.point("custody.built")
+    failpoints.point("journal-rebuild.built")
     _with_journal(paths.journal).unlink(missing_ok=True)  # it was set aside too; beside another file it would damage that one
     os.replace(fresh, paths.journal)
     fsync_directory(paths.state)
-    failpoints.point("custody.renamed")
+    failpoints.point("journal-rebuild.renamed")
     paths.suspect.unlink()
     log.critical(
         f"The journal could not be used ({why}). It was set aside and rebuilt from {source}; look at that disk.",
@@ -220,7 +220,7 @@ def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
 
 
 @dataclass
-class Custodian:
+class JournalMaintenance:
     """Checks and backs up an open journal when its ticks say so. Nothing is raised: what is wrong is logged and told by `state`.
 
     `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone.
@@ -271,7 +271,7 @@ class Custodian:
             self.problem = sentence
 
     def _damaged(self, why: str) -> None:
-        sentence = f"The journal is damaged: {why}. To mend it: restart ckptd, which sets it aside and rebuilds it."
+        sentence = f"The journal is damaged: {why}. To fix it: restart ckptd, which sets it aside and rebuilds it."
         if sentence != self.problem:
             log.critical(sentence, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
         self.problem = sentence

@@ -14,7 +14,7 @@ from daemon.contract.plan import FORMER, find_spec, spec_of, stage_names
 from daemon.contract.verdicts import asked_variants, judge, status_of
 from daemon.journal.integrity import unbelievable, unsound
 from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
-from daemon.journal.sqlite_errors import MEND
+from daemon.journal.sqlite_errors import REPAIR
 from daemon.operating.integrity.scene import REPORTED, Scene
 
 LATEST = 200
@@ -24,7 +24,7 @@ _WAIT = "start the daemon, whose start settles this; if it stays, report it with
 
 
 @dataclass(frozen=True)
-class Rule:
+class JournalRule:
     """A query whose every row is a finding. `text` may use {what}."""
 
     code: str
@@ -40,87 +40,87 @@ def _listed(values: tuple[str, ...]) -> str:
 _REPORTED, _GIVEN_UP = _listed(REPORTED), "('superseded', 'cancelled')"
 
 RULES = (
-    Rule(
+    JournalRule(
         "job-without-stages", "SELECT id job, '' what FROM job WHERE NOT EXISTS (SELECT 1 FROM stage WHERE stage.job = job.id)",
         "it has no stages, so that it can neither run nor end",
     ),
-    Rule(
+    JournalRule(
         "ended-job-open-stage",
         f"SELECT job, name || ' is ' || stage.state what FROM stage JOIN job ON job.id = stage.job"
         f" WHERE job.state IN {_REPORTED} AND stage.state NOT IN {_listed(ENDED_STAGE)}",
         "it has ended, but its stage {what}",
     ),
-    Rule(
+    JournalRule(
         "given-up-job-running",
         f"SELECT job, name what FROM stage JOIN job ON job.id = stage.job"
         f" WHERE job.state IN {_GIVEN_UP} AND job.untidy = 0 AND stage.state = 'running'",
         "it was given up and cleared away, but its stage {what} is running", _WAIT,
     ),
-    Rule(
+    JournalRule(
         "pending-job-running",
         "SELECT job, name what FROM stage JOIN job ON job.id = stage.job WHERE job.state = 'pending' AND stage.state = 'running'",
         "it has not been started, but its stage {what} is running",
     ),
-    Rule(
+    JournalRule(
         "untidy-open-job", f"SELECT id job, state what FROM job WHERE untidy = 1 AND state NOT IN {_GIVEN_UP}",
         "it is to be cleared away although it is {what}",
     ),
-    Rule(
+    JournalRule(
         "job-end-time",
         "SELECT id job, state || ' with the end ' || COALESCE(ended, 'missing') what FROM job"
         " WHERE (ended IS NULL) <> (state IN ('pending', 'running'))",
         "it is {what}",
     ),
-    Rule(
+    JournalRule(
         "attempts-open",
         "SELECT job, count(*) || ' of ' || stage what FROM attempt WHERE outcome IS NULL GROUP BY job, stage HAVING count(*) > 1",
         "several attempts are open at once: {what}",
     ),
-    Rule(
+    JournalRule(
         "attempt-without-stage",
         "SELECT attempt.job job, stage || '.' || number || ', whose stage is ' || state what FROM attempt"
         " JOIN stage ON stage.job = attempt.job AND stage.name = attempt.stage WHERE outcome IS NULL AND state <> 'running'",
         "an attempt is open that no stage runs: {what}",
     ),
-    Rule(
+    JournalRule(
         "stage-without-attempt",
         "SELECT job, name what FROM stage WHERE state = 'running' AND NOT EXISTS"
         " (SELECT 1 FROM attempt WHERE attempt.job = stage.job AND attempt.stage = stage.name AND outcome IS NULL)",
         "the stage {what} is running without an open attempt, so that nothing would ever end it",
     ),
-    Rule(
+    JournalRule(
         "attempts-miscounted",
         "SELECT stage.job job, name || ' counts ' || attempts || ', there are ' || count(number) || ' up to number '"
         " || COALESCE(max(number), 0) what FROM stage LEFT JOIN attempt ON attempt.job = stage.job AND attempt.stage = stage.name"
         " GROUP BY stage.job, name HAVING attempts <> count(number) OR attempts <> COALESCE(max(number), 0)",
         "attempts are not counted without a gap: {what}",
     ),
-    Rule(
+    JournalRule(
         "attempt-half-ended",
         "SELECT job, stage || '.' || number what FROM attempt WHERE (outcome IS NULL) <> (ended IS NULL)",
         "the attempt {what} has an outcome without an end, or the other way round",
     ),
-    Rule(
+    JournalRule(
         "stage-without-result",
         "SELECT job, name what FROM stage WHERE state = 'succeeded' AND (result IS NULL OR folder IS NULL)",
         "the stage {what} has succeeded without a result",
     ),
-    Rule(
+    JournalRule(
         "failure-without-reason", "SELECT job, name what FROM stage WHERE state = 'failed' AND fault IS NULL",
         "the stage {what} has failed, and nothing says why",
     ),
-    Rule(
+    JournalRule(
         "taken-without-job",
         "SELECT seen.job job, path what FROM seen WHERE verdict = 'taken' AND NOT EXISTS (SELECT 1 FROM job WHERE job.id = seen.job)",
         "a checkpoint was taken, but its job is gone: {what}", "run `ckptd export` on that checkpoint",
     ),
-    Rule(
+    JournalRule(
         "message-twice",
         f"SELECT job.id job, count(*) what FROM job JOIN outbox ON outbox.job = job.id AND outbox.created >= job.ended"
         f" WHERE job.state IN {_REPORTED} GROUP BY job.id HAVING count(*) > 1",
         "its end is told {what} times",
     ),
-    Rule(
+    JournalRule(
         "message-state",
         "SELECT job, id || ' is ' || state what FROM outbox WHERE (state = 'delivered') <> (delivered IS NOT NULL)"
         " OR (state <> 'pending' AND attempts < 1)",
@@ -133,7 +133,7 @@ def check_file(connection: sqlite3.Connection, scene: Scene, *, thorough: bool) 
     """Whether the file is a sound database of ours; where not, nothing else in it can be believed."""
     problems = unsound(connection, full=thorough) or unbelievable(connection)
     for problem in problems:
-        scene.find("journal-damaged", f"the journal is no sound database: {problem}", MEND, path=scene.paths.journal)
+        scene.find("journal-damaged", f"the journal is no sound database: {problem}", REPAIR, path=scene.paths.journal)
     return not problems
 
 

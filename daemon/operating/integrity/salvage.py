@@ -22,7 +22,7 @@ from daemon.contract.export_layout import MANIFEST
 from daemon.contract.figures import ReportFigures, figures_of
 from daemon.contract.messages import CheckpointRef, Outcome, StageResult
 from daemon.contract.options import Work
-from daemon.journal.entries import ENTRY, Entry, _Tolerant
+from daemon.journal.entries import ENTRY, JobEntry, _Tolerant
 
 log = structlog.get_logger("journal")
 
@@ -68,7 +68,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Published:
+class FoundExport:
     """An export with its manifest. `report` is {} where it can't be read."""
 
     job: str
@@ -98,7 +98,7 @@ class Remains:
     fingerprint: str | None = None
     newest_first: bool = False
     tries: tuple[Tried, ...] = ()
-    published: Published | None = None
+    published: FoundExport | None = None
 
     def last(self, stage: str) -> Tried | None:
         """The latest attempt of a stage."""
@@ -160,7 +160,7 @@ def _pass_over(path: Path, why: str) -> None:
     log.warning("passed over while the journal was rebuilt", path=str(path), error=why[:300])
 
 
-def _of_folder(folder: Path, export: Published | None, paths: Paths) -> tuple[Remains | None, int]:
+def _of_folder(folder: Path, export: FoundExport | None, paths: Paths) -> tuple[Remains | None, int]:
     """The job with attempts in `folder`, and how many of its files are of no use."""
     entry, lost = _entry(folder)
     tries = []
@@ -196,12 +196,12 @@ def _no_work() -> Work:
     return Work.recovered("{}")
 
 
-def _entry(folder: Path) -> tuple[Entry | None, int]:
+def _entry(folder: Path) -> tuple[JobEntry | None, int]:
     value = _read(folder / ENTRY)
     if value is None:
         return None, int((folder / ENTRY).exists())
     try:
-        entry = Entry.model_validate({**value, "work": Work.recovered(json.dumps(value.get("work")))})
+        entry = JobEntry.model_validate({**value, "work": Work.recovered(json.dumps(value.get("work")))})
     except (ValidationError, TypeError, AttributeError) as error:
         _pass_over(folder / ENTRY, str(error))
         return None, 1
@@ -230,7 +230,7 @@ def _tried(folder: Path, job: str) -> Tried | None:
     return Tried(file, folder, result, clock, _iso(clock), ended)
 
 
-def published(output: Path) -> Iterator[Published]:
+def published(output: Path) -> Iterator[FoundExport]:
     """Every export below `output` that has a manifest of ours."""
     for directory, folders, names in os.walk(output):
         if MANIFEST not in names:
@@ -240,14 +240,14 @@ def published(output: Path) -> Iterator[Published]:
         value, path = _read(Path(directory, MANIFEST)), Path(directory)
         if isinstance(value, dict) and isinstance(value.get("export_id"), str) and value.get("status") in STATUSES:
             report = _read(path / "report.json")
-            yield Published(
+            yield FoundExport(
                 value["export_id"], value["status"], path, (path / MANIFEST).stat().st_mtime, report if isinstance(report, dict) else {}
             )
         elif value is not None:
             _pass_over(path / MANIFEST, "it is no manifest of an export")
 
 
-def _of_export(export: Published) -> Remains | None:
+def _of_export(export: FoundExport) -> Remains | None:
     """A job of which nothing but its export is left: what the report tells is enough not to export it again."""
     report = export.report
     try:

@@ -13,7 +13,7 @@ MAX_DELAY = 3600.0
 
 
 @dataclass(frozen=True)
-class Decision:
+class RetryDecision:
     """The stage's next state, how long it waits before the next attempt, in seconds, and what is said in the end."""
 
     state: str
@@ -21,25 +21,25 @@ class Decision:
     fault: Fault | None = None
 
 
-def decide(result: StageResult, failures: int, attempts_allowed: int, base_delay: float, jitter: random.Random) -> Decision:
+def decide(result: StageResult, failures: int, attempts_allowed: int, base_delay: float, jitter: random.Random) -> RetryDecision:
     """`failures`: retryable outcomes before this one. Backoff doubles from `base_delay`, with up to a quarter of jitter."""
     if result.outcome == Outcome.SUCCEEDED:
-        return Decision("succeeded")
+        return RetryDecision("succeeded")
     if result.outcome == Outcome.INTERRUPTED:
-        return Decision("waiting")
+        return RetryDecision("waiting")
     if result.outcome == Outcome.PERMANENT:
-        return Decision("failed", fault=result.fault)
+        return RetryDecision("failed", fault=result.fault)
     if failures + 1 >= attempts_allowed:
-        return Decision("failed", fault=_given_up(result.fault, failures + 1))
+        return RetryDecision("failed", fault=_given_up(result.fault, failures + 1))
     delay = result.retry_after if result.retry_after is not None else base_delay * 2.0**failures
-    return Decision("waiting", min(delay, MAX_DELAY) * (1 + 0.25 * jitter.random()), result.fault)
+    return RetryDecision("waiting", min(delay, MAX_DELAY) * (1 + 0.25 * jitter.random()), result.fault)
 
 
-def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Decision:
+def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> RetryDecision:
     """The daemon died while the stage ran, for the `crashes`-th time: again, until it looks as if the stage kills it."""
     if crashes < crashes_allowed:
-        return Decision("waiting")
-    return Decision("failed", fault=Fault(
+        return RetryDecision("waiting")
+    return RetryDecision("failed", fault=Fault(
         code=FaultCode.POISON, operation=f"run the stage {stage}",
         cause=f"the daemon died {crashes} times while it ran (limits.crashes), so it is set aside lest it be the reason",
         remedy="look into the kernel's log for 'Out of memory' and into the attempts' logs, then run `ckptd retry` with the export's id",

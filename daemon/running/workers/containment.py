@@ -90,13 +90,13 @@ class Enclosure:
         table = procfs.snapshot()
         return self._living(self._roots(table), table)
 
-    def _roots(self, table: dict[int, procfs.Entry]) -> set[int]:
+    def _roots(self, table: dict[int, procfs.ProcessInfo]) -> set[int]:
         return {pid for pid, known in table.items() if known.session == self._leader} | self._adopted(table) | {self._leader}
 
-    def _living(self, roots: set[int], table: dict[int, procfs.Entry]) -> set[int]:
+    def _living(self, roots: set[int], table: dict[int, procfs.ProcessInfo]) -> set[int]:
         return {pid for pid in procfs.below(roots, table) if not table[pid].dead}
 
-    def _adopted(self, table: dict[int, procfs.Entry]) -> set[int]:
+    def _adopted(self, table: dict[int, procfs.ProcessInfo]) -> set[int]:
         """Orphans that this process adopted and that are, or can only be, the attempt's."""
         return {pid for pid in _orphans(table) if self._owns(pid)}
 
@@ -180,7 +180,7 @@ def living(named: Mapping[int, float]) -> set[int]:
     return {pid for pid, known in entries.items() if known is not None and known.started == named[pid] and not known.dead}
 
 
-def _orphans(table: dict[int, procfs.Entry]) -> set[int]:
+def _orphans(table: dict[int, procfs.ProcessInfo]) -> set[int]:
     """Children of this process that were born to others: none of its own leads or joins a foreign session but attempts' first ones."""
     if not _adopting:
         return set()

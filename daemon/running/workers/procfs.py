@@ -18,7 +18,7 @@ _SHARED_OUT = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ProcessInfo:
     """One process of a snapshot."""
 
     parent: int
@@ -33,7 +33,7 @@ class Entry:
         return self.state in "ZX"
 
 
-def entry(pid: int) -> Entry | None:
+def entry(pid: int) -> ProcessInfo | None:
     """The process `pid`, None where there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as stream:
@@ -43,16 +43,16 @@ def entry(pid: int) -> Entry | None:
     fields = text[text.rfind(b")") + 2 :].split()  # the name before it may hold spaces and parentheses
     if len(fields) < 20:
         return None
-    return Entry(int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]) / _TICKS)
+    return ProcessInfo(int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]) / _TICKS)
 
 
-def snapshot() -> dict[int, Entry]:
+def snapshot() -> dict[int, ProcessInfo]:
     """All processes by id."""
     found = ((int(name), entry(int(name))) for name in os.listdir(PROC) if name.isdigit())
     return {pid: known for pid, known in found if known is not None}
 
 
-def below(roots: Iterable[int], table: Mapping[int, Entry]) -> set[int]:
+def below(roots: Iterable[int], table: Mapping[int, ProcessInfo]) -> set[int]:
     """`roots` and everything that descends from them."""
     children: dict[int, list[int]] = {}
     for pid, known in table.items():

@@ -16,7 +16,7 @@ import numpy as np
 
 from daemon.contract.errors import CkptdError
 from handlers.onnx.activations.calls import Call, calls_of, outputs_of, real_rows, step_masks
-from handlers.onnx.activations.contract import MEANINGS, Contract, Output, content_version, hosted, read
+from handlers.onnx.activations.contract import MEANINGS, ActivationOutput, Contract, content_version, hosted, read
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.graphs.graph_file import MODEL_FILE
@@ -27,7 +27,7 @@ SUM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 """How far a row of attention weights may be from 1."""
 
 
-def broken_promises(folder: Path, threads: int = 1) -> list[str]:
+def contract_violations(folder: Path, threads: int = 1) -> list[str]:
     """What a folder promises and does not keep, a sentence each; Permanent when there is no contract or no graphs.json."""
     agreed, graphs = read(folder), graphset.read(folder)
     found = _of_files(folder, agreed)
@@ -98,7 +98,7 @@ def _of_values(agreed: Contract, call: Call, steps: Sequence[dict[str, np.ndarra
     return found
 
 
-def _of_sums(output: Output, value: np.ndarray, mask: np.ndarray) -> list[str]:
+def _of_sums(output: ActivationOutput, value: np.ndarray, mask: np.ndarray) -> list[str]:
     sums = real_rows(output.name, value.astype(np.float32), mask).sum(-1)
     off = float(np.abs(sums - 1).max(initial=0.0))
     return [f"rows of {output.name} sum to 1 but for {off:.2g}"] if off > SUM_TOLERANCE[output.dtype] else []
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="folder with activations.json")
     folder = parser.parse_args(arguments).folder
     try:
-        broken = broken_promises(folder)
+        broken = contract_violations(folder)
     except CkptdError as error:
         print(error, file=sys.stderr)
         return 2

@@ -40,7 +40,7 @@ MEANINGS: dict[Kind, str] = {
 }
 
 
-class Output(Frozen):
+class ActivationOutput(Frozen):
     """One extra output of the graph."""
 
     name: str
@@ -72,7 +72,7 @@ class Contract(Frozen):
     task: str
     layers: int
     """Layers that the model has, of which some or all are among the outputs."""
-    outputs: tuple[Output, ...]
+    outputs: tuple[ActivationOutput, ...]
     files: tuple[HostedFile, ...]
 
     def write(self, folder: Path) -> None:
@@ -88,13 +88,13 @@ def hosted(path: Path) -> HostedFile:
     return HostedFile(file=path.name, size=path.stat().st_size, sha256=sha256, hosted_as=f"{name}-{sha256[:DIGITS]}{dot}{ending}")
 
 
-def content_version(outputs: Iterable[Output], files: Iterable[HostedFile]) -> str:
+def content_version(outputs: Iterable[ActivationOutput], files: Iterable[HostedFile]) -> str:
     """What names one state of outputs and files together."""
     made_of = [[output.model_dump(mode="json") for output in outputs], [[file.file, file.sha256] for file in files]]
     return digest_of(made_of)[:DIGITS]
 
 
-def contract(folder: Path, files: Iterable[str], outputs: Iterable[Output], *, task: str, layers: int) -> Contract:
+def contract(folder: Path, files: Iterable[str], outputs: Iterable[ActivationOutput], *, task: str, layers: int) -> Contract:
     """The contract of a folder whose files are written; reads them all once for their digests."""
     listed, promised = tuple(hosted(folder / name) for name in files), tuple(outputs)
     return Contract(content=content_version(promised, listed), task=task, layers=layers, outputs=promised, files=listed)

@@ -17,9 +17,9 @@ import torch
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.onnx.activations.capture import take_attentions, watching
-from handlers.onnx.activations.contract import Output
+from handlers.onnx.activations.contract import ActivationOutput
 from handlers.onnx.activations.reference import Torchs, compare
-from handlers.onnx.export.attempts import climb
+from handlers.onnx.export.attempts import try_strategies
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.export.stage import build
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, extra_facts, shaped
@@ -35,7 +35,7 @@ class Extended:
     """A signature with further outputs."""
 
     plain: Signature
-    extra: tuple[Output, ...]
+    extra: tuple[ActivationOutput, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def part_outputs(model: ir.Model, names: Sequence[str]) -> None:
 class WithActivations:
     """A family whose one graph gives activations too; see `handlers.onnx.families.base.Family`."""
 
-    def __init__(self, plain: Family, torchs: Torchs, outputs: Sequence[Output], folder: Path) -> None:
+    def __init__(self, plain: Family, torchs: Torchs, outputs: Sequence[ActivationOutput], folder: Path) -> None:
         self.plain, self.torchs, self.folder = plain, torchs, folder
         self._added = tuple(outputs)
         self.name, self.task = plain.name, plain.task
@@ -146,11 +146,11 @@ class WithActivations:
         return max(compare(folder / MODEL_FILE, self.torchs, threads).values())
 
 
-def export(torchs: Torchs, outputs: Sequence[Output], graphs: GraphSet, context: StageContext, reporter: Reporter) -> GraphSet:
+def export(torchs: Torchs, outputs: Sequence[ActivationOutput], graphs: GraphSet, context: StageContext, reporter: Reporter) -> GraphSet:
     """Export into the staging folder by the first strategy that works; Permanent `export-failed` when none does."""
     folder = Path(context.inputs["merge"])
     family = WithActivations(choose(folder), torchs, outputs, folder)
-    _, built, _ = climb(
+    _, built, _ = try_strategies(
         STRATEGIES,
         lambda strategy: build(strategy, family, context, reporter),
         path=str(folder),

@@ -19,7 +19,7 @@ from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.activations import contract
 from handlers.onnx.activations.calls import Call, calls_of, outputs_of, real_rows, step_masks
-from handlers.onnx.activations.check import broken_promises
+from handlers.onnx.activations.check import contract_violations
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.sessions import open_session
@@ -56,7 +56,7 @@ def run_on_activations(stage: Run, context: StageContext, reporter: Reporter) ->
     outputs = tuple(one.model_copy(update={"dtype": types[one.name]}) for one in before.outputs)
     agreed = contract.contract(staging, made.files, outputs, task=before.task, layers=before.layers)
     agreed.write(staging)
-    if broken := broken_promises(staging, context.limits.threads):
+    if broken := contract_violations(staging, context.limits.threads):
         remedy = f"leave {context.stage} out, and keep the attempt's log"
         raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, "; ".join(broken), remedy, path=staging)
     sessions = [open_session(folder / MODEL_FILE, context.limits.threads) for folder in (staging, source)]

@@ -20,7 +20,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.activations.capture import OPERATION, Site
-from handlers.onnx.activations.contract import MEANINGS, Output, contract
+from handlers.onnx.activations.contract import MEANINGS, ActivationOutput, contract
 from handlers.onnx.activations.locate import NotInGraphError, add_outputs, find
 from handlers.onnx.activations.reference import Torchs, ask_torch, compare
 from handlers.onnx.graphs import graph_file
@@ -41,10 +41,10 @@ def shape_of(site: Site, array: np.ndarray, graphs: GraphSet) -> tuple[int | str
     return "batch", array.shape[1], "sequence", mask.shape[1]
 
 
-def promised(torchs: Torchs, graphs: GraphSet) -> tuple[Output, ...]:
+def contract_outputs(torchs: Torchs, graphs: GraphSet) -> tuple[ActivationOutput, ...]:
     """The outputs as the contract lists them."""
     return tuple(
-        Output(
+        ActivationOutput(
             name=site.name, kind=site.kind, layer=site.layer, module=site.module, dtype="float32",
             shape=shape_of(site, torchs.answers[0][site.name], graphs), meaning=MEANINGS[site.kind].format(layer=site.layer),
         )
@@ -52,7 +52,7 @@ def promised(torchs: Torchs, graphs: GraphSet) -> tuple[Output, ...]:
     )  # fmt: skip
 
 
-def size_warning(outputs: Sequence[Output]) -> str:
+def size_warning(outputs: Sequence[ActivationOutput]) -> str:
     """How much a graph with these outputs gives for each token, in words."""
     fixed = sum(4 * int(output.shape[-1]) for output in outputs if output.kind != "attentions")
     heads = sum(int(output.shape[1]) for output in outputs if output.kind == "attentions")
@@ -97,7 +97,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reporter.progress(0.05, "asking torch for the activations")
     torchs = ask_torch(merged, graphs, context)
     gc.collect()
-    outputs = promised(torchs, graphs)
+    outputs = contract_outputs(torchs, graphs)
     warnings = [size_warning(outputs)] if context.work.options(OnnxOptions).layers == "all" else []
     for warning in warnings:
         reporter.warn(warning)
@@ -124,7 +124,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _exported_again(
-    torchs: Torchs, outputs: Sequence[Output], graphs: GraphSet, context: StageContext, reporter: Reporter
+    torchs: Torchs, outputs: Sequence[ActivationOutput], graphs: GraphSet, context: StageContext, reporter: Reporter
 ) -> GraphSet:  # fmt: skip
     from handlers.onnx.activations.export import export  # the exporters take seconds to import, and are rarely needed
 

@@ -27,7 +27,7 @@ _WIDTH = 200
 
 
 @dataclass(frozen=True)
-class Failure:
+class StrategyFailure:
     """A strategy that did not work, and its error in one line."""
 
     strategy: str
@@ -36,18 +36,18 @@ class Failure:
     seconds: float = 0.0
 
 
-class Climbed(NamedTuple, Generic[Result]):
+class StrategyResult(NamedTuple, Generic[Result]):
     """The strategy that worked, what it gave, and what failed before it."""
 
     strategy: Strategy
     result: Result
-    failures: list[Failure]
+    failures: list[StrategyFailure]
 
 
-class AllFailed(Permanent):
+class AllStrategiesFailedError(Permanent):
     """No strategy worked; `failures` says what was tried."""
 
-    def __init__(self, failures: Sequence[Failure], path: str) -> None:
+    def __init__(self, failures: Sequence[StrategyFailure], path: str) -> None:
         self.failures = tuple(failures)
         tried = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures) or "no strategy is for this model"
         remedy = next((failure.diagnosis.manual for failure in failures if failure.diagnosis.manual), "read the attempt's log")
@@ -68,21 +68,21 @@ def _not_the_strategys_fault(error: Exception) -> bool:
     return isinstance(error, CkptdError) or (isinstance(error, OSError) and error.errno is not None)
 
 
-def climb(
-    strategies: Sequence[Strategy], attempt: Callable[[Strategy], Result], *, path: str, on_failure: Callable[[Failure], None]
-) -> Climbed[Result]:
+def try_strategies(
+    strategies: Sequence[Strategy], attempt: Callable[[Strategy], Result], *, path: str, on_failure: Callable[[StrategyFailure], None]
+) -> StrategyResult[Result]:
     """Try the strategies in order, or as each failure's diagnosis says; give the first that works.
 
-    Raises AllFailed when none does, Retryable when it was for want of memory. `on_failure` is told of each failure.
+    Raises AllStrategiesFailedError when none does, Retryable when it was for want of memory. `on_failure` is told of each failure.
     """
-    failures: list[Failure] = []
+    failures: list[StrategyFailure] = []
     untried = queue = list(strategies)
     while queue:
         strategy = queue[0]
         untried = [one for one in untried if one is not strategy]
         started = time.monotonic()
         try:
-            return Climbed(strategy, attempt(strategy), failures)
+            return StrategyResult(strategy, attempt(strategy), failures)
         except NotApplicableError:
             queue = queue[1:]
             continue
@@ -90,12 +90,12 @@ def climb(
             if _not_the_strategys_fault(error):
                 raise
             traceback.print_exc()
-            failure = Failure(strategy.name, first_line(error), diagnose(error), round(time.monotonic() - started, 3))
+            failure = StrategyFailure(strategy.name, first_line(error), diagnose(error), round(time.monotonic() - started, 3))
             _forget(error)
         failures.append(failure)
         on_failure(failure)
         queue = _next(untried, failures)
-    raise _out_of_memory(failures, path) or AllFailed(failures, path)
+    raise _out_of_memory(failures, path) or AllStrategiesFailedError(failures, path)
 
 
 def _forget(error: BaseException | None) -> None:
@@ -105,7 +105,7 @@ def _forget(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _next(left: Sequence[Strategy], failures: Sequence[Failure]) -> list[Strategy]:
+def _next(left: Sequence[Strategy], failures: Sequence[StrategyFailure]) -> list[Strategy]:
     """What is left to try: what the last diagnosis names, then what earlier ones named; all where one of them was not known."""
     telling = [failure.diagnosis.then for failure in reversed(failures) if failure.diagnosis.code != "not-installed"]
     wanted: list[Strategy] = []
@@ -115,7 +115,7 @@ def _next(left: Sequence[Strategy], failures: Sequence[Failure]) -> list[Strateg
     return wanted
 
 
-def _out_of_memory(failures: Sequence[Failure], path: str) -> Retryable | None:
+def _out_of_memory(failures: Sequence[StrategyFailure], path: str) -> Retryable | None:
     """Memory may be there another time: that is worth trying again, where it was what ended the last real attempt."""
     short = [failure for failure in failures if failure.diagnosis.code == "out-of-memory"]
     if not short:
@@ -124,7 +124,7 @@ def _out_of_memory(failures: Sequence[Failure], path: str) -> Retryable | None:
     return Retryable(FaultCode.OUT_OF_MEMORY, OPERATION, f"{diagnosis.meaning} ({short[-1].reason})", diagnosis.manual, path=path)
 
 
-def attempts(climbed: Climbed[Any] | None, failures: Sequence[Failure], seconds: float = 0.0) -> list[dict[str, object]]:
+def attempts(climbed: StrategyResult[Any] | None, failures: Sequence[StrategyFailure], seconds: float = 0.0) -> list[dict[str, object]]:
     """All attempts as JSON values for figures and report."""
     rows: list[dict[str, object]] = [
         {

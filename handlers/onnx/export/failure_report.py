@@ -13,7 +13,7 @@ from pathlib import Path
 from daemon.contract.errors import Permanent
 from daemon.contract.messages import StageContext
 from handlers.onnx.export import reproduction
-from handlers.onnx.export.attempts import AllFailed
+from handlers.onnx.export.attempts import AllStrategiesFailedError
 
 _LATER = (
     "leave the onnx variants out: the pytorch variant and the formats that don't go through ONNX still work",
@@ -27,7 +27,9 @@ def versions() -> str:
     return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "onnx", "onnxscript", "onnxruntime"))
 
 
-def surrender(error: AllFailed, context: StageContext, source: Path, *, opset: int, kind: str, profile: str) -> Permanent:
+def failure_with_report(
+    error: AllStrategiesFailedError, context: StageContext, source: Path, *, opset: int, kind: str, profile: str
+) -> Permanent:
     """The error with its small print; writes the reproduction beside the attempt's log, where it stays."""
     script = None
     try:
@@ -40,7 +42,7 @@ def surrender(error: AllFailed, context: StageContext, source: Path, *, opset: i
     return Permanent(fault.code, fault.operation, fault.cause, fault.remedy, path=fault.path, details=details)
 
 
-def _details(error: AllFailed, opset: int, profile: str, script: Path | None) -> str:
+def _details(error: AllStrategiesFailedError, opset: int, profile: str, script: Path | None) -> str:
     lines = [f"Tried with opset {opset}, profile {profile}, {versions()}:", ""]
     for failure in error.failures:
         lines.append(f"- {failure.strategy} ({failure.seconds:.1f} s): {failure.diagnosis.code}: {failure.diagnosis.meaning}")

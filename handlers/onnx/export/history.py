@@ -23,7 +23,7 @@ LIMIT = 500
 """Entries that are kept; the oldest go first."""
 
 
-class Entry(Frozen):
+class PastExport(Frozen):
     """What came of the last export of an architecture."""
 
     strategy: str
@@ -41,14 +41,14 @@ class History:
             value = json.loads(self._path.read_bytes())
             self._raw = value if isinstance(value, dict) else {}
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> PastExport | None:
         """What is known of a key."""
         try:
-            return Entry.model_validate(self._raw.get(key))
+            return PastExport.model_validate(self._raw.get(key))
         except ValidationError:
             return None
 
-    def put(self, key: str, entry: Entry) -> None:
+    def put(self, key: str, entry: PastExport) -> None:
         """Remember; what can't be written is not."""
         self._raw.pop(key, None)
         self._raw[key] = entry.model_dump()

@@ -15,20 +15,20 @@ from handlers.models import prompts
 from handlers.models.files import read_json
 from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
-from handlers.onnx.optimize.run import Optimized, Options, optimize
+from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
 from handlers.onnx.options import OnnxOptions
 
 TEXTS = 4
 """Prompts that are compared: each takes a prefill and a step of every graph for every change."""
 
 
-def polish(context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter) -> Optimized:
+def optimize_export(context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter) -> Optimized:
     """Optimize the staging folder's graphs in place; `verify` compares a folder with the model and raises when they differ."""
     staging = Path(context.staging)
     return optimize(
         staging, graphs, context.work.options(OnnxOptions).optimize, verify,
         read_json(staging / "config.json", "read the model's configuration"),
-        Options(threads=context.limits.threads, texts=_texts(context, staging)),
+        OptimizeOptions(threads=context.limits.threads, texts=_texts(context, staging)),
         lambda share, what: reporter.progress(0.87 + 0.1 * share, what),
     )  # fmt: skip
 

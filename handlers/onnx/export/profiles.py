@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from handlers.onnx.export.history import Entry
+from handlers.onnx.export.history import PastExport
 from handlers.onnx.families.base import Form
 from handlers.onnx.tracing.strategies import Loss, Strategy
 
@@ -34,7 +34,7 @@ def settled(profile: str, parameters: int) -> str:
 
 
 def order(
-    strategies: Sequence[Strategy], profile: str, *, opset: int, form: Form, experts: bool, external: bool, known: Entry | None
+    strategies: Sequence[Strategy], profile: str, *, opset: int, form: Form, experts: bool, external: bool, known: PastExport | None
 ) -> tuple[Strategy, ...]:
     """The strategies that `profile` permits, best first: what worked before, else what the architecture wants, else the table's order."""
     permitted = set(PERMITTED[profile])

@@ -9,7 +9,7 @@ from pathlib import Path
 from daemon.contract.messages import CheckpointRef, StageContext
 from daemon.contract.options import ExportOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter
-from handlers.onnx.tracing.strategies import LADDER, named
+from handlers.onnx.tracing.strategies import STRATEGIES, named
 
 
 def replay(folder: Path, strategy: str, opset: int) -> None:
@@ -26,7 +26,7 @@ def replay(folder: Path, strategy: str, opset: int) -> None:
         family = choose(folder)
         config = transformers.AutoConfig.from_pretrained(folder)
         getattr(transformers, family.task.auto).from_config(config).save_pretrained(model)
-        build(named(LADDER, strategy), family, _job(model, Path(scratch), opset), Reporter(io.StringIO()))
+        build(named(STRATEGIES, strategy), family, _job(model, Path(scratch), opset), Reporter(io.StringIO()))
 
 
 def _job(model: Path, scratch: Path, opset: int) -> StageContext:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from handlers.models.files import read_json
-from handlers.onnx.export.attempts import Failure
+from handlers.onnx.export.attempts import StrategyFailure
 from handlers.onnx.families.base import OPERATION
 from handlers.onnx.families.tiny_config import shrunk
-from handlers.onnx.tracing.strategies import LADDER, Strategy
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy
 
 SCRIPT = "reproduce.py"
 FOLDER = "reproduction"
@@ -114,9 +114,9 @@ print("the export works with random weights and these sizes")
 """
 
 
-def write(target: Path, source: Path, failures: Sequence[Failure], opset: int, kind: str, versions: str) -> Path | None:
+def write(target: Path, source: Path, failures: Sequence[StrategyFailure], opset: int, kind: str, versions: str) -> Path | None:
     """Write configuration and script into `target`; gives the script, or None when there is no attempt to reproduce."""
-    table = {strategy.name: strategy for strategy in LADDER}
+    table = {strategy.name: strategy for strategy in STRATEGIES}
     told = [failure for failure in failures if failure.strategy in table and failure.diagnosis.code != "not-installed"]
     if not told:
         return None

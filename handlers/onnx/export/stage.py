@@ -23,11 +23,11 @@ from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.tasks import Task
 from handlers.onnx.export import profiles
-from handlers.onnx.export.attempts import AllFailed, Climbed, Failure, attempts, climb
-from handlers.onnx.export.failure_report import surrender
+from handlers.onnx.export.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
+from handlers.onnx.export.failure_report import failure_with_report
 from handlers.onnx.export.family_choice import choose
-from handlers.onnx.export.history import Entry, History, key_of
-from handlers.onnx.export.optimization import polish
+from handlers.onnx.export.history import History, PastExport, key_of
+from handlers.onnx.export.optimization import optimize_export
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, architecture, extra_facts, has_experts, release, shaped
 from handlers.onnx.families.chain.family import CHAIN, Layered, divided, forms, place_example
 from handlers.onnx.folder import examples, tokenizer_files
@@ -38,9 +38,9 @@ from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing import tracer_warnings
 from handlers.onnx.tracing.exporters import Request
-from handlers.onnx.tracing.library_warnings import LIMIT, Chatter
+from handlers.onnx.tracing.library_warnings import LIMIT, LibraryWarnings
 from handlers.onnx.tracing.model_rewrites import rewritten
-from handlers.onnx.tracing.strategies import LADDER, LOSSES, Strategy, named, starting_at
+from handlers.onnx.tracing.strategies import LOSSES, STRATEGIES, Strategy, named, starting_at
 
 
 class OpsetMismatchError(Exception):
@@ -175,7 +175,7 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
     family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
     family = family if isinstance(family, Layered) else shaped(family, form)
     try:
-        with Chatter() as chatter:
+        with LibraryWarnings() as chatter:
             exported = _export_and_write(strategy, family, context, reporter)
             gc.collect()  # the exporter's program and the model refer to each other in cycles
             files = {role: graph_file.place(path, staging) for role, path in exported.written.items()}
@@ -195,22 +195,22 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
         raise
 
 
-def _judged(chatter: Chatter, family: Family, reference: Any) -> list[str]:
+def _judged(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
     """What the tracer's warnings come to, now that the graph has passed its check."""
     tested = getattr(family, "tested", None)
     words = tested(reference) if tested else "the shapes of this family's own check"
     return tracer_warnings.summary(tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", "")), LIMIT)
 
 
-def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strategy], known: Entry | None = None) -> StageOutput:
-    """Export by the first of `strategies` that works; AllFailed when none does. `known`: what came of an earlier export."""
+def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strategy], known: PastExport | None = None) -> StageOutput:
+    """Export by the first of `strategies` that works; AllStrategiesFailedError when none does. `known`: what came of an earlier export."""
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
     family = choose(source)
 
-    def told(failure: Failure) -> None:
+    def told(failure: StrategyFailure) -> None:
         reporter.warn(f"{failure.strategy} failed ({failure.diagnosis.meaning}): {failure.reason}")
 
-    climbed = climb(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
+    climbed = try_strategies(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
     reporter.progress(0.86, "copying configuration and tokenizer")
     copy_config(ModelFolder(source), staging)
     tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
@@ -219,7 +219,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     elif "window" not in climbed.result.graphs.extra:  # a window of a fixed length is fed otherwise
         examples.place(family.task.name, staging)
     warnings = [*climbed.result.warnings, *([tokenizer.warning] if tokenizer.warning else [])]
-    polished = polish(context, climbed.result.graphs, climbed.result.verify, reporter)
+    polished = optimize_export(context, climbed.result.graphs, climbed.result.verify, reporter)
     figures = _figures(climbed, polished.graphs, architecture(source), staging)
     figures |= {"optimization": polished.figures, "tokenizer": tokenizer.form}
     if polished.error is not None:
@@ -230,7 +230,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     )  # fmt: skip
 
 
-def _fallbacks(climbed: Climbed[Built], first: str, context: StageContext, known: Entry | None) -> list[Fallback]:
+def _fallbacks(climbed: StrategyResult[Built], first: str, context: StageContext, known: PastExport | None) -> list[Fallback]:
     """What was taken instead of what was wanted: another way, and each thing that this way gives up."""
     opset, strategy = context.work.export.opset, climbed.strategy
     reasons = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in climbed.failures)
@@ -247,7 +247,7 @@ def _fallbacks(climbed: Climbed[Built], first: str, context: StageContext, known
     return found
 
 
-def _figures(climbed: Climbed[Built], made: GraphSet, name: str, staging: Path) -> dict[str, object]:
+def _figures(climbed: StrategyResult[Built], made: GraphSet, name: str, staging: Path) -> dict[str, object]:
     built = climbed.result
     graphs = made.graphs
     return {
@@ -277,25 +277,25 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Export the merged model into the staging folder, with configuration, tokenizer and chat template beside it."""
     source, opset, options = Path(context.inputs["merge"]), context.work.export.opset, context.work.options(OnnxOptions)
     if context.strategy != "default":
-        named(LADDER, context.strategy)
+        named(STRATEGIES, context.strategy)
     family, name = choose(source), architecture(source)
     profile = profiles.settled(options.profile, _parameters(source))
     history = History(Path(context.cache))
     key = key_of(name, read_json(source / "config.json", "read the model's configuration"), opset, profile)
     known = history.get(key)
     strategies = profiles.order(
-        LADDER, profile, opset=opset, form=wanted_form(context), experts=has_experts(source),
+        STRATEGIES, profile, opset=opset, form=wanted_form(context), experts=has_experts(source),
         external=options.external_data == "always", known=known,
     )  # fmt: skip
     if context.strategy != "default":
-        strategies = starting_at(LADDER, context.strategy)
+        strategies = starting_at(STRATEGIES, context.strategy)
     try:
         output = export(context, reporter, strategies, known)
-    except AllFailed as error:
-        raise surrender(error, context, source, opset=opset, kind=family.task.kind, profile=profile) from error
+    except AllStrategiesFailedError as error:
+        raise failure_with_report(error, context, source, opset=opset, kind=family.task.kind, profile=profile) from error
     rows: Any = output.figures["attempts"]
     lately = {row["strategy"]: row["code"] for row in rows if row.get("code", "not-installed") != "not-installed"}
     failed = known.failed if known is not None and known.strategy == output.strategy else {}
-    history.put(key, Entry(strategy=output.strategy, failed={**failed, **lately}))
+    history.put(key, PastExport(strategy=output.strategy, failed={**failed, **lately}))
     output.figures["profile"] = profile
     return output

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, unsupported
-from handlers.onnx.families.trace_cases import Case, make_cases, tested
+from handlers.onnx.families.trace_cases import TraceCase, make_cases, tested
 from handlers.onnx.families.uncached import Uncached
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
@@ -28,11 +28,11 @@ from handlers.onnx.graphs.signature import BATCH, CacheLayer, CausalSignature, S
 
 
 @dataclass(frozen=True)
-class Reference:
+class CausalReference:
     """What torch says about a few prompts, each fed in the steps that the graph's check will make."""
 
     signature: CausalSignature
-    cases: tuple[Case, ...]
+    cases: tuple[TraceCase, ...]
     untested: str = ""
     """A length that the model treats otherwise and that is too long to be tried; "" where there is none."""
 
@@ -91,13 +91,13 @@ def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def refer(model: Any, folder: Path) -> Reference:
+def refer(model: Any, folder: Path) -> CausalReference:
     """Run the model over a few prompts; Permanent when it keeps no standard cache."""
     with torch.inference_mode():
         probe = model(input_ids=torch.tensor([[1, 2]]) % _vocabulary(model), use_cache=True)
     signature = CausalSignature(_cache_layers(getattr(probe, "past_key_values", None), folder), takes_positions(model))
     cases, untested = make_cases(model, _vocabulary(model), positions=signature.position_ids)
-    return Reference(signature, cases, untested)
+    return CausalReference(signature, cases, untested)
 
 
 def example_inputs(model: Any, signature: CausalSignature, batch: int = 2) -> tuple[torch.Tensor, ...]:
@@ -115,7 +115,7 @@ def example_inputs(model: Any, signature: CausalSignature, batch: int = 2) -> tu
     return (ids, mask, *((positions,) if signature.position_ids else ()), *cache)
 
 
-def run_in_steps(session: onnxruntime.InferenceSession, signature: CausalSignature, case: Case) -> np.ndarray:
+def run_in_steps(session: onnxruntime.InferenceSession, signature: CausalSignature, case: TraceCase) -> np.ndarray:
     """Logits (rows, tokens, vocabulary) of the case's tokens, fed in its steps with the graph's own cache."""
     rows = len(case.ids)
     cache = [np.zeros((rows, heads, 0, size), np.float32) for heads, size in signature.cache_sizes]
@@ -152,15 +152,15 @@ class Causal:
         """See `Family.load`."""
         return load_model(folder, self.task, tracing)
 
-    def refer(self, model: Any, folder: Path) -> Reference:
+    def refer(self, model: Any, folder: Path) -> CausalReference:
         """See `Family.refer`; Permanent for a model that keeps no standard cache."""
         reference = refer(model, folder)
         if self.form.axes == "all":
             return reference
         signature = OneRowSignature(reference.signature.layers, reference.signature.position_ids)
-        return Reference(signature, tuple(row for case in reference.cases for row in case.rows()), reference.untested)
+        return CausalReference(signature, tuple(row for case in reference.cases for row in case.rows()), reference.untested)
 
-    def parts(self, model: Any, reference: Reference) -> Sequence[Part]:
+    def parts(self, model: Any, reference: CausalReference) -> Sequence[Part]:
         """See `Family.parts`."""
         signature = reference.signature
         example = example_inputs(model, signature, batch=2 if self.form.axes == "all" else 1)
@@ -170,25 +170,25 @@ class Causal:
         """See `Family.finish`."""
         return graphs
 
-    def signatures(self, reference: Reference) -> Mapping[str, tuple[str, Signature]]:
+    def signatures(self, reference: CausalReference) -> Mapping[str, tuple[str, Signature]]:
         """See `Family.signatures`."""
         return {"model": (MODEL_FILE, reference.signature)}
 
-    def extra(self, reference: Reference) -> dict[str, Any]:
+    def extra(self, reference: CausalReference) -> dict[str, Any]:
         """What graphs.json says of a form that is not the usual one."""
         return {} if self.form.axes == "all" else {"dynamic_axes": self.form.axes}
 
-    def tested(self, reference: Reference) -> str:
+    def tested(self, reference: CausalReference) -> str:
         """What `verify` feeds, in words."""
         return tested(reference.cases)
 
-    def verify(self, folder: Path, reference: Reference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: CausalReference, *, threads: int = 1) -> float:
         """See `Family.verify`. Padding positions may say anything that is finite: what a masked token sees is undefined."""
         session = open_graph(folder / MODEL_FILE, reference.signature, threads)
         return max(_compared(case, run_in_steps(session, reference.signature, case)) for case in reference.cases)
 
 
-def _compared(case: Case, logits: np.ndarray) -> float:
+def _compared(case: TraceCase, logits: np.ndarray) -> float:
     if not np.isfinite(logits).all():
         raise GraphMismatchError("the graph's logits hold values that are not finite")
     real = case.mask.astype(bool)

@@ -57,7 +57,7 @@ class EncoderSignature:
 
 
 @dataclass(frozen=True)
-class Case:
+class EncoderCase:
     """One call: int64 inputs (rows, tokens) and what torch answers, fp32, both by name."""
 
     feeds: dict[str, np.ndarray]
@@ -65,11 +65,11 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Reference:
+class EncoderReference:
     """What torch says about a few batches: alone and together, short and long, padded on the left and on the right."""
 
     signature: EncoderSignature
-    cases: tuple[Case, ...]
+    cases: tuple[EncoderCase, ...]
     vocabulary: int
     untested: str = ""
     """A length that the model treats otherwise and that is too long to be tried; "" where there is none."""
@@ -143,7 +143,7 @@ def _refuse_other_than_text(model: Any, folder: Path) -> None:
         raise unsupported(folder, f"{architecture(folder)} reads images or sound beside text")
 
 
-def refer(model: Any, folder: Path, task: Task) -> Reference:
+def refer(model: Any, folder: Path, task: Task) -> EncoderReference:
     """Run the model over a few batches; Permanent for models that don't read text alone or can't take a batch."""
     _refuse_other_than_text(model, folder)
     config = model.config.get_text_config()
@@ -159,9 +159,11 @@ def refer(model: Any, folder: Path, task: Task) -> Reference:
         with torch.inference_mode():
             answer = model(**feeds, **constants(model))
         outputs = tuple(name for name in outputs if answer.get(name) is not None)
-        cases.append(Case({name: feed.numpy() for name, feed in feeds.items()}, {name: answer[name].float().numpy() for name in outputs}))
+        cases.append(
+            EncoderCase({name: feed.numpy() for name, feed in feeds.items()}, {name: answer[name].float().numpy() for name in outputs})
+        )
     untested = f"beyond a window of {_window(model)} tokens" if _window(model) > long else ""
-    return Reference(EncoderSignature(names, outputs, task.name), tuple(cases), vocabulary, untested)
+    return EncoderReference(EncoderSignature(names, outputs, task.name), tuple(cases), vocabulary, untested)
 
 
 class Encoder:
@@ -178,7 +180,7 @@ class Encoder:
             raise NotApplicableError("encoders have only graphs whose axes are all dynamic")
         return self
 
-    def tested(self, reference: Reference) -> str:
+    def tested(self, reference: EncoderReference) -> str:
         """The shapes of `verify`, in words."""
         sizes = [case.feeds["input_ids"].shape for case in reference.cases]
         rows, tokens = (" and ".join(map(str, sorted({size[axis] for size in sizes}))) for axis in (0, 1))
@@ -188,11 +190,11 @@ class Encoder:
         """See `Family.load`."""
         return load_model(folder, self.task, tracing)
 
-    def refer(self, model: Any, folder: Path) -> Reference:
+    def refer(self, model: Any, folder: Path) -> EncoderReference:
         """See `Family.refer`; Permanent for models that don't read text alone."""
         return refer(model, folder, self.task)
 
-    def parts(self, model: Any, reference: Reference) -> Sequence[Part]:
+    def parts(self, model: Any, reference: EncoderReference) -> Sequence[Part]:
         """See `Family.parts`."""
         signature = reference.signature
         pad = model.config.get_text_config().pad_token_id or 0
@@ -203,11 +205,11 @@ class Encoder:
         """See `Family.finish`."""
         return graphs
 
-    def signatures(self, reference: Reference) -> Mapping[str, tuple[str, Signature]]:
+    def signatures(self, reference: EncoderReference) -> Mapping[str, tuple[str, Signature]]:
         """See `Family.signatures`."""
         return {"model": (MODEL_FILE, reference.signature)}
 
-    def verify(self, folder: Path, reference: Reference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: EncoderReference, *, threads: int = 1) -> float:
         """See `Family.verify`. What stands at padding tokens is not compared, only that it is finite."""
         session = open_graph(folder / MODEL_FILE, reference.signature, threads)
         largest = 0.0
@@ -223,7 +225,7 @@ class Encoder:
         return largest
 
 
-def _difference(name: str, found: np.ndarray, case: Case, signature: EncoderSignature) -> float:
+def _difference(name: str, found: np.ndarray, case: EncoderCase, signature: EncoderSignature) -> float:
     wanted, real = case.answers[name], case.feeds["attention_mask"].astype(bool)
     if found.shape == wanted.shape and 1 in signature.axes[name]:
         if not np.isfinite(found).all():

@@ -19,7 +19,7 @@ LONGEST = 300
 
 
 @dataclass(frozen=True)
-class Case:
+class TraceCase:
     """One batch, fed in `steps`, and what torch says when it is fed so.
 
     `ids`, `mask` and `positions` are int64 (rows, tokens), `logits` fp32 (rows, tokens, vocabulary).
@@ -31,10 +31,12 @@ class Case:
     positions: np.ndarray
     logits: np.ndarray
 
-    def rows(self) -> list[Case]:
+    def rows(self) -> list[TraceCase]:
         """The same, one row at a time."""
         return [
-            Case(self.steps, self.ids[row : row + 1], self.mask[row : row + 1], self.positions[row : row + 1], self.logits[row : row + 1])
+            TraceCase(
+                self.steps, self.ids[row : row + 1], self.mask[row : row + 1], self.positions[row : row + 1], self.logits[row : row + 1]
+            )
             for row in range(len(self.ids))
         ]
 
@@ -44,7 +46,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TraceShape:
     """A batch before its tokens are drawn; the padding is the second row's, or the only one's."""
 
     rows: int
@@ -53,12 +55,12 @@ class Shape:
     right: int = 0
 
 
-SHAPES: tuple[Shape, ...] = (
-    Shape(3, (7, 1, 3), left=2),  # a prefill, a token, a chunk after a past
-    Shape(1, (1, 1, 1)),  # one token into an empty past
-    Shape(3, (7,), right=3),
-    Shape(1, (23, 1, 9)),  # longer than anything that is traced, and so is its past
-    Shape(2, (1, 7, 1), left=1),
+SHAPES: tuple[TraceShape, ...] = (
+    TraceShape(3, (7, 1, 3), left=2),  # a prefill, a token, a chunk after a past
+    TraceShape(1, (1, 1, 1)),  # one token into an empty past
+    TraceShape(3, (7,), right=3),
+    TraceShape(1, (23, 1, 9)),  # longer than anything that is traced, and so is its past
+    TraceShape(2, (1, 7, 1), left=1),
 )
 
 
@@ -77,7 +79,9 @@ def thresholds(config: Any) -> dict[int, str]:
     return found
 
 
-def make_cases(model: Any, vocabulary: int, *, positions: bool, cache: bool = True, longest: int = LONGEST) -> tuple[tuple[Case, ...], str]:
+def make_cases(
+    model: Any, vocabulary: int, *, positions: bool, cache: bool = True, longest: int = LONGEST
+) -> tuple[tuple[TraceCase, ...], str]:
     """Run the model over all shapes of at most `longest` tokens, without a cache if `cache` is false; also what was too long to be tried.
 
     With a cache the model is fed as generation feeds it, through the cache of its own making.
@@ -87,7 +91,7 @@ def make_cases(model: Any, vocabulary: int, *, positions: bool, cache: bool = Tr
     # What goes beyond comes last: some rotary embeddings remember the longest length that they saw.
     for length, what in sorted(thresholds(model.config).items()):
         if length + 5 <= min(longest, LONGEST):
-            shapes.append(Shape(1, (length + 3, 1, 1)))
+            shapes.append(TraceShape(1, (length + 3, 1, 1)))
         else:
             untested.append(f"beyond {length} tokens ({what})")
     generator = torch.Generator().manual_seed(7)
@@ -95,7 +99,7 @@ def make_cases(model: Any, vocabulary: int, *, positions: bool, cache: bool = Tr
     return cases, " and ".join(untested)
 
 
-def _case(model: Any, shape: Shape, vocabulary: int, generator: torch.Generator, *, positions: bool, cache: bool) -> Case:
+def _case(model: Any, shape: TraceShape, vocabulary: int, generator: torch.Generator, *, positions: bool, cache: bool) -> TraceCase:
     # Without a cache all is one step; but one token alone is what some branches wait for.
     steps = shape.steps if cache else (1 if shape == SHAPES[1] else sum(shape.steps),)
     ids = torch.randint(0, vocabulary, (shape.rows, sum(steps)), generator=generator)
@@ -113,10 +117,10 @@ def _case(model: Any, shape: Shape, vocabulary: int, generator: torch.Generator,
             output = model(input_ids=ids[:, start:end], attention_mask=mask[:, :end], use_cache=cache, **extra)
             past, start = output.past_key_values if cache else None, end
             logits.append(output.logits.float().numpy())
-    return Case(steps, ids.numpy(), mask.numpy(), places.numpy(), np.concatenate(logits, axis=1))
+    return TraceCase(steps, ids.numpy(), mask.numpy(), places.numpy(), np.concatenate(logits, axis=1))
 
 
-def tested(cases: Sequence[Case]) -> str:
+def tested(cases: Sequence[TraceCase]) -> str:
     """What the cases try, in words for a report."""
     rows = sorted({len(case.ids) for case in cases})
     steps = sorted({step for case in cases for step in case.steps})

@@ -20,7 +20,7 @@ import torch
 from handlers.models.files import setting
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Form, Part, Tracing, load_model
-from handlers.onnx.families.trace_cases import Case, make_cases, tested
+from handlers.onnx.families.trace_cases import TraceCase, make_cases, tested
 from handlers.onnx.folder.fixed_window import Window
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
@@ -61,7 +61,7 @@ class UncachedReference:
     """What torch says about a few prompts in one pass each."""
 
     signature: UncachedSignature
-    cases: tuple[Case, ...]
+    cases: tuple[TraceCase, ...]
     window: int | None
     """Tokens of the graph; None where their number is dynamic."""
     untested: str = ""

@@ -29,12 +29,12 @@ MAX_TOKENS = 128
 _ORDER = ("encoder", "model", "decoder", "decoder_with_past", "decoder_merged")
 
 
-class UnfedError(Exception):
+class UnknownInputError(Exception):
     """A graph has an input that nothing here knows how to fill."""
 
 
 @dataclass(frozen=True)
-class Call:
+class GraphRun:
     """One run of one graph: its role, inputs and outputs by name."""
 
     role: str
@@ -98,12 +98,12 @@ class Player:
         known = [graph for role in _ORDER for graph in graphs.graphs if graph.role == role] if not self._chain else list(graphs.graphs)
         if len(known) != len(graphs.graphs):
             strange = sorted({graph.role for graph in graphs.graphs} - set(_ORDER))
-            raise UnfedError(f"graphs with the roles {strange} are not known")
+            raise UnknownInputError(f"graphs with the roles {strange} are not known")
         self._graphs = known
         weights = MappedWeights()
         self._sessions = {graph.role: open_session(folder / graph.file, threads, weights) for graph in known}
 
-    def play(self, ids: Sequence[int]) -> Iterator[Call]:
+    def play(self, ids: Sequence[int]) -> Iterator[GraphRun]:
         """Every graph's call for one text. All but its last token go first, the last one on top of the cache."""
         pool: dict[str, np.ndarray] = {}
         if self._chain:
@@ -122,7 +122,7 @@ class Player:
                 yield self._call(graph, own[:-1], pool, 0)
                 yield self._call(graph, own[-1:], pool, len(ids) - 1)
 
-    def _call(self, graph: Graph, ids: list[int], pool: dict[str, np.ndarray], past: int) -> Call:
+    def _call(self, graph: Graph, ids: list[int], pool: dict[str, np.ndarray], past: int) -> GraphRun:
         feeds = {port.name: _filled(port, ids, past, pool) for port in graph.inputs}
         session = self._sessions[graph.role]
         outputs = run(session, feeds)
@@ -130,7 +130,7 @@ class Player:
             pool[_next_input(graph.role, name)] = array
         if graph.role == "encoder":
             pool["encoder_attention_mask"] = np.ones((1, len(ids)), np.int64)
-        return Call(graph.role, feeds, outputs)
+        return GraphRun(graph.role, feeds, outputs)
 
 
 def run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -175,4 +175,4 @@ def _filled(port: Port, ids: list[int], past: int, pool: dict[str, np.ndarray]) 
         return np.zeros([1, *(size if isinstance(size, int) else 0 for size in port.shape[1:])], dtype)
     if port.name in pool:
         return pool[port.name].astype(dtype, copy=False)
-    raise UnfedError(f"nothing is known to fill the input {port.name} with")
+    raise UnknownInputError(f"nothing is known to fill the input {port.name} with")

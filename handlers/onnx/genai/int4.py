@@ -14,7 +14,7 @@ from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.genai import int4_levels
 from handlers.onnx.genai.source import OPERATION, narrowest_block
-from handlers.onnx.genai.stage import Order, build
+from handlers.onnx.genai.stage import BuilderRequest, build
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT
 
@@ -34,7 +34,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         "is_symmetric": str(symmetric).lower(),
         "algo_config": method,
     }
-    output = build(context, reporter, Order("int4", options=quantization))
+    output = build(context, reporter, BuilderRequest("int4", options=quantization))
     output.fallbacks += [*fallbacks, *narrowed]
     output.figures |= {"bits": 4, "block_size": block, "algorithm": algorithm, "symmetric": symmetric, "accuracy_level": asked}
     if asked < 0:

@@ -19,10 +19,10 @@ from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import StageOutput
 from handlers.models import prompts
 from handlers.onnx.folder import genai_config
-from handlers.onnx.folder.playback import Call, run, tokenize
+from handlers.onnx.folder.playback import GraphRun, run, tokenize
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.sessions import open_session
-from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, SLOWER, Choice, Trial, compare, measure, rounded_session
+from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, SLOWER, LevelChoice, LevelMeasurement, compare, measure, rounded_session
 
 ERROR = 0.05
 """Root of the mean squared difference from level 1, in units of the logits' standard deviation, that the fast level may have. 4-bit
@@ -64,23 +64,23 @@ def settle(context: StageContext, output: StageOutput) -> None:
     output.figures["accuracy_level_flips"] = flips
 
 
-def choose(trials: dict[int, Trial], flips: int, by_rows: float) -> Choice:
+def choose(trials: dict[int, LevelMeasurement], flips: int, by_rows: float) -> LevelChoice:
     """The level to run at, from what was measured of both; `flips`: tokens that the fast one changes without a near-tie; `by_rows`: its
     difference where a processor rounds most coarsely."""
     exact, fast = trials[EXACT], trials[FAST]
     for error, where in ((fast.error, ""), (by_rows, " up to, on ARM64,")):
         if not error <= ERROR:
             reason = f"level {FAST} differs from it by{where} {error:.3g} of the logits' deviation, more than {ERROR:g}"
-            return Choice(EXACT, reason, trials, by_rows)
+            return LevelChoice(EXACT, reason, trials, by_rows)
     if flips:
-        return Choice(EXACT, f"level {FAST} changes the most likely token at {flips} places that are no near-ties", trials, by_rows)
+        return LevelChoice(EXACT, f"level {FAST} changes the most likely token at {flips} places that are no near-ties", trials, by_rows)
     if fast.milliseconds > SLOWER * exact.milliseconds:
-        return Choice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
+        return LevelChoice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
     reason = f"it differs from level {EXACT} by {fast.error:.3g} of the logits' deviation and changes no clear choice"
-    return Choice(FAST, reason, trials, by_rows)
+    return LevelChoice(FAST, reason, trials, by_rows)
 
 
-def count_flips(calls: Sequence[Call], session: onnxruntime.InferenceSession) -> int:
+def count_flips(calls: Sequence[GraphRun], session: onnxruntime.InferenceSession) -> int:
     """Positions at which the session's most likely token is another than the calls', where theirs leads by more than a near-tie."""
     deviation = max(float(np.concatenate([call.outputs["logits"].ravel() for call in calls]).std()), 1e-9)
     found = 0
@@ -92,7 +92,7 @@ def count_flips(calls: Sequence[Call], session: onnxruntime.InferenceSession) ->
     return found
 
 
-def play(session: onnxruntime.InferenceSession, ids: Sequence[int], width: int) -> list[Call]:
+def play(session: onnxruntime.InferenceSession, ids: Sequence[int], width: int) -> list[GraphRun]:
     """A text's calls: most tokens at once, the last ones singly on top of the cache. `width`: of a head, which the graph leaves open."""
     steps = min(STEPS, len(ids) - 1)
     pieces = [list(ids[: len(ids) - steps]), *([token] for token in ids[len(ids) - steps :])]
@@ -106,7 +106,7 @@ def play(session: onnxruntime.InferenceSession, ids: Sequence[int], width: int) 
         seen += len(piece)
         feeds = {"input_ids": np.array([piece], np.int64), "attention_mask": np.ones((1, seen), np.int64), **past}
         outputs = run(session, feeds)
-        calls.append(Call("model", feeds, outputs))
+        calls.append(GraphRun("model", feeds, outputs))
         past = {name: outputs[name.replace("past_key_values.", "present.", 1)] for name in past}
     return calls
 

@@ -33,7 +33,7 @@ from handlers.onnx.families.base import architecture
 from handlers.onnx.folder import genai_config
 from handlers.onnx.genai.source import OPERATION, check_supported, prepare, unsupported
 from handlers.onnx.graphs.graph_file import DATA_FILE, MODEL_FILE
-from handlers.onnx.tracing.library_warnings import Chatter
+from handlers.onnx.tracing.library_warnings import LibraryWarnings
 
 LIBRARY = "onnxruntime-genai"
 AGAIN = "leave the variant out, and read the attempt's log"
@@ -42,7 +42,7 @@ TRIAL_ROOM = 64
 
 
 @dataclass(frozen=True)
-class Order:
+class BuilderRequest:
     """What the builder is asked for."""
 
     precision: str
@@ -54,7 +54,7 @@ class Order:
 
 def fp32(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `onnx-genai-fp32`."""
-    return build(context, reporter, Order("fp32"))
+    return build(context, reporter, BuilderRequest("fp32"))
 
 
 def fp16(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -64,10 +64,10 @@ def fp16(context: StageContext, reporter: Reporter) -> StageOutput:
     the norms of queries and keys as operators of their own, runs on both, since onnxruntime's CPU kernels know fp16 too; so that is
     what is built, and it is validated on the CPU.
     """
-    return build(context, reporter, Order("fp16", "cuda", {"fuse_qk_norm_gqa": "false"}))
+    return build(context, reporter, BuilderRequest("fp16", "cuda", {"fuse_qk_norm_gqa": "false"}))
 
 
-def build(context: StageContext, reporter: Reporter, order: Order) -> StageOutput:
+def build(context: StageContext, reporter: Reporter, order: BuilderRequest) -> StageOutput:
     """Build the merged model into the staging folder, with configuration and tokenizer as they are, and run it once.
 
     Permanent `unsupported-architecture`, `tokenizer-not-found`, `builder-failed`, or `invalid-folder` when it does not run.
@@ -77,7 +77,7 @@ def build(context: StageContext, reporter: Reporter, order: Order) -> StageOutpu
     reporter.progress(0.05, "loading onnxruntime-genai's builder")
     builder = load_builder()
     reporter.progress(0.15, "building the graph")
-    with Chatter() as chatter:
+    with LibraryWarnings() as chatter:
         said = _run_builder(builder, prepare(context), staging, Path(context.temporary) / "builder", order)
     reporter.progress(0.8, "describing the folder")
     _tidy(context, order)
@@ -105,7 +105,7 @@ def load_builder() -> Any:
         raise Permanent(FaultCode.LIBRARY_MISSING, OPERATION, cause, f"install it: pip install {LIBRARY}") from error
 
 
-def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: Order) -> list[str]:
+def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: BuilderRequest) -> list[str]:
     """Run the builder in this process; gives the warnings that it printed."""
     options = {"hf_token": "false", "hf_remote": "false", "windowed_kv_cache": "false", **order.options}
     pairs = [f"{name}={value}" for name, value in options.items()]
@@ -130,7 +130,7 @@ def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: O
     return [line for line in printed.getvalue().splitlines() if line.lower().startswith("warning")]
 
 
-def _tidy(context: StageContext, order: Order) -> None:
+def _tidy(context: StageContext, order: BuilderRequest) -> None:
     """Leave the graph and its configuration, and put the model's own files beside them instead of the builder's versions."""
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
     for path in staging.iterdir():
@@ -172,7 +172,7 @@ def try_out(folder: Path) -> None:
         raise Permanent(FaultCode.INVALID_FOLDER, OPERATION, "its logits are not finite", AGAIN, path=folder)
 
 
-def _figures(source: Path, staging: Path, order: Order) -> dict[str, object]:
+def _figures(source: Path, staging: Path, order: BuilderRequest) -> dict[str, object]:
     proto = onnx.load(staging / MODEL_FILE, load_external_data=False)
     counts = Counter(node.op_type for node in proto.graph.node)
     return {

@@ -19,8 +19,8 @@ from handlers.onnx.graphs.graphset import Graph
 from handlers.onnx.graphs.rewriting import find_lookups, find_products
 from handlers.onnx.graphs.sessions import MappedWeights, open_session
 from handlers.onnx.optimize.equivalence import difference
-from handlers.onnx.optimize.random_inputs import Case
-from handlers.onnx.optimize.step import Report
+from handlers.onnx.optimize.random_inputs import RandomInputs
+from handlers.onnx.optimize.step import StepReport
 from handlers.onnx.optimize.timing import Verdict, race
 
 GROWTH = 1.01
@@ -128,13 +128,13 @@ def check_size(before: int, after: int) -> None:
 class Arena:
     """Two graphs at work on the same inputs. The one before stays open as long as no step is kept."""
 
-    def __init__(self, path: Path, graph: Graph, cases: Sequence[Case], speed: dict[str, Case], threads: int) -> None:
+    def __init__(self, path: Path, graph: Graph, cases: Sequence[RandomInputs], speed: dict[str, RandomInputs], threads: int) -> None:
         self.graph = graph
         self._cases, self._speed, self._threads = cases, speed, threads
         self._weights = MappedWeights()
         self._before = open_session(path, threads, self._weights)
 
-    def compare(self, path: Path, report: Report, report_nodes: tuple[int, int]) -> None:
+    def compare(self, path: Path, report: StepReport, report_nodes: tuple[int, int]) -> None:
         """UndoneError unless the graph at `path` says the same, is not slower, and has fewer nodes or is faster."""
         after = open_session(path, self._threads, self._weights)
         check_ports(after, self.graph)
@@ -155,7 +155,7 @@ class Arena:
         )
         self._before = after
 
-    def _race(self, name: str, case: Case, after: onnxruntime.InferenceSession, report: Report) -> Verdict:
+    def _race(self, name: str, case: RandomInputs, after: onnxruntime.InferenceSession, report: StepReport) -> Verdict:
         """What the clock says; that a graph is slower, it must say twice."""
         for _ in range(2):
             measured = race(lambda: self._run(self._before, case), lambda: self._run(after, case))
@@ -164,6 +164,6 @@ class Arena:
                 break
         return measured.verdict
 
-    def _run(self, session: onnxruntime.InferenceSession, case: Case) -> list[Any]:
+    def _run(self, session: onnxruntime.InferenceSession, case: RandomInputs) -> list[Any]:
         answers: list[Any] = session.run(None, case.feeds)
         return answers

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from handlers.onnx.graphs.graphset import Port
-from handlers.onnx.optimize.random_inputs import Case
+from handlers.onnx.optimize.random_inputs import RandomInputs
 
 BOUND = 1e-5
 """Largest error in units of the largest value of an output: some ten times what another order of fp32 sums gives in a small model."""
@@ -20,7 +20,7 @@ class UnequalError(Exception):
     """A graph says something else than the one before it."""
 
 
-def difference(ports: Sequence[Port], before: Sequence[np.ndarray], after: Sequence[np.ndarray], case: Case) -> float:
+def difference(ports: Sequence[Port], before: Sequence[np.ndarray], after: Sequence[np.ndarray], case: RandomInputs) -> float:
     """Largest |after − before| over the largest |before|, over all outputs; UnequalError above BOUND.
 
     What stands at padding is not compared, since a token that sees nothing may say anything; it must be finite, though.
@@ -28,7 +28,7 @@ def difference(ports: Sequence[Port], before: Sequence[np.ndarray], after: Seque
     return max((_one(port, old, new, case) for port, old, new in zip(ports, before, after, strict=True)), default=0.0)
 
 
-def _one(port: Port, before: np.ndarray, after: np.ndarray, case: Case) -> float:
+def _one(port: Port, before: np.ndarray, after: np.ndarray, case: RandomInputs) -> float:
     where = f"{port.name} of {case.label}"
     if before.shape != after.shape:
         raise UnequalError(f"{where} has the shape {list(after.shape)} instead of {list(before.shape)}")
@@ -46,7 +46,7 @@ def _one(port: Port, before: np.ndarray, after: np.ndarray, case: Case) -> float
     return error
 
 
-def _where_real(port: Port, array: np.ndarray, case: Case) -> np.ndarray:
+def _where_real(port: Port, array: np.ndarray, case: RandomInputs) -> np.ndarray:
     for place, axis in enumerate(port.shape):
         mask = case.real.get(axis) if place and isinstance(axis, str) else None
         if mask is not None and mask.shape == (array.shape[0], array.shape[place]):

@@ -32,7 +32,7 @@ from onnxscript.rewriter.ort_fusions import (
 )
 
 from handlers.onnx.optimize import rules
-from handlers.onnx.optimize.step import Subject
+from handlers.onnx.optimize.step import StepInput
 
 
 def ready(model: ir.Model) -> ir.Model:
@@ -51,7 +51,7 @@ def _all(model: ir.Model, fusions: Sequence[Callable[..., Any]]) -> ir.Model:
     return model
 
 
-def fuse_norms(subject: Subject) -> ir.Model:
+def fuse_norms(subject: StepInput) -> ir.Model:
     """RMS norms, and additions together with the norm that follows."""
     model = ready(subject.model)
     fused = _all(
@@ -65,13 +65,13 @@ def fuse_norms(subject: Subject) -> ir.Model:
     return spell_out(fused)
 
 
-def fuse_gelu(subject: Subject) -> ir.Model:
+def fuse_gelu(subject: StepInput) -> ir.Model:
     """Every spelling of GELU, with the bias before it."""
     rules.GELU.apply_to_model(ready(subject.model))
     return _all(subject.model, [erfgelu.fuse_erfgelu, gelu.fuse_gelu, bias_gelu.fuse_bias_gelu])
 
 
-def fuse_attention(subject: Subject) -> ir.Model:
+def fuse_attention(subject: StepInput) -> ir.Model:
     """Scores, mask, softmax and sum of an attention; rotary embeddings on the way. Projections stay products of their own."""
     model = ready(subject.model)
     rotary = [rotary_embedding.fuse_rotary_embedding, cos_sin_cache.fuse_cos_sin_cache]
@@ -84,7 +84,7 @@ def fuse_attention(subject: Subject) -> ir.Model:
     return _all(model, [*inner, mha_bias.fuse_mha_bias, sdpa_via_mha.replace_sdpa_by_mha])
 
 
-def pack_attention(subject: Subject) -> ir.Model:
+def pack_attention(subject: StepInput) -> ir.Model:
     """Put the projections of a fused self-attention into its operator, as one matrix."""
     model = ready(subject.model)
     if not attention.fuse_attention(model):
@@ -104,13 +104,13 @@ def spell_out(model: ir.Model) -> ir.Model:
     return model
 
 
-def divide(subject: Subject) -> ir.Model:
+def divide(subject: StepInput) -> ir.Model:
     """Divide where a graph multiplies by a reciprocal."""
     rules.DIVISION.apply_to_model(subject.model)
     return subject.model
 
 
-def unflatten(subject: Subject) -> ir.Model:
+def unflatten(subject: StepInput) -> ir.Model:
     """Products over rows that were flattened for them take the batch as it is: no shapes to compute around each."""
     rules.UNFLATTEN.apply_to_model(subject.model)
     return ready(subject.model)

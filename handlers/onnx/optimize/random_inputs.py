@@ -23,12 +23,12 @@ _SOURCE = 9
 _OWN_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
-class UnfedError(ValueError):
+class UnknownInputError(ValueError):
     """A graph has an input, or an axis, that nothing here knows how to fill."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class InputShape:
     """A batch before its numbers are drawn. Of several rows the second is padded on the left, the last on the right."""
 
     rows: int
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Case:
+class RandomInputs:
     """Inputs by name; `real`: axis → bool (rows, length), which places are no padding; `label` for people."""
 
     label: str
@@ -47,8 +47,15 @@ class Case:
     real: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-_ONE_PASS = (Shape(1, 1), Shape(3, 7, left=2, right=3), Shape(1, 19), Shape(2, 30, left=11))
-_CACHED = (Shape(1, 1), Shape(3, 7, left=2, right=3), Shape(1, 1, 1), Shape(2, 1, 9, left=4), Shape(2, 3, 40, left=1), Shape(1, 23))
+_ONE_PASS = (InputShape(1, 1), InputShape(3, 7, left=2, right=3), InputShape(1, 19), InputShape(2, 30, left=11))
+_CACHED = (
+    InputShape(1, 1),
+    InputShape(3, 7, left=2, right=3),
+    InputShape(1, 1, 1),
+    InputShape(2, 1, 9, left=4),
+    InputShape(2, 3, 40, left=1),
+    InputShape(1, 23),
+)
 
 
 class Maker:
@@ -62,35 +69,35 @@ class Maker:
         self.needs_past = self.cached and any(".encoder." in name for name in names) and "encoder_hidden_states" not in names
         self.limit = _positions(config)
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[RandomInputs]:
         """All shapes that this graph takes, with different numbers in each."""
         shapes = list(_CACHED if self.cached else _ONE_PASS)
         window = setting(self.config, "sliding_window") or setting(self.config, "local_attention")
         if isinstance(window, int) and window + 5 <= min(LONGEST, self.limit):
-            shapes.append(Shape(1, window + 5) if not self.cached else Shape(1, 2, window + 3))
+            shapes.append(InputShape(1, window + 5) if not self.cached else InputShape(1, 2, window + 3))
         fitting = dict.fromkeys(self._fitting(shape) for shape in shapes if shape.past or not self.needs_past)
         return [self.make(shape, seed) for seed, shape in enumerate(fitting)]
 
-    def speed(self) -> dict[str, Case]:
+    def speed(self) -> dict[str, RandomInputs]:
         """ "prefill": many tokens at once; "decode": one token on top of a past. Either only where the graph does that."""
         found = {}
         if not self.needs_past:
-            found["prefill"] = self.make(self._fitting(Shape(1, SPEED)), 1)
+            found["prefill"] = self.make(self._fitting(InputShape(1, SPEED)), 1)
         if self.cached:
-            found["decode"] = self.make(self._fitting(Shape(1, 1, SPEED)), 2)
+            found["decode"] = self.make(self._fitting(InputShape(1, 1, SPEED)), 2)
         return found
 
-    def _fitting(self, shape: Shape) -> Shape:
+    def _fitting(self, shape: InputShape) -> InputShape:
         """The shape within the positions that the model knows and the sizes that the graph fixes."""
         past = min(shape.past, max(1, self.limit // 2)) if shape.past else 0
         tokens = max(1, min(shape.tokens, self.limit - past))
         batch = next((port.shape[0] for port in self.graph.inputs if port.shape and port.name.endswith("ids")), "batch")
         rows = batch if isinstance(batch, int) else shape.rows
         holes = max(0, past + tokens - 1)
-        return Shape(rows, tokens, past, min(shape.left, holes), min(shape.right, tokens - 1))
+        return InputShape(rows, tokens, past, min(shape.left, holes), min(shape.right, tokens - 1))
 
-    def make(self, shape: Shape, seed: int) -> Case:
-        """Inputs of one shape; UnfedError where the graph wants something unknown."""
+    def make(self, shape: InputShape, seed: int) -> RandomInputs:
+        """Inputs of one shape; UnknownInputError where the graph wants something unknown."""
         generator = np.random.default_rng(seed)
         lengths = {
             "batch": shape.rows, "sequence": shape.tokens, "past": shape.past, "total": shape.past + shape.tokens,
@@ -98,9 +105,9 @@ class Maker:
         }  # fmt: skip
         real = self._real(shape, lengths)
         feeds = {port.name: self._filled(port, lengths, real, generator) for port in self.graph.inputs}
-        return Case(f"{shape.rows} × {shape.tokens} tokens after {shape.past}", feeds, real)
+        return RandomInputs(f"{shape.rows} × {shape.tokens} tokens after {shape.past}", feeds, real)
 
-    def _real(self, shape: Shape, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+    def _real(self, shape: InputShape, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
         total = np.ones((shape.rows, lengths["total"]), bool)
         source = np.ones((shape.rows, lengths["encoder_sequence"]), bool)
         masks = {port.name: port.shape for port in self.graph.inputs if port.name.endswith("attention_mask")}
@@ -129,13 +136,13 @@ class Maker:
             return generator.integers(0, self._vocabulary(), sizes).astype(port.dtype)
         if port.dtype.startswith("float"):
             return generator.standard_normal(sizes).astype(port.dtype)
-        raise UnfedError(f"nothing is known to fill the input {port.name} with")
+        raise UnknownInputError(f"nothing is known to fill the input {port.name} with")
 
     def _vocabulary(self) -> int:
         sizes = [setting(self.config, key) for key in ("vocab_size", "decoder_vocab_size")]
         known = [int(size) for size in sizes if size]
         if not known:
-            raise UnfedError("the configuration does not say how many tokens there are")
+            raise UnknownInputError("the configuration does not say how many tokens there are")
         return min(known)
 
 
@@ -143,7 +150,7 @@ def _size(axis: int | str, lengths: Mapping[str, int], name: str) -> int:
     if isinstance(axis, int):
         return axis
     if axis not in lengths:
-        raise UnfedError(f"nothing is known of the axis {axis or '(without a name)'} of {name}")
+        raise UnknownInputError(f"nothing is known of the axis {axis or '(without a name)'} of {name}")
     return lengths[axis]
 
 

@@ -19,15 +19,15 @@ from typing import Any
 import onnx_ir as ir
 
 from handlers.onnx.folder.playback import Player
-from handlers.onnx.folder.playback import UnfedError as UnplayedError
+from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
 from handlers.onnx.graphs import graph_file as graphs_on_disk
 from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.onnx.graphs.sessions import check_form
 from handlers.onnx.optimize import acceptance
-from handlers.onnx.optimize.random_inputs import Case, Maker
-from handlers.onnx.optimize.step import RANK, Level, NotForThisError, Report, Step, Subject
+from handlers.onnx.optimize.random_inputs import Maker, RandomInputs
+from handlers.onnx.optimize.step import RANK, Level, NotForThisError, Step, StepInput, StepReport
 from handlers.onnx.optimize.steps import STEPS
-from handlers.onnx.optimize.workspace import Bench, Candidate
+from handlers.onnx.optimize.workspace import Bench, CandidateGraph
 
 WIDTH = 200
 """Characters of an error in a report."""
@@ -38,7 +38,7 @@ class Optimized:
     """The folder's graphs as they are now, and what became of each step."""
 
     graphs: GraphSet
-    reports: tuple[Report, ...]
+    reports: tuple[StepReport, ...]
     nodes_before: int
     bytes_before: int
     bytes_after: int
@@ -57,7 +57,7 @@ class Optimized:
 
 
 @dataclass(frozen=True)
-class Options:
+class OptimizeOptions:
     """How an optimization goes."""
 
     threads: int = 1
@@ -69,8 +69,8 @@ class Options:
 
 
 def optimize(
-    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Mapping[str, Any], options: Options = Options(),
-    tell: Callable[[float, str], None] = lambda share, what: None,
+    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Mapping[str, Any],
+    options: OptimizeOptions = OptimizeOptions(), tell: Callable[[float, str], None] = lambda share, what: None,
 ) -> Optimized:  # fmt: skip
     """Optimize a written, verified folder in place and write its graphs.json anew.
 
@@ -81,14 +81,14 @@ def optimize(
     steps = [step for step in options.steps if RANK[step.level] <= RANK[level]]
     if not steps:
         return Optimized(graphs, (), nodes, size, size)
-    played: dict[str, list[Case]] = {}
+    played: dict[str, list[RandomInputs]] = {}
     told: tuple[str, ...] = ()
     try:
         played = _played(folder, graphs, options)
     except (UnplayedError, RuntimeError) as error:
         told = (f"optimized graphs were compared on random inputs alone: {_told(error)}",)
     bench = Bench(folder, graphs)
-    reports: list[Report] = []
+    reports: list[StepReport] = []
     errors: list[float] = []
     try:
         for number, one in enumerate(graphs.graphs):
@@ -104,13 +104,13 @@ def optimize(
     return Optimized(optimized, tuple(reports), nodes, size, optimized.size(folder), errors[-1] if errors else None, told)
 
 
-def _played(folder: Path, graphs: GraphSet, options: Options) -> dict[str, list[Case]]:
+def _played(folder: Path, graphs: GraphSet, options: OptimizeOptions) -> dict[str, list[RandomInputs]]:
     """Role → what real texts feed it."""
-    found: dict[str, list[Case]] = {}
+    found: dict[str, list[RandomInputs]] = {}
     player = Player(folder, graphs, options.threads) if options.texts else None
     for number, ids in enumerate(options.texts):
         for call in player.play(ids) if player else ():
-            found.setdefault(call.role, []).append(Case(f"text {number + 1}", call.feeds))
+            found.setdefault(call.role, []).append(RandomInputs(f"text {number + 1}", call.feeds))
     return found
 
 
@@ -118,19 +118,19 @@ class _Work:
     """All steps on one graph."""
 
     def __init__(
-        self, bench: Bench, graph: Graph, level: Level, config: Mapping[str, Any], options: Options, texts: Sequence[Case]
+        self, bench: Bench, graph: Graph, level: Level, config: Mapping[str, Any], options: OptimizeOptions, texts: Sequence[RandomInputs]
     ) -> None:
         self.bench, self.graph, self.level, self.config, self.options = bench, graph, level, config, options
         self.path = bench.folder / graph.file
         self.texts = texts
 
-    def run(self, steps: Sequence[Step], verify: Callable[[Path], float], errors: list[float]) -> list[Report]:
+    def run(self, steps: Sequence[Step], verify: Callable[[Path], float], errors: list[float]) -> list[StepReport]:
         """Try each step in turn, then let the model itself be the judge, whose figure goes to `errors`."""
         try:
             maker = Maker(self.graph, self.config)
             arena = acceptance.Arena(self.path, self.graph, [*maker.cases(), *self.texts], maker.speed(), self.options.threads)
         except Exception as error:
-            return [Report(self.graph.role, step.name, reason=f"not tried: {_told(error)}") for step in steps]
+            return [StepReport(self.graph.role, step.name, reason=f"not tried: {_told(error)}") for step in steps]
         reports, history = [], []
         for step in steps:
             copy = self.bench.copy(self.graph.file)
@@ -142,11 +142,11 @@ class _Work:
         self._judge(history, verify, errors)
         return reports
 
-    def _try(self, step: Step, arena: acceptance.Arena) -> Report:
+    def _try(self, step: Step, arena: acceptance.Arena) -> StepReport:
         started = time.monotonic()
         before = ir.load(self.path)
-        report = Report(self.graph.role, step.name, nodes_before=acceptance.nodes(before), bytes_before=self.bench.size())
-        candidate: Candidate | None = None
+        report = StepReport(self.graph.role, step.name, nodes_before=acceptance.nodes(before), bytes_before=self.bench.size())
+        candidate: CandidateGraph | None = None
         try:
             with _quiet():
                 candidate = self._made(step, before, report)
@@ -166,9 +166,9 @@ class _Work:
         report.seconds = round(time.monotonic() - started, 3)
         return report
 
-    def _made(self, step: Step, before: ir.Model, report: Report) -> Candidate:
+    def _made(self, step: Step, before: ir.Model, report: StepReport) -> CandidateGraph:
         scratch = graphs_on_disk.fresh_folder(self.bench.scratch / step.name)
-        model = step.apply(Subject(ir.load(self.path), self.config, scratch, self.options.threads))
+        model = step.apply(StepInput(ir.load(self.path), self.config, scratch, self.options.threads))
         acceptance.settle(model, before, self.graph)
         report.nodes_after = acceptance.nodes(model)
         report.fused = dict(sorted((acceptance.foreign(model) - acceptance.foreign(before)).items()))
@@ -177,7 +177,7 @@ class _Work:
         report.bytes_after = self.bench.size(candidate)
         return candidate
 
-    def _judge(self, history: list[tuple[Report, Candidate]], verify: Callable[[Path], float], errors: list[float]) -> None:
+    def _judge(self, history: list[tuple[StepReport, CandidateGraph]], verify: Callable[[Path], float], errors: list[float]) -> None:
         """Undo steps, the last first, until the folder agrees with the model."""
         while history:
             try:

@@ -21,7 +21,7 @@ class NotForThisError(Exception):
 
 
 @dataclass(frozen=True)
-class Subject:
+class StepInput:
     """The graph that a step is to change, and what is known of its model."""
 
     model: ir.Model
@@ -40,11 +40,11 @@ class Step:
     name: str
     level: Level
     """The lowest level that takes it."""
-    apply: Callable[[Subject], ir.Model]
+    apply: Callable[[StepInput], ir.Model]
 
 
 @dataclass
-class Report:
+class StepReport:
     """What became of one step on one graph. Milliseconds are medians by what was run: "prefill", "decode"."""
 
     graph: str

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from handlers.onnx.optimize.fusions import divide, fuse_attention, fuse_gelu, fuse_norms, pack_attention, ready, spell_out, unflatten
-from handlers.onnx.optimize.step import NotForThisError, Step, Subject
+from handlers.onnx.optimize.step import NotForThisError, Step, StepInput
 from handlers.onnx.optimize.weightless import hide
 
 _TRANSFORMERS_TYPES = {
@@ -28,19 +28,19 @@ _HIDING = ("MatmulTransposeFusion", "GemmActivationFusion", "MatMulActivationFus
 """onnxruntime's optimizers that put a product with a weight into an operator where nobody finds it."""
 
 
-def fold(subject: Subject) -> ir.Model:
+def fold(subject: StepInput) -> ir.Model:
     """Compute what is constant, drop what nobody reads, compute once what is computed twice; simplify what computes shapes."""
     return ready(subject.model)
 
 
-def slim(subject: Subject) -> ir.Model:
+def slim(subject: StepInput) -> ir.Model:
     """onnxslim: folds constants and shapes, removes nodes that do nothing, merges neighbours."""
     onnxslim: Any = import_module("onnxslim")
     hidden = hide(subject.model)
     return hidden.restore(onnxslim.slim(hidden.proto))
 
 
-def fuse_by_type(subject: Subject) -> ir.Model:
+def fuse_by_type(subject: StepInput) -> ir.Model:
     """onnxruntime's own optimizer of transformers, as far as it knows the model's type; attention is left as it is."""
     name = str(subject.config.get("model_type", ""))
     if name not in _TRANSFORMERS_TYPES:
@@ -54,7 +54,7 @@ def fuse_by_type(subject: Subject) -> ir.Model:
     return spell_out(hidden.restore(made.model))
 
 
-def optimize_offline(subject: Subject) -> ir.Model:
+def optimize_offline(subject: StepInput) -> ir.Model:
     """What onnxruntime does to a graph whenever it loads it, as far as it does not depend on the machine, done once and saved."""
     hidden = hide(subject.model)
     source, target = subject.scratch / "before.onnx", subject.scratch / "after.onnx"

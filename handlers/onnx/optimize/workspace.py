@@ -25,7 +25,7 @@ SCRATCH = ".optimizing"
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateGraph:
     """A graph that a step made, beside the one that it is to replace."""
 
     path: Path
@@ -61,7 +61,7 @@ class Bench:
             os.replace(self.scratch / name, folder / name)
         self._stored = self.weight_bytes()
 
-    def candidate(self, file: str, model: ir.Model) -> Candidate:
+    def candidate(self, file: str, model: ir.Model) -> CandidateGraph:
         """Write what a step made of a graph beside it, new weights into a file of their own."""
         self._number += 1
         path, data = self.folder / f"{file}.{self._number}.onnx", self.folder / f"{file}.{self._number}.data"
@@ -72,16 +72,16 @@ class Bench:
             for value, tensor in zip(new, ir.external_data.convert_tensors_to_external(tensors, self.folder, data.name), strict=True):
                 value.const_value = tensor
         ir.save(model, path)
-        return Candidate(path, self.folder / file, data if new else None)
+        return CandidateGraph(path, self.folder / file, data if new else None)
 
-    def copy(self, file: str) -> Candidate:
+    def copy(self, file: str) -> CandidateGraph:
         """The graph as it is, to come back to; its weights stay where they are."""
         self._number += 1
         path = self.folder / f"{file}.{self._number}.onnx"
         shutil.copyfile(self.folder / file, path)
-        return Candidate(path, self.folder / file, None)
+        return CandidateGraph(path, self.folder / file, None)
 
-    def size(self, candidate: Candidate | None = None) -> int:
+    def size(self, candidate: CandidateGraph | None = None) -> int:
         """Bytes of all graphs and of the weights that they refer to, each once; with a candidate in its graph's place."""
         replaced = {candidate.target.name: candidate.path.name} if candidate is not None else {}
         names = [replaced.get(name, name) for name in self.files]

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from handlers.onnx.folder.playback import Call, run
+from handlers.onnx.folder.playback import GraphRun, run
 from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.quantize.weight_only_rewriter import round_rows
 
@@ -33,7 +33,7 @@ SLOWER = 1.2
 
 
 @dataclass(frozen=True)
-class Trial:
+class LevelMeasurement:
     """What was measured of one level."""
 
     error: float
@@ -50,12 +50,12 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LevelChoice:
     """The level, why it was taken, and what was measured."""
 
     level: int
     reason: str
-    trials: dict[int, Trial]
+    trials: dict[int, LevelMeasurement]
     by_rows: float | None = None
     """Error with activations rounded as coarsely as any processor's kernel does at the fast level; None where it was not tried."""
 
@@ -70,8 +70,8 @@ class Choice:
         return found if self.by_rows is None else found | {"accuracy_level_error_by_rows": round(self.by_rows, 6)}
 
 
-def compare(calls: Sequence[Call], answers: Sequence[dict[str, np.ndarray]]) -> tuple[float, float]:
-    """(error, agreement) of each call's first output that is not a cache, as `Trial` has them."""
+def compare(calls: Sequence[GraphRun], answers: Sequence[dict[str, np.ndarray]]) -> tuple[float, float]:
+    """(error, agreement) of each call's first output that is not a cache, as `LevelMeasurement` has them."""
     squares, agreeing, values, rows = 0.0, 0, [], 0
     for call, answer in zip(calls, answers, strict=True):
         name = next((name for name in call.outputs if not name.startswith("present.")), None)
@@ -104,7 +104,7 @@ Sessions = Mapping[str, onnxruntime.InferenceSession]
 """Role → session."""
 
 
-def measure(levels: Mapping[int, Sessions], calls: Sequence[Call], *, rounds: int = 5) -> dict[int, Trial]:
+def measure(levels: Mapping[int, Sessions], calls: Sequence[GraphRun], *, rounds: int = 5) -> dict[int, LevelMeasurement]:
     """Run the graphs at each level on calls whose fp32 outputs are known; times are taken in turns."""
     found = {}
     for level, sessions in levels.items():
@@ -116,20 +116,20 @@ def measure(levels: Mapping[int, Sessions], calls: Sequence[Call], *, rounds: in
             for call in calls:
                 run(sessions[call.role], call.feeds)
             times[level].append(time.perf_counter() - started)
-    return {level: Trial(*found[level], 1000 * min(times[level])) for level in levels}
+    return {level: LevelMeasurement(*found[level], 1000 * min(times[level])) for level in levels}
 
 
-def choose(trials: dict[int, Trial], by_rows: float | None = None) -> Choice:
+def choose(trials: dict[int, LevelMeasurement], by_rows: float | None = None) -> LevelChoice:
     """The level to run at, EXACT or FAST. `by_rows`: the fast one's error where a processor rounds most coarsely."""
     exact, fast = trials[EXACT], trials[FAST]
     worse = MUCH_WORSE if exact.milliseconds > MUCH_FASTER * fast.milliseconds else WORSE
     limit = max(worse * exact.error, NEGLIGIBLE)
     if not fast.error <= limit:
         reason = f"at level {FAST} the error is {fast.error:.3g} of the outputs' deviation, at level {EXACT} {exact.error:.3g}"
-        return Choice(EXACT, reason, trials, by_rows)
+        return LevelChoice(EXACT, reason, trials, by_rows)
     if by_rows is not None and not by_rows <= limit:
         reason = f"at level {FAST} the error is up to {by_rows:.3g} of the outputs' deviation on ARM64, at level {EXACT} {exact.error:.3g}"
-        return Choice(EXACT, reason, trials, by_rows)
+        return LevelChoice(EXACT, reason, trials, by_rows)
     if fast.milliseconds > SLOWER * exact.milliseconds:
-        return Choice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
-    return Choice(FAST, f"its error is {fast.error:.3g} of the outputs' deviation, level {EXACT}'s {exact.error:.3g}", trials, by_rows)
+        return LevelChoice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
+    return LevelChoice(FAST, f"its error is {fast.error:.3g} of the outputs' deviation, level {EXACT}'s {exact.error:.3g}", trials, by_rows)

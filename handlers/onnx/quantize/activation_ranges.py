@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from handlers.onnx.folder.playback import Call
+from handlers.onnx.folder.playback import GraphRun
 from handlers.onnx.graphs.graph_file import fresh_folder
 from handlers.onnx.graphs.sessions import open_session
 
@@ -71,7 +71,7 @@ class Activation:
 
 
 def watch(
-    path: Path, names: Iterable[str], calls: Sequence[Call], scratch: Path, *, threads: int, extremes_only: bool = False
+    path: Path, names: Iterable[str], calls: Sequence[GraphRun], scratch: Path, *, threads: int, extremes_only: bool = False
 ) -> dict[str, Activation]:
     """What the named values of a graph take on in these calls; values that only exist in a subgraph are left out.
 

@@ -16,7 +16,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.folder.playback import Call, UnfedError
+from handlers.onnx.folder.playback import GraphRun, UnknownInputError
 from handlers.onnx.folder.playback import run as run_graph
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
@@ -62,17 +62,17 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _calls(context: StageContext, source: GraphSet, output: StageOutput) -> list[Call]:
+def _calls(context: StageContext, source: GraphSet, output: StageOutput) -> list[GraphRun]:
     """What the fp32 graphs say to a few texts; nothing, which is recorded, where they can't be run here."""
     try:
         return reference_calls(context, source)
-    except (UnfedError, Permanent) as error:
+    except (UnknownInputError, Permanent) as error:
         wanted, taken = "activations measured and compared with the fp32 graph", "norms, angles and large weights in fp32, unmeasured"
         output.fallbacks.append(Fallback(wanted=wanted, taken=taken, reason=str(error)))
         return []
 
 
-def _overflowing(context: StageContext, one: Graph, model: ir.Model, calls: list[Call]) -> dict[str, float]:
+def _overflowing(context: StageContext, one: Graph, model: ir.Model, calls: list[GraphRun]) -> dict[str, float]:
     """Value → its largest size, of those that come near the end of fp16's range in the fp32 graph.
 
     Measured there, since on a CPU onnxruntime computes many fp16 nodes in fp32 and would not show it.
@@ -119,7 +119,7 @@ def _warn(converted: list[Converted], peaks: dict[str, float], output: StageOutp
         output.warnings.append(f"the fp16 graph is {ratio:.0%} of the fp32 one")
 
 
-def _verify(context: StageContext, calls: list[Call], made: GraphSet, output: StageOutput) -> None:
+def _verify(context: StageContext, calls: list[GraphRun], made: GraphSet, output: StageOutput) -> None:
     """Compare both on a few texts; Permanent `fp16-overflow` where the half's values are not finite or far off."""
     staging = Path(context.staging)
     sessions = {graph.role: open_session(staging / graph.file, context.limits.threads) for graph in made.graphs}

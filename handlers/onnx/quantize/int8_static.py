@@ -21,7 +21,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
-from handlers.onnx.folder.playback import Call, Player, Tokens, UnfedError, tokenize
+from handlers.onnx.folder.playback import GraphRun, Player, Tokens, UnknownInputError, tokenize
 from handlers.onnx.folder.playback import run as run_graph
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graph_file import fresh_folder
@@ -95,8 +95,8 @@ class Calibration:
     """Calls to measure ranges with, and others to choose between them."""
 
     tokens: Tokens
-    measured: list[Call]
-    held_out: list[Call]
+    measured: list[GraphRun]
+    held_out: list[GraphRun]
 
 
 def calibrate(context: StageContext, source: GraphSet) -> Calibration:
@@ -115,8 +115,8 @@ def calibrate(context: StageContext, source: GraphSet) -> Calibration:
             if number in held:
                 result.held_out.extend(calls)
             if number not in held or len(rows) < HELD_OUT:
-                result.measured.extend(Call(call.role, call.feeds, {}) for call in calls)  # logits of all texts would be large
-    except UnfedError as error:
+                result.measured.extend(GraphRun(call.role, call.feeds, {}) for call in calls)  # logits of all texts would be large
+    except UnknownInputError as error:
         raise Permanent(FaultCode.NO_CALIBRATION, OPERATION, str(error), "leave onnx-int8-static out", path=folder) from error
     return result
 

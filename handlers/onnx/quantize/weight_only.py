@@ -17,7 +17,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
-from handlers.onnx.folder.playback import Call, Player, UnfedError, run, tokenize
+from handlers.onnx.folder.playback import GraphRun, Player, UnknownInputError, run, tokenize
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
 from handlers.onnx.graphs.rewriting import Counts
@@ -98,7 +98,7 @@ def _choose_level(context: StageContext, source: GraphSet, made: GraphSet, outpu
     staging = Path(context.staging)
     try:
         calls = reference_calls(context, source)
-    except (UnfedError, Permanent) as error:
+    except (UnknownInputError, Permanent) as error:
         taken = f"level {EXACT}, fp32, unmeasured"
         output.fallbacks.append(Fallback(wanted="an accuracy level chosen by measurement", taken=taken, reason=str(error)))
         output.figures["accuracy_level"] = EXACT
@@ -120,14 +120,14 @@ def _choose_level(context: StageContext, source: GraphSet, made: GraphSet, outpu
     output.figures |= choice.figures
 
 
-def _error_by_rows(staging: Path, made: GraphSet, calls: list[Call], threads: int) -> float:
+def _error_by_rows(staging: Path, made: GraphSet, calls: list[GraphRun], threads: int) -> float:
     """The exact level's error with activations rounded to int8 by rows."""
     sessions = {graph.role: rounded_session(staging / graph.file, threads) for graph in made.graphs}
     return compare(calls, [run(sessions[call.role], call.feeds) for call in calls])[0]
 
 
-def reference_calls(context: StageContext, source: GraphSet) -> list[Call]:
-    """What the fp32 graphs say to a few texts. Permanent where the texts can't be had, UnfedError where the graphs can't be fed."""
+def reference_calls(context: StageContext, source: GraphSet) -> list[GraphRun]:
+    """What the fp32 graphs say to a few texts. Permanent where the texts can't be had, UnknownInputError where the graphs can't be fed."""
     folder, options = Path(context.inputs["onnx"]), context.work.validation
     texts, _ = prompts.load(options.model_copy(update={"samples": min(options.samples, TRIAL_TEXTS)}))
     tokens = tokenize(folder, texts, longest=TRIAL_TOKENS)

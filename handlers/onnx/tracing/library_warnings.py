@@ -27,7 +27,7 @@ UNINFORMATIVE = (
 )
 
 
-class Chatter(logging.Handler):
+class LibraryWarnings(logging.Handler):
     """Context manager that collects warnings and log records of level WARNING and above into `lines`."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Chatter(logging.Handler):
         """Take a log record (called by logging)."""
         self._hear(record.getMessage())
 
-    def __enter__(self) -> Chatter:
+    def __enter__(self) -> LibraryWarnings:
         self._catcher.__enter__()
         warnings.simplefilter("always")
         warnings.showwarning = self._show

@@ -83,7 +83,7 @@ _OLD = exporters.LEGACY_NEWEST_OPSET
 
 # Eager attention first: below opset 23 it traces to fewer nodes than sdpa, and with 23 to as many.
 # dynamo-experts looks each token's experts up, so a long prefill needs much memory.
-STRATEGIES: tuple[Strategy, ...] = (
+LOSSLESS: tuple[Strategy, ...] = (
     Strategy("dynamo-eager", exporters.dynamo, "eager"),
     Strategy("dynamo-sdpa", exporters.dynamo, "sdpa"),
     Strategy("dynamo-rewritten", exporters.dynamo, "eager", rewrite="masks-and-rotary"),
@@ -96,8 +96,8 @@ STRATEGIES: tuple[Strategy, ...] = (
 )
 """Ways that give nothing up, but for the opset where the legacy exporter can't write one so new."""
 
-LADDER: tuple[Strategy, ...] = (
-    *STRATEGIES,
+STRATEGIES: tuple[Strategy, ...] = (
+    *LOSSLESS,
     Strategy("dynamo-opset", exporters.dynamo, "eager", other_opset=True),
     Strategy("dynamo-one-row", exporters.dynamo, "eager", axes="lengths"),
     Strategy("dynamo-no-cache", exporters.dynamo, "eager", cache=False),

@@ -39,7 +39,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Rule:
+class WarningRule:
     """What a warning of that origin means."""
 
     file: str
@@ -53,20 +53,20 @@ class Rule:
     """Whether it may turn at a length that the check could not try."""
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(r"cache_utils\.py", r"get_seq_length|get_mask_sizes|is_initialized", "whether the cache is empty", "with an empty past"),
-    Rule(r"cache_utils\.py", r".*", "a part of the cache", "with an empty or a long past"),
-    Rule(r"masking_utils\.py", r"prepare_padding_mask", "whether the mask is too short", "with a mask shorter than all tokens"),
-    Rule(r"masking_utils\.py", r"_ignore_\w+|fast_all", "whether the mask can be left out", "with padding, or a single token"),
-    Rule(r"masking_utils\.py", r".*", "a part of the mask", "with padding, or a single token"),
-    Rule(r"sdpa_attention\.py|eager_attention\.py", r".*", "how attention is called", "for a single token, or one row"),
-    Rule(r"modeling_rope_utils\.py", r".*", "which frequencies a rotary embedding uses", "beyond its original length", lengths=True),
-    Rule(r"moe\.py", r".*", "how tokens are sent to experts", "for other tokens"),
-    Rule(r"modeling_\w+\.py", r".*", "something of the architecture's own", "for other lengths", lengths=True),
+RULES: tuple[WarningRule, ...] = (
+    WarningRule(r"cache_utils\.py", r"get_seq_length|get_mask_sizes|is_initialized", "whether the cache is empty", "with an empty past"),
+    WarningRule(r"cache_utils\.py", r".*", "a part of the cache", "with an empty or a long past"),
+    WarningRule(r"masking_utils\.py", r"prepare_padding_mask", "whether the mask is too short", "with a mask shorter than all tokens"),
+    WarningRule(r"masking_utils\.py", r"_ignore_\w+|fast_all", "whether the mask can be left out", "with padding, or a single token"),
+    WarningRule(r"masking_utils\.py", r".*", "a part of the mask", "with padding, or a single token"),
+    WarningRule(r"sdpa_attention\.py|eager_attention\.py", r".*", "how attention is called", "for a single token, or one row"),
+    WarningRule(r"modeling_rope_utils\.py", r".*", "which frequencies a rotary embedding uses", "beyond its original length", lengths=True),
+    WarningRule(r"moe\.py", r".*", "how tokens are sent to experts", "for other tokens"),
+    WarningRule(r"modeling_\w+\.py", r".*", "something of the architecture's own", "for other lengths", lengths=True),
 )  # fmt: skip
 """Rows of which the first that fits is taken."""
 
-_ELSE = Rule(".*", ".*", "something that is not known here", "for other shapes", lengths=True)
+_ELSE = WarningRule(".*", ".*", "something that is not known here", "for other shapes", lengths=True)
 
 
 @lru_cache(maxsize=64)
@@ -85,7 +85,7 @@ def origin(path: str, line: int, message: str = "") -> Origin:
     return Origin(Path(path).name, max(around)[1] if around else "", _CONSTANT in message)
 
 
-def rule(place: Origin) -> Rule:
+def rule(place: Origin) -> WarningRule:
     """What a warning from there means."""
     found = (one for one in RULES if re.fullmatch(one.file, place.file) and re.fullmatch(one.function, place.function))
     return next(found, _ELSE)

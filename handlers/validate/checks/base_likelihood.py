@@ -18,7 +18,7 @@ from handlers.models.files import read_json, setting
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, teacher_forced
 from handlers.validate.checks.samples import Sample
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 VALUES = ("original", "dequantized", "dequantized-double")
 MARGIN = 3.0
@@ -44,7 +44,7 @@ def stored_quantized(base: Path) -> bool:
     return bool(setting(config, "quantization_config") or config.get("compression_config"))
 
 
-def compare(live: Worker, reference: Reference, context: StageContext, folder: Path, progress: Progress) -> dict[str, Any] | None:
+def compare(live: EngineWorker, reference: Reference, context: StageContext, folder: Path, progress: Progress) -> dict[str, Any] | None:
     """Run the samples on the other bases too; None where nobody asked. Adds to the reference's warnings; `folder` is for scratch.
 
     The live worker holds another base afterwards. The figures are nats a token: "nll" the mean negative log-likelihood of the samples'
@@ -81,7 +81,7 @@ def _unfit(reference: Reference, base: Path) -> str | None:
     return None if any(_scored(sample) for sample in reference.samples) else "no prompt has a second token"
 
 
-def _measured(live: Worker, reference: Reference, chosen: str, folder: Path, progress: Progress) -> dict[str, Any]:
+def _measured(live: EngineWorker, reference: Reference, chosen: str, folder: Path, progress: Progress) -> dict[str, Any]:
     losses = {chosen: np.concatenate([surprise(sample, np.load(sample.logits, mmap_mode="r")) for sample in reference.samples])}
     divergence: dict[str, float | None] = {}
     for values in VALUES:

@@ -17,7 +17,7 @@ from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_work, teacher_forced
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import labels_of
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
 
@@ -40,7 +40,7 @@ class Examination:
 
 
 def examine(
-    worker: Worker, reference: Reference, outputs: Path, merged: Path | None, *, tokenizer: bool, progress: Progress
+    worker: EngineWorker, reference: Reference, outputs: Path, merged: Path | None, *, tokenizer: bool, progress: Progress
 ) -> Examination:
     """Load the worker's model and compare it with the live model, with `merged` and with itself.
 
@@ -87,7 +87,7 @@ def _decoding_figures(prompts: list[dict[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def _padding_figures(worker: Worker, reference: Reference) -> dict[str, Any]:
+def _padding_figures(worker: EngineWorker, reference: Reference) -> dict[str, Any]:
     """max |Δ| between padded batches and their rows alone, on each side that the live model itself can be padded on."""
     work = padding_work(reference.subject, reference.samples)
     errors = {side: float(worker.ask("padding", side=side, **work)["padding_error"]) for side in reference.sides}
@@ -109,7 +109,7 @@ def _compared(comparison: Comparison, reference: np.ndarray, logits: np.ndarray)
         raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS) from error
 
 
-def _decoded(worker: Worker, sample: Sample) -> dict[str, Any]:
+def _decoded(worker: EngineWorker, sample: Sample) -> dict[str, Any]:
     """The artifact's own greedy decoding through its cache, beside the reference's."""
     answer = worker.ask("greedy", ids=sample.ids, tokens=len(sample.tokens), verify=True)
     tokens: list[int] = answer["tokens"]
@@ -123,7 +123,7 @@ def _decoded(worker: Worker, sample: Sample) -> dict[str, Any]:
     return found | ({"cache_errors": answer["cache_errors"]} if "cache_errors" in answer else {})
 
 
-def _sample(worker: Worker, reference: Reference, result: Examination, outputs: Path) -> SampleFigures | None:
+def _sample(worker: EngineWorker, reference: Reference, result: Examination, outputs: Path) -> SampleFigures | None:
     """The first prompt with both answers, for a person to look at."""
     if not reference.readable:
         return None
@@ -149,7 +149,7 @@ def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | Non
     return f"its labels have other names than the live model's: label {number} is {found[number]!r} instead of {wanted[number]!r}"
 
 
-def _tokenizer_difference(worker: Worker, reference: Reference) -> str | None:
+def _tokenizer_difference(worker: EngineWorker, reference: Reference) -> str | None:
     """Why the artifact's own tokenizer can't stand in for the reference's, or None when all prompts give the same ids."""
     texts = [sample.text for sample in reference.samples]
     firsts = [sample.first for sample in reference.samples if sample.first is not None]

@@ -23,7 +23,7 @@ from handlers.models.files import read_json
 from handlers.toolchains import use
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.generation_rules import read_rules
-from handlers.validate.engines.task_profile import Subject
+from handlers.validate.engines.task_profile import ValidatedTask
 
 NAME = "optimum"
 MODULE = "handlers.toolchains.optimum_reader"
@@ -37,7 +37,7 @@ class OwnAnswer:
 
     folder: Path
     """The artifact's."""
-    subject: Subject
+    subject: ValidatedTask
     sample: Sample
     rows: Path
     """A .npy file of (len(sample.keep), V)."""
@@ -85,7 +85,7 @@ def _read(
     )  # fmt: skip
 
 
-def _feeds(folder: Path, subject: Subject, sample: Sample) -> dict[str, list[int]]:
+def _feeds(folder: Path, subject: ValidatedTask, sample: Sample) -> dict[str, list[int]]:
     """Token ids by input, of the pass whose rows our engine gave."""
     if subject.kind == "causal":
         return {"input_ids": [*sample.ids, *sample.tokens]}
@@ -96,7 +96,7 @@ def _feeds(folder: Path, subject: Subject, sample: Sample) -> dict[str, list[int
     return {"input_ids": sample.ids, "decoder_input_ids": [read_rules(generation, config).start, *sample.tokens[:-1]]}
 
 
-def _rows(subject: Subject, made: Mapping[str, np.ndarray]) -> np.ndarray:
+def _rows(subject: ValidatedTask, made: Mapping[str, np.ndarray]) -> np.ndarray:
     """Rows (P, V) as our own drivers give them. Raises ValueError for outputs of another kind."""
     if subject.task == "question-answering":
         return np.stack([made["start_logits"][0], made["end_logits"][0]])

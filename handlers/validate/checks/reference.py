@@ -21,8 +21,8 @@ from handlers.validate.checks import segments
 from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
 from handlers.validate.checks.samples import Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
-from handlers.validate.engines.task_profile import LANGUAGE_MODEL, Subject
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 LOGITS_BYTES = 512 << 20
 LEAST_TOKENS = 8
@@ -53,7 +53,7 @@ class Reference:
     """Bare base against base + adapter: how much there is to be seen at all. None for a full fine-tune."""
     warnings: list[str] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
-    subject: Subject = LANGUAGE_MODEL
+    subject: ValidatedTask = LANGUAGE_MODEL
     sides: list[str] = field(default_factory=lambda: ["left"])
     """Sides on which the live model can be padded without another outcome, so that artifacts must be able to."""
     bases: dict[str, Any] | None = None
@@ -64,8 +64,8 @@ class Reference:
 class LiveModel:
     """The live model before it is loaded."""
 
-    worker: Worker
-    subject: Subject = LANGUAGE_MODEL
+    worker: EngineWorker
+    subject: ValidatedTask = LANGUAGE_MODEL
     """What the merged model is for."""
     base_values: str = "original"
     """What `merge.base` comes to: the adapter acts on the base that it was merged into."""
@@ -75,8 +75,8 @@ class LiveModel:
 class _Asked:
     """How the live model is asked each prompt."""
 
-    live: Worker
-    subject: Subject
+    live: EngineWorker
+    subject: ValidatedTask
     readable: bool
     special: _Special
     room: int
@@ -129,7 +129,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     )  # fmt: skip
 
 
-def teacher_forced(worker: Worker, sample: Sample, out: Path, **more: Any) -> np.ndarray:
+def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, **more: Any) -> np.ndarray:
     """A worker's rows for a sample, which `out` receives too."""
     worker.ask("teacher", ids=sample.ids, targets=sample.tokens, types=sample.types, keep=sample.keep, out=str(out), **more)
     rows: np.ndarray = np.load(out)
@@ -137,7 +137,7 @@ def teacher_forced(worker: Worker, sample: Sample, out: Path, **more: Any) -> np
 
 
 def _encode(
-    live: Worker, subject: Subject, texts: list[str], vocabulary: int | None, fallbacks: list[Fallback]
+    live: EngineWorker, subject: ValidatedTask, texts: list[str], vocabulary: int | None, fallbacks: list[Fallback]
 ) -> tuple[list[Encoded], bool]:
     """Texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
     firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
@@ -170,7 +170,7 @@ class _Special:
     mask: int | None = None
 
 
-def _hidden(live: Worker, subject: Subject, readable: bool, fallbacks: list[Fallback]) -> _Special:
+def _hidden(live: EngineWorker, subject: ValidatedTask, readable: bool, fallbacks: list[Fallback]) -> _Special:
     """Special tokens, which no head is trained on, and the one that hides another; only where the task asks for them."""
     if not readable or subject.task not in ("token-classification", "fill-mask"):
         return _Special()
@@ -180,7 +180,7 @@ def _hidden(live: Worker, subject: Subject, readable: bool, fallbacks: list[Fall
     return _Special(frozenset(answer["special"]), answer["mask"])
 
 
-def _room(subject: Subject, context: int | None, new_tokens: int) -> tuple[int, int]:
+def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple[int, int]:
     """Largest prompt and number of new tokens that fit the positions the model can address."""
     if subject.kind == "encoder":
         return context or 1 << 30, 0
@@ -210,7 +210,7 @@ def _run(asked: _Asked, one: Encoded, path: Path) -> tuple[Sample, int]:
     return replace(sample, continuation=answer), len(places)
 
 
-def answer_text(worker: Worker, subject: Subject, sample: Sample, tokens: list[int], rows: np.ndarray) -> str | None:
+def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, tokens: list[int], rows: np.ndarray) -> str | None:
     """What a model says about a sample, for a person to read: text, label, labels, hidden tokens, span or number; None for vectors."""
     if subject.kind != "encoder":
         return str(worker.ask("text", ids=tokens)["text"])
@@ -230,13 +230,13 @@ def answer_text(worker: Worker, subject: Subject, sample: Sample, tokens: list[i
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
 
 
-def _add_bare(live: Worker, sample: Sample, logits: np.ndarray, adapter: Comparison, folder: Path) -> None:
+def _add_bare(live: EngineWorker, sample: Sample, logits: np.ndarray, adapter: Comparison, folder: Path) -> None:
     path = folder / "bare.npy"
     adapter.add(logits, teacher_forced(live, sample, path, bare=True))
     path.unlink()
 
 
-def padding_work(subject: Subject, samples: Iterable[Sample]) -> dict[str, Any]:
+def padding_work(subject: ValidatedTask, samples: Iterable[Sample]) -> dict[str, Any]:
     """The rows of a batch of unlike lengths.
 
     The shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample.
@@ -256,7 +256,7 @@ def padding_work(subject: Subject, samples: Iterable[Sample]) -> dict[str, Any]:
     return work
 
 
-def padding_sides(live: Worker, subject: Subject, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
+def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
     """The sides on which the live model itself can be padded. Language models: on the left, as all that decode batches do."""
     if subject.kind == "causal":
         return ["left"]
@@ -283,7 +283,7 @@ def evenly(length: int, most: int) -> list[int]:
     return sorted({round(value) for value in np.linspace(0, length - 1, most)})
 
 
-def _speed_work(subject: Subject, samples: list[Sample], context: int | None, speed_tokens: int) -> tuple[list[int], int]:
+def _speed_work(subject: ValidatedTask, samples: list[Sample], context: int | None, speed_tokens: int) -> tuple[list[int], int]:
     """A prompt of SPEED_PROMPT tokens made of the samples, and the tokens to decode after it, within the context."""
     ids = [token for sample in samples for token in sample.ids + (sample.tokens if subject.kind == "causal" else [])]
     ids = (ids * (SPEED_PROMPT // len(ids) + 1))[:SPEED_PROMPT]

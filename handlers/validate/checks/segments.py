@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from daemon.contract.fault_codes import FaultCode
 from handlers.validate.checks.comparison import in_deviations
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 if TYPE_CHECKING:
     from handlers.validate.checks.samples import Sample
@@ -21,7 +21,7 @@ NOISE = 1e-4
 """Largest |Δ| in standard deviations of the outputs that is rounding."""
 
 
-def lost(live: Worker, samples: Iterable[Sample], unit: float) -> list[str]:
+def lost(live: EngineWorker, samples: Iterable[Sample], unit: float) -> list[str]:
     """A warning where PEFT's wrapper answers otherwise than the model inside of it does with segments, or could not be asked."""
     pairs = [sample for sample in samples if sample.types and len(set(sample.types)) > 1]
     try:

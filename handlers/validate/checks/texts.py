@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from handlers.validate.engines.task_profile import Subject
+from handlers.validate.engines.task_profile import ValidatedTask
 
 _EVERY = 6
 """Every so many tokens one is hidden."""
@@ -27,7 +27,7 @@ class Encoded:
     """The question that goes before the text."""
 
 
-def pieces(subject: Subject, texts: Sequence[str]) -> list[str]:
+def pieces(subject: ValidatedTask, texts: Sequence[str]) -> list[str]:
     """The texts to run. Where a text gets one answer its halves are texts too, so that one near tie does not decide a verdict."""
     if not subject.one_answer:
         return list(texts)
@@ -54,7 +54,7 @@ def hidden(ids: Sequence[int], special: Collection[int], mask: int | None) -> tu
     return [mask if place in places else token for place, token in enumerate(ids)], places
 
 
-def rows_that_count(subject: Subject, ids: Sequence[int], targets: Sequence[int], special: Collection[int]) -> list[int]:
+def rows_that_count(subject: ValidatedTask, ids: Sequence[int], targets: Sequence[int], special: Collection[int]) -> list[int]:
     """Which rows of a model's outputs are compared.
 
     All tokens of prompt and continuation; all target tokens; the one row of a classifier; start and end of an answer; all tokens that

@@ -12,7 +12,7 @@ from typing import Any
 
 from daemon.contract.figures import Speed
 from handlers.validate.checks.reference import Reference
-from handlers.validate.workers.client import Worker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
 
 ROUNDS = 3
 _WARM_UP_TOKENS = 4
@@ -20,7 +20,7 @@ _NOTHING = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None}
 """Where there is nothing to compare with."""
 
 
-def alone(worker: Worker, reference: Reference) -> Speed:
+def alone(worker: EngineWorker, reference: Reference) -> Speed:
     """`tokens_per_second` and `prefill_seconds` of one worker, medians over rounds; None where speed is not measured."""
     if not reference.speed_tokens:
         return Speed(tokens_per_second=None, prefill_seconds=None)
@@ -28,7 +28,7 @@ def alone(worker: Worker, reference: Reference) -> Speed:
     return _summary([_time(worker, reference) for _ in range(ROUNDS)])
 
 
-def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tuple[Speed, WorkerFailed | None]:
+def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Reference) -> tuple[Speed, WorkerFailed | None]:
     """Speed of `artifact` beside that of `pytorch`; the second value is the failure of `pytorch`, if it failed.
 
     Raises WorkerFailed when `artifact` fails.
@@ -51,7 +51,7 @@ def race(artifact: Worker, pytorch: Worker | None, reference: Reference) -> tupl
     return _summary(mine).plus(pytorch_tokens_per_second=peer, speed_over_pytorch=statistics.median(ratios)), None
 
 
-def _time(worker: Worker, reference: Reference, tokens: int | None = None) -> dict[str, Any]:
+def _time(worker: EngineWorker, reference: Reference, tokens: int | None = None) -> dict[str, Any]:
     return worker.ask("timed", ids=reference.speed_prompt, tokens=reference.speed_tokens if tokens is None else tokens)
 
 

@@ -14,7 +14,7 @@ from onnxruntime import OrtValue
 
 from handlers.onnx.folder.fixed_window import Window
 from handlers.validate.engines.generation_rules import end_tokens
-from handlers.validate.engines.onnx_folder import GRAPH, Graph, OnnxFolder, floats, present
+from handlers.validate.engines.onnx_folder import GRAPH, LoadedGraph, OnnxFolder, floats, present
 from handlers.validate.engines.registry import EngineSpec
 
 __all__ = ["GRAPH", "OnnxEngine"]
@@ -43,7 +43,7 @@ class OnnxEngine(OnnxFolder):
         new = input_ids.shape[1]
         if cache is not None:
             input_ids, position_ids = (np.concatenate(pair, axis=1) for pair in zip(cache, (input_ids, position_ids), strict=True))
-        assert isinstance(self._model, Graph), "a chain of graphs has a cache"
+        assert isinstance(self._model, LoadedGraph), "a chain of graphs has a cache"
         logits = Window(self._model.session).logits(input_ids, attention_mask, position_ids)
         return logits[:, -new:].astype(np.float32, copy=False), (input_ids, position_ids)
 

@@ -54,8 +54,10 @@ def graph_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def check_names(graph: Graph | Chain, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str]) -> None:
-    """See `Graph.check_names`."""
+def check_names(
+    graph: LoadedGraph | LoadedChain, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str]
+) -> None:
+    """See `LoadedGraph.check_names`."""
     needed = list(needed)
     missing = sorted(set(outputs) - set(graph.outputs)) + [name for name in needed if name not in graph.inputs]
     unknown = sorted(set(graph.inputs) - {*needed, *optional, *graph.past})
@@ -64,7 +66,7 @@ def check_names(graph: Graph | Chain, what: str, needed: Iterable[str], outputs:
         raise Permanent(FaultCode.ONNX_NAMES, OPERATION, cause, AGAIN, path=graph.path)
 
 
-class Graph:
+class LoadedGraph:
     """One session. Spinning threads lose more than they gain on a busy box, and would slow down the engine whose turn is next."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -118,11 +120,11 @@ class Graph:
         return width if isinstance(width, int) else None
 
 
-class Chain:
-    """The graphs of a decoder that is one graph after another, in the manner of `Graph`: the first's inputs and the last's outputs,
+class LoadedChain:
+    """The graphs of a decoder that is one graph after another, in the manner of `LoadedGraph`: the first's inputs and the last's outputs,
     with the pasts and presents of all."""
 
-    def __init__(self, graphs: Sequence[Graph]) -> None:
+    def __init__(self, graphs: Sequence[LoadedGraph]) -> None:
         self._graphs = graphs
         self.path = graphs[0].path
         self.inputs = {name: node for graph in graphs for name, node in graph.inputs.items() if name != HIDDEN}
@@ -130,7 +132,7 @@ class Chain:
         self.past = [name for graph in graphs for name in graph.past]
 
     def check_names(self, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str] = ()) -> None:
-        """As `Graph.check_names`; each graph but the last must also hand its vectors on to one that takes them."""
+        """As `LoadedGraph.check_names`; each graph but the last must also hand its vectors on to one that takes them."""
         for graph in self._graphs[:-1]:
             if NEXT not in graph.outputs:
                 raise Permanent(
@@ -142,15 +144,15 @@ class Chain:
         check_names(self, what, needed, outputs, optional)
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
-        """See `Graph.value`."""
+        """See `LoadedGraph.value`."""
         return next(graph for graph in self._graphs if name in graph.inputs).value(name, array)
 
     def empty_past(self, rows: int) -> dict[str, OrtValue]:
-        """See `Graph.empty_past`."""
+        """See `LoadedGraph.empty_past`."""
         return {name: value for graph in self._graphs for name, value in graph.empty_past(rows).items()}
 
     def run(self, outputs: list[str], feeds: dict[str, OrtValue]) -> dict[str, OrtValue]:
-        """See `Graph.run`."""
+        """See `LoadedGraph.run`."""
         found: dict[str, OrtValue] = {}
         for graph in self._graphs:
             if NEXT in found:
@@ -160,7 +162,7 @@ class Chain:
         return {name: found[name] for name in outputs}
 
     def width(self, output: str) -> int | None:
-        """See `Graph.width`."""
+        """See `LoadedGraph.width`."""
         return self._graphs[-1].width(output)
 
 
@@ -180,18 +182,18 @@ class OnnxFolder:
     def prepare(spec: EngineSpec) -> None:
         """Nothing: importing this module is all there is to prepare."""
 
-    def _graph(self, role: str, threads: int) -> Graph:
+    def _graph(self, role: str, threads: int) -> LoadedGraph:
         """The graph with a role; Permanent where the folder has none."""
         if role not in self._files:
             cause = f"the folder holds no {USUAL[role]}"
             raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
-        return Graph(self._files[role], threads)
+        return LoadedGraph(self._files[role], threads)
 
-    def _decoder(self, threads: int) -> Graph | Chain:
+    def _decoder(self, threads: int) -> LoadedGraph | LoadedChain:
         """The decoder: one graph, or a chain of all of the folder's graphs in their order."""
         if EMBEDDING not in self._files:
             return self._graph("model", threads)
-        return Chain([Graph(path, threads) for path in self._files.values()])
+        return LoadedChain([LoadedGraph(path, threads) for path in self._files.values()])
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self._folder / name

@@ -16,7 +16,7 @@ from onnxruntime import OrtValue
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.validate.engines.generation_rules import read_rules
-from handlers.validate.engines.onnx_folder import AGAIN, OPERATION, Graph, OnnxFolder, floats, present
+from handlers.validate.engines.onnx_folder import AGAIN, OPERATION, LoadedGraph, OnnxFolder, floats, present
 from handlers.validate.engines.registry import EngineSpec
 
 TWO_GRAPHS = "decoder_with_past"
@@ -46,7 +46,7 @@ class OnnxSeq2Seq(OnnxFolder):
         self.end_tokens = self.rules.ends
         self._encoder = self._graph("encoder", spec.threads)
         self._encoder.check_names("an encoder", ["input_ids"], ["last_hidden_state"], ["attention_mask"])
-        self._decoders = {role: Graph(self._files[role], spec.threads) for role in (WHOLE, TWO_GRAPHS, MERGED) if role in self._files}
+        self._decoders = {role: LoadedGraph(self._files[role], spec.threads) for role in (WHOLE, TWO_GRAPHS, MERGED) if role in self._files}
         optional = ["encoder_attention_mask", "encoder_hidden_states", "use_cache_branch"]
         for graph in self._decoders.values():
             outputs = ["logits", *(present(name) for name in graph.past if ".decoder." in name)]
@@ -89,7 +89,7 @@ class OnnxSeq2Seq(OnnxFolder):
         self._check_cross(graph, outputs, state.mask)
         return floats(outputs["logits"]), _State(state.memory, state.mask, past, seen)
 
-    def _run(self, graph: Graph, tokens: np.ndarray, state: _State, *, branch: bool) -> dict[str, OrtValue]:
+    def _run(self, graph: LoadedGraph, tokens: np.ndarray, state: _State, *, branch: bool) -> dict[str, OrtValue]:
         feeds = dict(state.past) if state.past else graph.empty_past(len(tokens))
         feeds = {name: value for name, value in feeds.items() if name in graph.inputs}
         feeds["input_ids"] = graph.value("input_ids", tokens)
@@ -101,7 +101,7 @@ class OnnxSeq2Seq(OnnxFolder):
             feeds["use_cache_branch"] = graph.value("use_cache_branch", np.array([branch]))
         return graph.run(["logits", *(name for name in graph.outputs if name.startswith("present."))], feeds)
 
-    def _check_cross(self, graph: Graph, outputs: dict[str, OrtValue], mask: np.ndarray) -> None:
+    def _check_cross(self, graph: LoadedGraph, outputs: dict[str, OrtValue], mask: np.ndarray) -> None:
         for name, value in outputs.items():
             if ".encoder." not in name:
                 continue

@@ -37,7 +37,7 @@ class EngineSpec(BaseModel):
     """Name in `handlers.models.tasks`: the task of the merged model."""
 
 
-class Loaded(Protocol):
+class LoadedModel(Protocol):
     """What all loaded models have."""
 
     vocabulary: int | None
@@ -59,7 +59,7 @@ class Loaded(Protocol):
         """The text of token ids, without special tokens."""
 
 
-class Engine(Loaded, Protocol):
+class Engine(LoadedModel, Protocol):
     """A language model. Token ids are int64, logits float32, caches opaque and consumed by the step that takes them."""
 
     end_tokens: tuple[int, ...]
@@ -71,7 +71,7 @@ class Engine(Loaded, Protocol):
         """
 
 
-class Seq2SeqEngine(Loaded, Protocol):
+class Seq2SeqEngine(LoadedModel, Protocol):
     """An encoder-decoder. `end_tokens` are its rules'."""
 
     end_tokens: tuple[int, ...]
@@ -90,7 +90,7 @@ class Seq2SeqEngine(Loaded, Protocol):
         """
 
 
-class EncoderEngine(Loaded, Protocol):
+class EncoderEngine(LoadedModel, Protocol):
     """A model that gives its answer in one pass."""
 
     pad: int

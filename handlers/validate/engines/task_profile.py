@@ -27,7 +27,7 @@ _RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transfor
 
 
 @dataclass(frozen=True)
-class Subject:
+class ValidatedTask:
     """The task of the model that is validated."""
 
     task: str = "text-generation"
@@ -47,16 +47,16 @@ class Subject:
         return self.task in ("text-classification", "question-answering")
 
 
-LANGUAGE_MODEL = Subject()
+LANGUAGE_MODEL = ValidatedTask()
 
 
-def subject_of(folder: Path) -> Subject:
+def subject_of(folder: Path) -> ValidatedTask:
     """The subject of a transformers folder. What names no known task is taken for a language model: loading it will tell."""
     config = read_json(folder / "config.json", _OPERATION)
     task = task_of_config(config)
     if task is None:
         return LANGUAGE_MODEL
-    return Subject(task.name, _head(task.name, config), labels_of(folder) if task.name.endswith("-classification") else None)
+    return ValidatedTask(task.name, _head(task.name, config), labels_of(folder) if task.name.endswith("-classification") else None)
 
 
 def _head(task: str, config: Mapping[str, Any]) -> Head:
@@ -88,7 +88,7 @@ def labels_of(folder: Path) -> tuple[str, ...] | None:
         return None
 
 
-def live_labels(subject: Subject, base: Path | None) -> tuple[str, ...] | None:
+def live_labels(subject: ValidatedTask, base: Path | None) -> tuple[str, ...] | None:
     """The names that an artifact's labels must have: the base's own where the head is the base's, else the merged model's."""
     if subject.labels is None or base is None:
         return subject.labels

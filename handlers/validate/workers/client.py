@@ -59,7 +59,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-class Worker:
+class EngineWorker:
     """One engine in a child process; it takes `load` first, then the commands of `worker.Commands`."""
 
     def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits) -> None:
@@ -156,7 +156,7 @@ class Worker:
             self._process.kill()
             self._process.wait()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> EngineWorker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from handlers.onnx.families.trace_cases import Case
+from handlers.onnx.families.trace_cases import TraceCase
 from handlers.onnx.folder.chain_signature import BlockSignature, Link
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 
 
-def largest_error(folder: Path, links: Sequence[Link], cases: Sequence[Case], threads: int) -> float:
+def largest_error(folder: Path, links: Sequence[Link], cases: Sequence[TraceCase], threads: int) -> float:
     """Largest error of the chain's logits against those of the cases; GraphMismatchError as in `handlers.onnx.graphs.comparison`."""
     passed = [case.ids for case in cases]
     for link in links:
@@ -29,7 +29,7 @@ def largest_error(folder: Path, links: Sequence[Link], cases: Sequence[Case], th
     return max(_compared(case, logits) for case, logits in zip(cases, passed, strict=True))
 
 
-def run_in_steps(session: onnxruntime.InferenceSession, link: Link, case: Case, states: np.ndarray) -> np.ndarray:
+def run_in_steps(session: onnxruntime.InferenceSession, link: Link, case: TraceCase, states: np.ndarray) -> np.ndarray:
     """One graph's first output for all tokens of a case, fed in its steps; `states` (rows, tokens, …) is the first input."""
     signature, answers, start = link.signature, [], 0
     sizes = signature.cache_sizes if isinstance(signature, BlockSignature) else ()
@@ -48,7 +48,7 @@ def run_in_steps(session: onnxruntime.InferenceSession, link: Link, case: Case, 
     return np.concatenate(answers, axis=1)
 
 
-def _compared(case: Case, logits: np.ndarray) -> float:
+def _compared(case: TraceCase, logits: np.ndarray) -> float:
     real = case.mask.astype(bool)
     try:
         return largest_relative(logits[real], case.logits[real], "logits")

@@ -21,7 +21,7 @@ import torch
 from daemon.contract.messages import Fallback
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, release
-from handlers.onnx.families.causal import Reference, refer
+from handlers.onnx.families.causal import CausalReference, refer
 from handlers.onnx.families.chain.check import largest_error
 from handlers.onnx.families.chain.modules import BlockModel, EmbeddingModel, HeadModel, obstacle
 from handlers.onnx.families.trace_cases import tested
@@ -40,7 +40,7 @@ LAYERS_PER_GRAPH = 4
 class LayeredReference:
     """What torch says of the whole model, and how it is divided."""
 
-    whole: Reference
+    whole: CausalReference
     links: tuple[Link, ...]
     """The graphs in the order in which they run."""
     tied: bool
@@ -48,7 +48,7 @@ class LayeredReference:
 
     @property
     def untested(self) -> str:
-        """See `handlers.onnx.families.causal.Reference`."""
+        """See `handlers.onnx.families.causal.CausalReference`."""
         return self.whole.untested
 
 

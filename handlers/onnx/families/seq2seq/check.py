@@ -25,7 +25,7 @@ Sessions = Mapping[str, onnxruntime.InferenceSession]
 
 
 @dataclass(frozen=True)
-class Case:
+class Seq2SeqCase:
     """One batch and what torch says about it.
 
     `ids` and `mask` are int64 (rows, source tokens), `tokens` int64 (rows, sum(STEPS)), `states` fp32 (rows, source tokens, width),
@@ -42,10 +42,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Reference:
+class Seq2SeqReference:
     """What torch says about a few batches; `layers` counts those with a cache."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[Seq2SeqCase, ...]
     layers: int
 
     @property
@@ -54,7 +54,7 @@ class Reference:
         return (ENCODER, DECODER, DECODER_WITH_PAST, DECODER_MERGED) if self.layers else (ENCODER, DECODER)
 
 
-def verify(folder: Path, reference: Reference, threads: int) -> float:
+def verify(folder: Path, reference: Seq2SeqReference, threads: int) -> float:
     """Largest relative error of all graphs in all steps; GraphMismatchError above the tolerance, or for a cache of another shape."""
     sessions = {role: open_graph(folder / FILES[role], ports(role, reference.layers), threads) for role in reference.roles}
     worst = 0.0
@@ -75,7 +75,7 @@ def verify(folder: Path, reference: Reference, threads: int) -> float:
 class _Walk:
     """One way through a case: by the pair of decoders (`dummy` None), or by the merged one with a dummy past of that length."""
 
-    def __init__(self, sessions: Sessions, case: Case, fixed: Arrays, dummy: int | None) -> None:
+    def __init__(self, sessions: Sessions, case: Seq2SeqCase, fixed: Arrays, dummy: int | None) -> None:
         self.sessions, self.case, self.fixed, self.dummy = sessions, case, fixed, dummy
 
     def walk(self) -> float:

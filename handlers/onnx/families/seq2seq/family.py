@@ -34,7 +34,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
-from handlers.onnx.families.seq2seq.check import STEPS, Case, Reference, verify
+from handlers.onnx.families.seq2seq.check import STEPS, Seq2SeqCase, Seq2SeqReference, verify
 from handlers.onnx.families.seq2seq.decoder_merge import merged
 from handlers.onnx.families.seq2seq.ports import DECODER, DECODER_MERGED, DECODER_WITH_PAST, ENCODER, FILES, cache_names, ports
 from handlers.onnx.graphs import graph_file
@@ -120,7 +120,7 @@ def _source(generator: torch.Generator, vocabulary: int, length: int, padding: S
     return ids, mask
 
 
-def _answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor, folder: Path, cache: bool) -> Case:
+def _answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Tensor, folder: Path, cache: bool) -> Seq2SeqCase:
     with torch.inference_mode():
         output = model(input_ids=ids, attention_mask=mask, decoder_input_ids=tokens, use_cache=cache)
     held: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _answer(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: torch.Ten
         tensors = _checked(output.past_key_values, folder)
         held = {name: tensor.numpy() for name, tensor in zip(cache_names("present", len(tensors) // 4), tensors, strict=True)}
     states, logits = output.encoder_last_hidden_state.float().numpy(), output.logits.float().numpy()
-    return Case(ids.numpy(), mask.numpy(), tokens.numpy(), states, logits, held)
+    return Seq2SeqCase(ids.numpy(), mask.numpy(), tokens.numpy(), states, logits, held)
 
 
 def _checked(cache: Any, folder: Path) -> tuple[torch.Tensor, ...]:
@@ -168,7 +168,7 @@ class Seq2Seq:
             raise unsupported(folder, f"its encoder reads {model.main_input_name}, not the tokens of a text")
         return model
 
-    def refer(self, model: Any, folder: Path) -> Reference:
+    def refer(self, model: Any, folder: Path) -> Seq2SeqReference:
         """See `Family.refer`; Permanent for a model that keeps no standard cache."""
         generator = torch.Generator().manual_seed(7)
         source, target = _sizes(model)
@@ -177,9 +177,9 @@ class Seq2Seq:
             ids, mask = _source(generator, source, length, padding)
             tokens = torch.randint(0, target, (len(padding), sum(STEPS)), generator=generator)
             cases.append(_answer(model, ids, mask, tokens, folder, self.cache))
-        return Reference(tuple(cases), len(cases[0].cache) // 4)
+        return Seq2SeqReference(tuple(cases), len(cases[0].cache) // 4)
 
-    def parts(self, model: Any, reference: Reference) -> Sequence[Part]:
+    def parts(self, model: Any, reference: Seq2SeqReference) -> Sequence[Part]:
         """See `Family.parts`."""
         batch, length, sequence, past = 2, 7, 3, 5
         generator = torch.Generator().manual_seed(11)
@@ -212,10 +212,10 @@ class Seq2Seq:
             graph_file.name_axes(graphs[role], ports(role, layers))
         return {**graphs, DECODER_MERGED: merged(graphs[DECODER], graphs[DECODER_WITH_PAST], layers)}
 
-    def signatures(self, reference: Reference) -> Mapping[str, tuple[str, Signature]]:
+    def signatures(self, reference: Seq2SeqReference) -> Mapping[str, tuple[str, Signature]]:
         """See `Family.signatures`."""
         return {role: (FILES[role], ports(role, reference.layers)) for role in reference.roles}
 
-    def verify(self, folder: Path, reference: Reference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: Seq2SeqReference, *, threads: int = 1) -> float:
         """See `Family.verify`."""
         return verify(folder, reference, threads)

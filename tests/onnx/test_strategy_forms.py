@@ -10,16 +10,16 @@ import onnxruntime
 import pytest
 
 from handlers.onnx.export import profiles, stage
-from handlers.onnx.export.history import FILE, Entry, History
+from handlers.onnx.export.history import FILE, History, PastExport
 from handlers.onnx.families.base import Form
 from handlers.onnx.folder.fixed_window import Window
 from handlers.onnx.graphs import graphset
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.tracing.exporters import Request, legacy
-from handlers.onnx.tracing.strategies import LADDER, Strategy, named
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named
 from tests.onnx.conftest import Exported, make_context, prompts, silent, torch_logits
 
-LEGACY = named(LADDER, "legacy-eager")
+LEGACY = named(STRATEGIES, "legacy-eager")
 WHOLE = Form()
 
 
@@ -27,8 +27,8 @@ def refuses(request: Request) -> ir.Model:
     raise RuntimeError("something new")
 
 
-def order(profile: str, known: Entry | None = None, *, experts: bool = False, external: bool = False, opset: int = 18) -> list[str]:
-    rows = profiles.order(LADDER, profile, opset=opset, form=WHOLE, experts=experts, external=external, known=known)
+def order(profile: str, known: PastExport | None = None, *, experts: bool = False, external: bool = False, opset: int = 18) -> list[str]:
+    rows = profiles.order(STRATEGIES, profile, opset=opset, form=WHOLE, experts=experts, external=external, known=known)
     return [row.name for row in rows]
 
 
@@ -56,9 +56,9 @@ def test_auto_gives_up_less_the_larger_the_model_is() -> None:
 
 def test_what_worked_before_comes_first_and_a_mixture_starts_with_its_own_way() -> None:
     assert order("balanced")[0] == "dynamo-eager"
-    assert order("balanced", Entry(strategy="legacy-eager"))[:2] == ["legacy-eager", "dynamo-eager"]
+    assert order("balanced", PastExport(strategy="legacy-eager"))[:2] == ["legacy-eager", "dynamo-eager"]
     assert order("balanced", experts=True)[0] == "dynamo-experts"
-    assert order("conservative", Entry(strategy="legacy-static"))[0] == "dynamo-eager"
+    assert order("conservative", PastExport(strategy="legacy-static"))[0] == "dynamo-eager"
     assert "dynamo-external" not in order("balanced", external=True)
 
 
@@ -81,7 +81,7 @@ def test_one_row_at_a_time_where_the_batch_is_fixed(pico_base: Path, tmp_path: P
 def static(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The pico base as a window of fixed size, after a way that failed."""
     context = make_context(tmp_path_factory.mktemp("static"), "onnx", {"merge": pico_base}, pico_base)
-    output = stage.export(context, silent(), (Strategy("first", refuses), named(LADDER, "legacy-static")))
+    output = stage.export(context, silent(), (Strategy("first", refuses), named(STRATEGIES, "legacy-static")))
     return Exported(pico_base, Path(context.staging), output)
 
 
@@ -122,7 +122,7 @@ def test_no_cache_that_was_asked_for_is_no_loss(pico_base: Path, tmp_path: Path)
 
 
 def test_a_way_that_worked_is_taken_first_next_time(pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "LADDER", (Strategy("first", refuses), LEGACY))
+    monkeypatch.setattr(stage, "STRATEGIES", (Strategy("first", refuses), LEGACY))
     first = make_context(tmp_path / "1", "onnx", {"merge": pico_base}, pico_base)
     output = stage.run(first, silent())
     assert [row["strategy"] for row in output.figures["attempts"]] == ["first", "legacy-eager"]
@@ -133,8 +133,8 @@ def test_a_way_that_worked_is_taken_first_next_time(pico_base: Path, tmp_path: P
 
 def test_a_loss_taken_from_memory_is_recorded_with_its_reason(pico_base: Path, tmp_path: Path) -> None:
     context = make_context(tmp_path, "onnx", {"merge": pico_base}, pico_base)
-    known = Entry(strategy="legacy-no-cache", failed={"dynamo-eager": "data-dependent"})
-    output = stage.export(context, silent(), (named(LADDER, "legacy-no-cache"),), known)
+    known = PastExport(strategy="legacy-no-cache", failed={"dynamo-eager": "data-dependent"})
+    output = stage.export(context, silent(), (named(STRATEGIES, "legacy-no-cache"),), known)
     (fallback,) = output.fallbacks
     assert fallback.wanted == "a KV cache" and "dynamo-eager: data-dependent (at an earlier export" in fallback.reason
 
@@ -143,15 +143,15 @@ def test_a_loss_taken_from_memory_is_recorded_with_its_reason(pico_base: Path, t
 def test_a_memory_that_can_t_be_read_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     assert History(tmp_path).get("key") is None
-    History(tmp_path).put("key", Entry(strategy="legacy-eager"))
-    assert History(tmp_path).get("key") == Entry(strategy="legacy-eager")
+    History(tmp_path).put("key", PastExport(strategy="legacy-eager"))
+    assert History(tmp_path).get("key") == PastExport(strategy="legacy-eager")
 
 
 def test_a_memory_that_can_t_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    History(tmp_path / "file").put("key", Entry(strategy="legacy-eager"))
+    History(tmp_path / "file").put("key", PastExport(strategy="legacy-eager"))
 
 
 def test_another_opset_is_the_nearest_that_runtimes_know() -> None:
-    other = named(LADDER, "dynamo-opset")
+    other = named(STRATEGIES, "dynamo-opset")
     assert [other.opset(wanted) for wanted in (18, 19, 22, 23, 99)] == [20, 18, 21, 21, 23]

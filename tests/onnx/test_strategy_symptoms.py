@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from daemon.contract.errors import Retryable
-from handlers.onnx.export.attempts import AllFailed, climb
+from handlers.onnx.export.attempts import AllStrategiesFailedError, try_strategies
 from handlers.onnx.export.diagnosis import SYMPTOMS, diagnose
 from handlers.onnx.export.stage import OpsetMismatchError
 from handlers.onnx.families.base import Part
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.tracing.exporters import Exporter, NotInstalledError, Request, dynamo, legacy, optimum
-from handlers.onnx.tracing.strategies import LADDER, Strategy
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy
 
-TABLE = {strategy.name: strategy for strategy in LADDER}
+TABLE = {strategy.name: strategy for strategy in STRATEGIES}
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,9 @@ def fails_with(errors: Mapping[str, Exception]) -> tuple[Callable[[Strategy], st
 
 def test_a_diagnosis_skips_what_cannot_help_and_chooses_the_order() -> None:
     attempt, tried = fails_with({"legacy-eager": RuntimeError("unordered_map::at")})
-    climbed = climb(rows("legacy-eager", "dynamo-opset", "dynamo-sdpa", "legacy-rewritten"), attempt, path="", on_failure=lambda _: None)
+    climbed = try_strategies(
+        rows("legacy-eager", "dynamo-opset", "dynamo-sdpa", "legacy-rewritten"), attempt, path="", on_failure=lambda _: None
+    )
     assert climbed.strategy.name == "legacy-rewritten" and tried == ["legacy-eager", "legacy-rewritten"]
     (failure,) = climbed.failures
     assert (failure.strategy, failure.diagnosis.code) == ("legacy-eager", "tracer-map")
@@ -157,20 +159,20 @@ def test_a_diagnosis_skips_what_cannot_help_and_chooses_the_order() -> None:
 
 def test_an_unknown_error_leaves_the_default_order() -> None:
     attempt, tried = fails_with({"dynamo-eager": RuntimeError("new"), "dynamo-sdpa": RuntimeError("new")})
-    climb(rows("dynamo-eager", "dynamo-sdpa", "dynamo-opset", "legacy-eager"), attempt, path="", on_failure=lambda _: None)
+    try_strategies(rows("dynamo-eager", "dynamo-sdpa", "dynamo-opset", "legacy-eager"), attempt, path="", on_failure=lambda _: None)
     assert tried == ["dynamo-eager", "dynamo-sdpa", "dynamo-opset"]
 
 
 def test_a_later_diagnosis_comes_before_an_earlier_one() -> None:
     errors = {"dynamo-eager": GraphMismatchError("the graph's logits differ"), "dynamo-rewritten": OpsetMismatchError("wrote opset 18")}
     attempt, tried = fails_with(errors)
-    climb(rows("dynamo-eager", "dynamo-rewritten", "dynamo-sdpa", "dynamo-opset"), attempt, path="", on_failure=lambda _: None)
+    try_strategies(rows("dynamo-eager", "dynamo-rewritten", "dynamo-sdpa", "dynamo-opset"), attempt, path="", on_failure=lambda _: None)
     assert tried == ["dynamo-eager", "dynamo-rewritten", "dynamo-opset"]
 
 
 def test_what_is_not_installed_is_said_and_changes_nothing() -> None:
     attempt, tried = fails_with({"optimum": NotInstalledError("optimum is not installed")})
-    climbed = climb(rows("optimum", "layers"), attempt, path="", on_failure=lambda _: None)
+    climbed = try_strategies(rows("optimum", "layers"), attempt, path="", on_failure=lambda _: None)
     assert tried == ["optimum", "layers"] and climbed.failures[0].reason == "NotInstalledError: optimum is not installed"
     with pytest.raises(NotInstalledError, match="optimum is not installed"):
         exported(optimum, torch.relu, Path())
@@ -179,14 +181,14 @@ def test_what_is_not_installed_is_said_and_changes_nothing() -> None:
 def test_want_of_memory_tries_what_needs_less_and_then_waits() -> None:
     attempt, tried = fails_with({"dynamo-eager": MemoryError(), "layers": NotInstalledError("set onnx.layers_per_graph")})
     with pytest.raises(Retryable) as caught:
-        climb(rows("dynamo-eager", "dynamo-sdpa", "legacy-eager", "layers"), attempt, path="", on_failure=lambda _: None)
+        try_strategies(rows("dynamo-eager", "dynamo-sdpa", "legacy-eager", "layers"), attempt, path="", on_failure=lambda _: None)
     assert tried == ["dynamo-eager", "layers"]
     assert caught.value.fault.code == "out-of-memory"
 
 
 def test_all_that_failed_is_in_the_error() -> None:
     attempt, _ = fails_with({name: RuntimeError(f"{name} broke") for name in TABLE})
-    with pytest.raises(AllFailed) as caught:
-        climb(rows("dynamo-eager", "legacy-eager"), attempt, path="", on_failure=lambda _: None)
+    with pytest.raises(AllStrategiesFailedError) as caught:
+        try_strategies(rows("dynamo-eager", "legacy-eager"), attempt, path="", on_failure=lambda _: None)
     assert [failure.strategy for failure in caught.value.failures] == ["dynamo-eager", "legacy-eager"]
     assert "dynamo-eager: RuntimeError: dynamo-eager broke; legacy-eager" in str(caught.value)

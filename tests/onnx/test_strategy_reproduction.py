@@ -16,7 +16,7 @@ from daemon.contract.errors import Permanent
 from handlers.onnx.export import reproduction, stage
 from handlers.onnx.families.tiny_config import shrunk
 from handlers.onnx.tracing.exporters import Request
-from handlers.onnx.tracing.strategies import LADDER, Strategy, named
+from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named
 from tests.onnx.conftest import SMALL, make_context, make_model, silent
 
 MIXTURE = {**SMALL, "num_hidden_layers": 3, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -37,7 +37,7 @@ def give_up(source: Path, pin: Path, folder: Path) -> Permanent:
 @pytest.mark.slow
 def test_the_reproduction_of_a_failure_fails_in_the_same_way(pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_model(tmp_path / "moe", "Qwen3Moe", **MIXTURE)
-    monkeypatch.setattr(stage, "LADDER", (named(LADDER, "legacy-eager"), named(LADDER, "optimum")))
+    monkeypatch.setattr(stage, "STRATEGIES", (named(STRATEGIES, "legacy-eager"), named(STRATEGIES, "optimum")))
     error = give_up(source, pico_base, tmp_path / "job")
     details = str(error.fault.details)
     assert error.fault.code == "export-failed"
@@ -59,7 +59,7 @@ def test_the_script_of_other_ways_goes_through_this_package(pico_base: Path, tmp
         raise RuntimeError('unordered_map::at """')
 
     rows = (Strategy("legacy-rewritten", refuses, rewrite="masks-and-rotary"),)
-    monkeypatch.setattr(stage, "LADDER", rows)
+    monkeypatch.setattr(stage, "STRATEGIES", rows)
     give_up(pico_base, pico_base, tmp_path)
     script = tmp_path / "reproduction" / "reproduce.py"
     text = script.read_text()
@@ -78,7 +78,7 @@ def test_the_script_that_stands_alone_says_when_nothing_is_wrong(
         raise RuntimeError("broken")
 
     attention = strategy.split("-")[1]
-    monkeypatch.setattr(stage, "LADDER", (Strategy(strategy, refuses, attention),))
+    monkeypatch.setattr(stage, "STRATEGIES", (Strategy(strategy, refuses, attention),))
     give_up(pico_base, pico_base, tmp_path)
     script = tmp_path / "reproduction" / "reproduce.py"
     assert "handlers" not in script.read_text()
@@ -93,7 +93,7 @@ def test_a_reproduction_that_can_t_be_written_hides_nothing(pico_base: Path, tmp
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stage, "LADDER", (Strategy("dynamo-eager", refuses),))
+    monkeypatch.setattr(stage, "STRATEGIES", (Strategy("dynamo-eager", refuses),))
     monkeypatch.setattr(reproduction, "write", full)
     error = give_up(pico_base, pico_base, tmp_path)
     assert error.fault.code == "export-failed" and "smallest reproduction" not in str(error.fault.details)
