@@ -1,1 +1,1 @@
-"""Is it a checkpoint, whole, which one, wanted; its pin; its base model."""
+"""Checkpoints: recognition, completeness, identity, selection, pins and base models."""

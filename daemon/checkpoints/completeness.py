@@ -1,4 +1,4 @@
-"""Is a file whole? Weights, JSON and archives, judged by their structure alone; what is wrong is said in words.
+"""Checks whether a file is complete: weights, JSON and archives, by their structure alone; problems are returned as sentences.
 
 Called by the rules of `daemon.checkpoints.layouts`. Reads headers, ends and small JSON files, never whole weights, and never
 unpickles anything.
@@ -40,7 +40,7 @@ def _read_json(path: Path, name: str, missing: list[str]) -> Any:
 
 
 def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> list[str]:
-    """Why a weight file is not whole; `tensors`: names that it must hold."""
+    """Why a weight file is not complete; `tensors`: names that it must hold."""
     file = path / name
     try:
         if name.endswith(".bin"):
@@ -59,7 +59,7 @@ def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> l
 
 
 def archive_problems(path: Path, name: str) -> list[str]:
-    """Why what torch.save writes is not whole: a zip has its directory at the end, so a cut file has none."""
+    """Why a file of torch.save is not complete: a zip has its directory at the end, so a truncated file has none."""
     try:
         with zipfile.ZipFile(path / name):
             return []
@@ -70,7 +70,7 @@ def archive_problems(path: Path, name: str) -> list[str]:
 
 
 def side_file_problems(path: Path, names: Iterable[str]) -> list[str]:
-    """Other JSON files must be whole too: small ones parse, large ones (tokenizers) at least end as JSON does."""
+    """Why another JSON file is not complete: small files must parse, large ones (tokenizers) must at least end as JSON does."""
     problems: list[str] = []
     for name in sorted(names):
         if not name.endswith(".json"):

@@ -1,8 +1,8 @@
 """Is this directory a checkpoint, is it complete, what is in it, and which one is it?
 
-Completeness is structure: what the layout (`daemon.checkpoints.layouts`) promises must be there, whole. Called by the watcher on
-quiet directories, by `ckptd export` and by `ckptd explain`. Reads headers and small JSON files only; `identify`
-alone reads whole files, from the pin.
+Completeness is structure: all files that the layout (`daemon.checkpoints.layouts`) requires must be there and complete. Called by the
+watcher on quiet directories, by `ckptd export` and by `ckptd explain`. Reads headers and small JSON files only; `identify` alone reads
+whole files, from the pin.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class Inspection:
     layout: str | None = None
     step: int = 0
     missing: tuple[str, ...] = ()
-    """What keeps it from being complete, in words; empty when it is complete."""
+    """Why it is not complete, as sentences; empty when it is complete."""
     claims_done: bool = False
-    """The trainer wrote its last file: what is still wrong now will not mend itself."""
+    """The trainer wrote its last file: what is missing now will not appear any more."""
     method: str = ""
     base_name: str | None = None
     base_revision: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     patience_seconds: float = 0.0
-    """Seconds of quiet, beyond the settle time, before the watcher may take it: nothing but quiet tells that it is done."""
+    """Seconds without a change, beyond the settle time, before the watcher may take it: used where no last file shows that it is done."""
     refusal: Fault | None = None
     """Why a complete one is not exported as it is, and what to do."""
 
     @property
     def complete(self) -> bool:
-        """Whether all that the layout promises is there, whole."""
+        """Whether all that the layout requires is there and complete."""
         return self.layout is not None and not self.missing
 
 
@@ -93,7 +93,7 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def weights_follow_state(seen: Fingerprint) -> bool:
-    """Whether weights are newer than trainer_state.json, which Trainer writes last: it may be at it again."""
+    """Whether weights are newer than trainer_state.json, which Trainer writes last: then it may be writing again."""
     state = next((mtime for name, _, _, mtime in seen if name == TRAINER_STATE), None)
     return state is not None and any(mtime > state for name, _, _, mtime in seen if name.endswith((".safetensors", ".bin")))
 
@@ -143,7 +143,7 @@ def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[dict
 
 
 def _training_metadata(state: dict[str, Any]) -> dict[str, Any]:
-    """What training knew, for people to see."""
+    """What training recorded, for display."""
     logged = state.get("log_history")
     history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []
     losses = [[row["step"], row["loss"]] for row in history if "loss" in row and "step" in row]

@@ -1,1 +1,1 @@
-"""Verbs and terminal output."""
+"""Commands and terminal output."""

@@ -277,7 +277,7 @@ def print_check(value: Mapping[str, Any]) -> None:
     for warning in value["warnings"]:
         console.print(f"[yellow]note[/yellow]   {escape(warning)}")
     if not value["problems"]:
-        console.print("[green]The configuration is sound.[/green]")
+        console.print("[green]The configuration is valid.[/green]")
 
 
 def print_formats(value: Mapping[str, Any]) -> None:

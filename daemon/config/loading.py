@@ -32,7 +32,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "mend that line", path=path) from None
+        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
 
 
 def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
@@ -72,7 +72,7 @@ def _with_source(problem: str) -> str:
 
 
 def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:
-    """Conflicts among the keys that are right in themselves, so that one run shows everything there is to mend."""
+    """Conflicts among keys whose values are valid on their own, so that one run shows everything that must be corrected."""
     merged = Settings.merged(values)
     for item in error.errors():
         section, *keys = (str(part) for part in item["loc"])

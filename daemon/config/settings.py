@@ -1,7 +1,7 @@
 """The settings as types: every section and key with its default, its bounds and what follows from it.
 
 Sources, strongest first: `CKPTD_SECTION__KEY`, the short `EXPORT_*` names, the TOML file, the defaults below.
-What a key means, in which unit and why it has that default is said in config.toml. `daemon.config.load` is the door.
+config.toml says what a key means, its unit, and why it has that default. Other modules load settings through `daemon.config.loading`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class LimitSettings(Section):
 
 
 class ScheduleSettings(Section):
-    """`[schedule]`: when heavy stages may run, and the journal's care."""
+    """`[schedule]`: when heavy stages may run, and when the journal is checked and backed up."""
 
     heavy: tuple[str, ...] = ()
     timezone: str = ""
@@ -150,7 +150,7 @@ class ScheduleSettings(Section):
 
 
 class NotifySettings(Section):
-    """`[notify]`: who is told."""
+    """`[notify]`: who gets notifications."""
 
     urls: tuple[str, ...] = ()
     on: tuple[Literal["succeeded", "partial", "failed"], ...] = ("succeeded", "partial", "failed")
@@ -165,7 +165,7 @@ class RetentionSettings(Section):
 
 
 class LogSettings(Section):
-    """`[log]`: what is said, and where."""
+    """`[log]`: what is logged, and where."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "console"] = "auto"

@@ -1,1 +1,2 @@
-"""What both wings import; pure data and crash-safe files; stdlib + pydantic only; imports nothing else of daemon/ or handlers/."""
+"""What the daemon and the stages both import: pure data and crash-safe files; stdlib + pydantic only; imports nothing else of daemon/ or
+handlers/."""

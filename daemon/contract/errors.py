@@ -53,7 +53,7 @@ class CkptdError(Exception):
 
 
 class Permanent(CkptdError):
-    """Trying again cannot help until a person changes something."""
+    """Another attempt can't succeed until a user changes something."""
 
 
 class Retryable(CkptdError):
@@ -74,13 +74,13 @@ class UsageError(CkptdError):
 
 
 DISK_RETRY_SECONDS = 60.0
-"""How long an attempt waits after a full disk, or one that can only be read: space comes back by a person's hand."""
+"""How long an attempt waits after a full disk, or one that can only be read: a user must free space."""
 
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def from_oserror(error: OSError, operation: str, where: str | None = None) -> CkptdError:
-    """An operating system error in our words: a full or read-only disk and exhausted handles are retryable, the rest is permanent.
+    """An operating system error as one of our errors: a full or read-only disk and exhausted handles are retryable, the rest is permanent.
 
     `where`: the path to name when the error itself names none, as a failed write does.
     """

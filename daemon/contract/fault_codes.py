@@ -89,7 +89,7 @@ class FaultCode(StrEnum):
     # Journal
 
     JOURNAL_DAMAGED = "journal-damaged"
-    """The journal is not a sound database; the next start rebuilds it."""
+    """The journal is not a valid database; the next start rebuilds it."""
     JOURNAL_GONE = "journal-gone"
     """The journal's file was removed or replaced while it was in use."""
     JOURNAL_NEWER = "journal-newer"
@@ -101,7 +101,7 @@ class FaultCode(StrEnum):
     JOURNAL_UNAVAILABLE = "journal-unavailable"
     """The journal can't be read or written now."""
     JOURNAL_UPGRADE = "journal-upgrade"
-    """The journal is sound and could not be brought to this version's schema."""
+    """The journal is intact and could not be brought to this version's schema."""
     JOURNAL_VERSION = "journal-version"
     """`ckptd fsck` or `prune` met a journal of another schema version."""
 

@@ -1,4 +1,4 @@
-"""What the two wings say to each other: pure data, no behaviour beyond its own consistency.
+"""The messages between the daemon and the stages: pure data, with no behaviour beyond validation.
 
 The daemon writes a `StageContext` as the job file, the child answers with a `StageResult` as the result file.
 Nothing else passes between them, so that the executor behind the runner can be replaced. Both files are JSON.
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What validation says about an artifact."""
+    """The result of the validation of an artifact."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -77,12 +77,11 @@ class ChildLimits(Frozen):
     parent_pid: int = 0
     """The daemon's process id: a child that finds another parent ends itself. 0: no check."""
     resumable: bool = False
-    """Told to stop, the child goes on to its next safe point, since what it has done till then is not lost; otherwise it
-    ends at once."""
+    """When asked to stop, the child continues to its next safe point, since its work until then is kept; otherwise it ends at once."""
 
 
 class Fallback(Frozen):
-    """A way that was taken instead of the one asked for."""
+    """A recorded replacement: what was done instead of what was asked for."""
 
     wanted: str
     taken: str
@@ -175,7 +174,7 @@ class JobFacts(Frozen):
 
 
 class StageContext(Frozen):
-    """The job file: all that a child is told."""
+    """The job file: all input of a child."""
 
     contract: int = CONTRACT_VERSION
     job: str

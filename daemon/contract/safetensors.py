@@ -119,7 +119,7 @@ def _raw(path: Path) -> tuple[int, bytes]:
         prefix = stream.read(8)
         (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (0,)
         if length < 2:
-            raise ValueError(f"the file has {size:,} bytes and no sound header length")
+            raise ValueError(f"the file has {size:,} bytes and no valid header length")
         if length > size - 8:
             raise ValueError(f"the header has {length:,} bytes, but the file only {size:,}")
         if length > MAX_HEADER:

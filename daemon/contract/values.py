@@ -1,4 +1,4 @@
-"""Values that never change, and their digest: the ground that the contract and the options stand on. Pure."""
+"""Immutable values and their digest, which the contract and the options are built on. Pure."""
 
 from __future__ import annotations
 

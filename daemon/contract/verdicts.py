@@ -1,7 +1,7 @@
-"""What may be said about an export: one verdict for each variant asked for, and the status that follows.
+"""The verdict of each variant asked for, and the status of the export that follows from them.
 
-Pure functions over the contract's data, so that the daemon, which publishes, and the report, which tells, can
-never disagree. They judge from the journal's facts alone and never look at files.
+Pure functions over the contract's data, so that the daemon and the report always agree. They judge from the journal's facts alone and never
+look at files.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck]) -> Status:
 
     - "succeeded": something was asked for, and every variant asked for passed;
     - "failed": no variant asked for passed or is even published unverified, so there is nothing to use;
-    - "partial": everything between. An unverified artifact is published but vouched for by nobody, so it makes
-      "partial" at best, alone as well as beside artifacts that passed.
+    - "partial": everything between. An unverified artifact is published although no check confirmed it, so the
+      status is "partial" at best, with or without artifacts that passed.
 
     A variant without a check counts as failed; checks of variants that nobody asked for count for nothing.
     """

@@ -50,7 +50,7 @@ def write_backup(source: sqlite3.Connection, target: Path) -> None:
             problems = integrity.unsound(copy, full=True)
         if problems:
             raise Permanent(
-                FaultCode.JOURNAL_DAMAGED, "back the journal up", f"it is not a sound database: {'; '.join(problems[:3])}",
+                FaultCode.JOURNAL_DAMAGED, "back the journal up", f"it is not a valid database: {'; '.join(problems[:3])}",
                 "start ckptd again; it sets the file aside and rebuilds the journal", path=target,
             )  # fmt: skip
         fsync_file(beside)

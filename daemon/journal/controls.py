@@ -1,4 +1,4 @@
-"""What people tell the queue: cancel, pause, go on, put first. Written by the command line, read by the running daemon.
+"""Users' commands to the queue: cancel, pause, resume, put first. Written by the command line, read by the running daemon.
 
 A part of `daemon.journal.journal.Journal`; each method is one transaction and answers whether anything changed.
 """
@@ -14,7 +14,7 @@ PAUSED = "paused"
 
 
 class Controls:
-    """Transactions of people on the tables `job` and `control`."""
+    """Transactions for users' commands, on the tables `job` and `control`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,9 +1,9 @@
-"""The SQLite connection behind the journal: one owner thread, immediate transactions, migrations, a read-only door.
+"""The SQLite connection behind the journal: one owner thread, immediate transactions, migrations, and read-only connections.
 
 A rollback journal, not WAL: SQLite before 3.51.3 can corrupt a WAL database that has two connections, and
 `ckptd status` is a second one. synchronous=EXTRA: with FULL a power cut right after a commit can bring back the
 rollback journal whose removal was the commit. Every statement of the daemon runs in the owner thread; checks and
-backups use connections of their own, so that nobody waits for them.
+backups use connections of their own, so that no other statement waits for them.
 
 Never open the file by other means in the process that works with it: closing any handle drops SQLite's locks.
 """
@@ -70,7 +70,7 @@ class Database:
             raise
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection; a new one where the last had to be given up."""
+        """The connection; a new one if the last was closed after an error."""
         if self._connection is None:
             self._connection = _connect(self.path)
             status = os.stat(self.path)
@@ -78,7 +78,7 @@ class Database:
         return self._connection
 
     def _drop(self) -> None:
-        """Give the connection up; the next use opens another."""
+        """Close the connection; the next use opens another."""
         if self._connection is not None:
             with suppress(sqlite3.Error):
                 self._connection.close()
@@ -119,7 +119,7 @@ class Database:
 
     @contextmanager
     def _explaining(self, operation: str) -> Iterator[None]:
-        """SQLite's errors in our words; a damaged file is also marked, so that the next start looks at all of it."""
+        """Translates SQLite's errors into ours; a damaged file is also marked, so that the next start checks all of it."""
         try:
             with explaining(operation, self.path):
                 yield
@@ -287,7 +287,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _not_upgraded(number: int, error: sqlite3.Error, path: Path) -> CkptdError:
     return Permanent(
-        FaultCode.JOURNAL_UPGRADE, "open the journal", f"it is sound, and schema {number} can't be made of it: {error}",
+        FaultCode.JOURNAL_UPGRADE, "open the journal", f"it is intact, but schema {number} can't be made of it: {error}",
         "install the version that wrote it again, and report this sentence", path=path,
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Whether a journal is what it should be: SQLite's own checks, the shape of its schema, what its open jobs say.
+"""Checks a journal: SQLite's own checks, the shape of its schema, the rows of its open jobs.
 
 Functions of a connection, called by `daemon.journal.database` when it opens a file and by `daemon.operating.integrity.custodian` on a
-schedule. SQLite keeps no checksums: a byte that changed inside a text is found only where the text stops making sense.
+schedule. SQLite keeps no checksums: a byte that changed inside a text is found only if the text becomes invalid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from daemon.journal.sql import SCHEMA_VERSION, statements
 SMALL = 32 << 20
 """Bytes up to which everything is looked at in a few tenths of a second."""
 REPORTED = 20
-"""Problems that are told at most; one is enough to give a file up."""
+"""Largest number of reported problems; one is enough to reject a file."""
 OPEN = "state IN ('pending', 'running')"
 _JOB_STATES = ("pending", "running", "succeeded", "partial", "failed", "superseded", "cancelled")
 _STAGE_STATES = ("waiting", "running", "succeeded", "failed", "skipped")
@@ -86,7 +86,7 @@ def _compare(version: int, shape: Shape, transitions_there: Callable[[], frozens
 
 
 def unbelievable(connection: sqlite3.Connection) -> list[str]:
-    """What the rows of open jobs say that can't be true. Costs as much as there is open work, whatever lies behind it."""
+    """Contradictions in the rows of open jobs. The cost grows with the number of open jobs, not with the size of the journal."""
     found = []
     for row in _dicts(connection, f"SELECT * FROM job WHERE {OPEN}"):
         try:
@@ -135,7 +135,7 @@ def _read_all(connection: sqlite3.Connection) -> None:
 
 
 def _odd_rows(connection: sqlite3.Connection) -> Iterator[str]:
-    """Rows of any age whose state or JSON is none."""
+    """Rows of any age whose state or JSON is not valid."""
     for table, states, texts in (("job", _JOB_STATES, ("checkpoint", "work")), ("stage", _STAGE_STATES, ("result", "fault"))):
         listed = ", ".join(f"'{state}'" for state in states)
         valid = " AND ".join(f"({text} IS NULL OR json_valid({text}))" for text in texts)

@@ -1,4 +1,4 @@
-"""The journal: jobs, stages, attempts and outbox. What it says is done is done, and nothing else is.
+"""The journal: jobs, stages, attempts and outbox. Work counts as done only if the journal says so.
 
 Intent is committed before a stage starts, the result after it ended; each method of its parts is one transaction.
 The schema itself refuses illegal transitions. Called by the watcher (new jobs), the runner and the notifier.

@@ -1,4 +1,4 @@
-"""What people are shown of a journal, read from outside: by a connection that only reads, beside the daemon that writes.
+"""Reads a journal for display: through a connection that only reads, while the daemon writes.
 
 Called by `ckptd status`, `list`, `show`, `explain` and `prune` with a connection of `daemon.journal.database.reading`. The journal may be
 of an earlier schema, since a new ckptd can be asked before the daemon was started by it; what that schema lacks has its default.

@@ -1,4 +1,4 @@
-"""What SQLite's errors mean to us: wait, mend, or our own mistake. Called by `daemon.journal.database` and
+"""Classifies SQLite's errors: try again later, repair the file, or a mistake in our code. Called by `daemon.journal.database` and
 `daemon.operating.integrity.custodian`."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ REPAIR = "start ckptd again; it sets the file aside and rebuilds the journal fro
 
 
 def damaged(operation: str, cause: str, path: Path) -> Permanent:
-    """The error of a journal that is not a sound database."""
-    return Permanent(FaultCode.JOURNAL_DAMAGED, operation, f"it is not a sound database: {cause}", REPAIR, path=path)
+    """The error of a journal that is not a valid database."""
+    return Permanent(FaultCode.JOURNAL_DAMAGED, operation, f"it is not a valid database: {cause}", REPAIR, path=path)
 
 
 def gone(operation: str, cause: str, path: Path) -> Permanent:
@@ -39,7 +39,7 @@ def gone(operation: str, cause: str, path: Path) -> Permanent:
 
 
 def explained(error: sqlite3.Error, operation: str, path: Path) -> CkptdError | None:
-    """The error in our words; None where it is neither the file's nor the system's fault, but the statement's."""
+    """The error as one of ours; None if the statement itself is wrong and not the file or the system."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
         # Python's own, when a text in the file is no UTF-8; its other ones are mistakes of the caller.
@@ -56,7 +56,7 @@ def explained(error: sqlite3.Error, operation: str, path: Path) -> CkptdError | 
 
 @contextmanager
 def explaining(operation: str, path: Path) -> Iterator[None]:
-    """Raise what SQLite raises in our words, where those say more."""
+    """Raise SQLite's errors as ours, where ours say more."""
     try:
         yield
     except sqlite3.Error as error:

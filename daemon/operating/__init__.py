@@ -1,1 +1,1 @@
-"""Composition root and what people look at."""
+"""The composition root, and what operators see: status, logs, metrics, explanations."""

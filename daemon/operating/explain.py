@@ -1,6 +1,6 @@
 """`ckptd explain PATH`: what is there, which layout, what is missing and since when, and what became of it.
 
-Looks with the same eyes as the watcher (`daemon.checkpoints.inspection.inspect`) and reads the journal and the running daemon's
+Uses the same rules as the watcher (`daemon.checkpoints.inspection.inspect`) and reads the journal and the running daemon's
 live file from outside. Writes nothing, neither into the state nor into the checkpoint.
 """
 

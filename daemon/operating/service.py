@@ -112,7 +112,7 @@ class Daemon:
         self._announce_rebuilding()
 
     def _announce_rebuilding(self) -> None:
-        """Tell people, once, that the journal was damaged and came back: a failure, for those who are told of failures."""
+        """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
         rebuilt, notify = self._maintenance.state()["rebuilt"], self._parts.settings.notify
         if rebuilt and notify.urls and "failed" in notify.on:
             body = (
@@ -135,7 +135,7 @@ class Daemon:
         })  # fmt: skip
 
     def run(self) -> None:
-        """Serve until a signal says stop."""
+        """Serve until a signal asks to stop."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)

@@ -1,4 +1,4 @@
-"""What is going on, for people and programs: the journal and the running daemon's live file, read from outside.
+"""The status for users and programs: the journal and the running daemon's live file, read from outside.
 
 Never blocks the daemon: the journal is opened read-only for the length of a few queries.
 """

@@ -1,4 +1,4 @@
-"""The notification protocol of systemd (sd_notify(3)): ready, reloading, stopping, watchdog. Silent without systemd."""
+"""The notification protocol of systemd (sd_notify(3)): ready, reloading, stopping, watchdog. Does nothing without systemd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def notify(state: str) -> bool:
 
 
 def watchdog_seconds() -> float | None:
-    """The interval within which the service manager wants a sign of life; None where it wants none."""
+    """The interval of the service manager's watchdog; None if it is off."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

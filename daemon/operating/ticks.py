@@ -1,4 +1,4 @@
-"""Ticks by APScheduler: the clock behind the outbox, metrics, backups and the watchdog. The queue itself is the journal's.
+"""Ticks by APScheduler: the schedule of outbox, metrics, backups and watchdog. The queue itself is in the journal.
 
 Every tick only wakes the thread that does the work, or does little. A late tick still fires, once: APScheduler's default
 would drop it after a second. It plans by the wall clock, so a clock that was set back by an hour would silence

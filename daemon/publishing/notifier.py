@@ -1,7 +1,7 @@
 """Delivers the outbox through Apprise, at least once, with retries that survive restarts.
 
 One thread; the journal holds the queue. Apprise itself neither retries nor bounds its time, so each message is
-tried with a growing pause for about a day, and a slow service delays nobody but later messages.
+tried with a growing pause for about a day, and a slow service delays only later messages.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Notifier:
             self._wake.clear()
 
     def adopt(self, settings: NotifySettings) -> None:
-        """Tell others from now on; may be called from any thread."""
+        """Use other addresses from now on; may be called from any thread."""
         self._settings = settings
         self._wake.set()
 
@@ -89,7 +89,7 @@ class Notifier:
 
     def _send(self, message: Message) -> str | None:
         """None when every service took it, else what went wrong."""
-        import apprise  # heavy for a daemon that has nobody to tell
+        import apprise  # a heavy import, not needed if nobody is to be notified
 
         said: list[str] = []
         handler = logging.Handler(logging.WARNING)

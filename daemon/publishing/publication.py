@@ -11,7 +11,7 @@ files may end in "no such file", never in other content; open the folder again t
 
 Limits: where the file system can't exchange two names (`daemon.publishing.swap`), readers find nothing for the instant between
 two renames. Only an export of ours is ever replaced; whatever else lies at the target is set aside under
-`NAME.before-ckptd-TIME`, since refusing would hold up every later export of an unattended box for one stray folder.
+`NAME.before-ckptd-TIME`, since a refusal would block every later export on an unattended machine because of one wrong folder.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Export:
     published: float = 0.0
     """Epoch seconds."""
     training: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What training knew, as the report holds it."""
+    """What training recorded, as the report holds it."""
     linked: bool = False
     busy: bool = False
     """Its job is open."""
@@ -218,7 +218,7 @@ def sweep_removed(folder: Path) -> None:
 
 
 def _remove(export: Export, staging: Path) -> bool:
-    """Take the export out of sight, then delete it; False where it is another one by now, or a link came to point to it."""
+    """Rename the export to a hidden name, then delete it; False where it is another one by now, or a link came to point to it."""
     again = [one for one in read_exports(export.path.parent, export.run) if one.path == export.path]
     if not again or again[0].export != export.export or again[0].published != export.published or again[0].linked:
         return False

@@ -1,9 +1,8 @@
-"""A folder takes another one's name: by one exchange where the file system can, else by two renames with a record.
+"""Replaces a folder by another: by one exchange of names if the file system supports it, else by two renames with a record.
 
-Called by `daemon.publishing.publication`; `complete_swaps` by whoever starts on a staging folder after a crash, before orphaned staging
-is removed. What is replaced is not looked into. Where a crash could leave something beside the target, a record lies
-beside the staged folder (`FOLDER.swap`), so that a start finds it without searching the output; until it is mended,
-readers may find nothing at the target.
+Called by `daemon.publishing.publication`; `complete_swaps` at a start after a crash, before orphaned staging is removed. The replaced
+folder is not read. Where a crash could leave something beside the target, a record lies beside the staged folder (`FOLDER.swap`), so that a
+start finds it without searching the output; until the swap is completed, readers may find nothing at the target.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def _replace(folder: Path, target: Path, staged: Path) -> None:
 
 
 def _exchange(folder: Path, target: Path, staged: Path) -> Path:
-    """Swap the two; gives where the old one lies now."""
+    """Swap the two; returns the path of the old one."""
     try:
         exchange(folder, target)
         failpoints.point("publish.exchanged")
@@ -98,7 +97,7 @@ def _record(staged: Path) -> Path:
 
 
 def complete_swap(staged: Path) -> None:
-    """End or undo what a crash cut off between the first and the last name; nothing happens where there is no record of it."""
+    """Complete or undo a swap that a crash interrupted between its renames; does nothing if there is no record of one."""
     record = _record(staged)
     try:
         target = Path(json.loads(record.read_bytes())["target"])
@@ -118,7 +117,7 @@ def complete_swap(staged: Path) -> None:
 
 
 def complete_swaps(staging: Path) -> None:
-    """Mend every cut-off swap of a staging folder (one folder a job). Must come before orphaned staging is removed."""
+    """Complete every interrupted swap of a staging folder (one folder a job). Must be called before orphaned staging is removed."""
     for record in staging.glob(f"*/*{RECORD}") if staging.is_dir() else ():
         complete_swap(record.with_name(record.name.removesuffix(RECORD)))
 

@@ -1,4 +1,4 @@
-"""Is a published export what its MANIFEST.json says? Every difference is told, not only the first.
+"""Compares a published export with its MANIFEST.json. Every difference is reported, not only the first.
 
 Called by `ckptd verify`, by `daemon.operating.integrity.fsck` and by tests. The folder is opened once and read through that handle, so
 that an export which is replaced meanwhile is never mixed with its successor; links are never followed, and a
@@ -82,7 +82,7 @@ class _Look:
 def verify(folder: Path, *, inside: str = "", deep: bool = True, on_bytes: Callable[[int], None] = lambda count: None) -> Verification:
     """Compare the export in `folder` with its manifest.
 
-    `inside`: only this folder of it. `deep`: contents too, not only names and sizes. `on_bytes` is told of every block
+    `inside`: only this folder of it. `deep`: contents too, not only names and sizes. `on_bytes` is called with the size of every block
     read. Raises OSError where the folder itself can't be opened.
     """
     began = time.monotonic()

@@ -1,1 +1,1 @@
-"""What the runner is made of: who is next, what a stage needs, what runs, how it ended, and what need not be repeated."""
+"""The runner and its parts: the order of jobs, admission, running attempts, their outcomes, and outputs that are used again."""

@@ -1,4 +1,4 @@
-"""The attempts that run now: starting them, taking them over from a daemon that died, what was promised to them, and their end.
+"""The attempts that run now: starting them, taking them over from a daemon that died, the resources reserved for them, and their end.
 
 A part of the runner and used by its one permanent thread alone, as executors ask for. Only `running` is read by others, who copy it
 first.
@@ -35,7 +35,7 @@ from daemon.system.box import human, memory
 log = structlog.get_logger("runner")
 
 PRESSURE_SECONDS = 3.0
-"""Between two attempts that are ended for want of memory: the first one's memory must have come back."""
+"""Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Children:
         return [running for (owner, _), running in self.running.items() if owner == job]
 
     def reserved(self) -> Reserved:
-        """What the attempts were promised and have not taken."""
+        """What is reserved for the attempts and not used yet."""
         everyone = self.running.values()
         return Reserved(
             sum(max(0, one.estimate.memory - one.attempt.memory) for one in everyone), sum(one.estimate.disk for one in everyone)

@@ -1,4 +1,4 @@
-"""The seam behind the runner: what runs an attempt, wherever that is.
+"""The interface between the runner and what runs an attempt, on this machine or elsewhere.
 
 The runner, recovery and the checker of invariants know an attempt by these protocols alone. The executor that runs attempts as
 processes of this box is `daemon.running.workers.executor`; another one may hand the same order to a cluster's queue. What an executor
@@ -44,7 +44,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Order:
-    """All that an executor is told of an attempt. `folder` is the attempt's own: job file, log, result file and temporary files."""
+    """All that an executor gets for an attempt. `folder` is the attempt's own: job file, log, result file and temporary files."""
 
     context: StageContext
     folder: Path
@@ -86,7 +86,7 @@ class Attempt(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What it wants people to see, in order; only ever grows."""
+        """Its messages for the log, in order; only ever grows."""
 
     @property
     def memory(self) -> int:
@@ -117,7 +117,7 @@ class Executor(Protocol):
     """Runs attempts."""
 
     def prepare(self) -> None:
-        """Called once in a program that runs attempts, before it starts one."""
+        """Called once in a program that runs attempts, before it starts the first."""
 
     def start(self, order: Order) -> Attempt:
         """Start an attempt. Raises OSError where that can't be done now; nothing of it runs then."""

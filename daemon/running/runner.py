@@ -1,4 +1,4 @@
-"""Picks ready stages, starts their children, and records how they ended: the one loop through which all work goes.
+"""Picks ready stages, starts their children, and records how they ended: one loop does all the work.
 
 A restart has no path of its own: attempts of a dead daemon are settled as interrupted, taken as they are where their result was
 complete, or taken over where they still run, and the work is picked up by the same `tick`. Runs in one permanent thread, as executors

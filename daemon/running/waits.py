@@ -1,4 +1,4 @@
-"""Why jobs do not move: for memory, for disk, for a window, for their next attempt.
+"""Why jobs wait: for memory, for disk, for a window, for their next attempt.
 
 A part of the runner; the live view copies `of` to show it.
 """
@@ -24,7 +24,7 @@ MEMORY = FaultCode.MEMORY_NOW
 
 @dataclass
 class Waiting:
-    """Why a job does not move, since when, and until when (monotonic) nobody asks again."""
+    """Why a job waits, since when, and when (monotonic) it is checked again."""
 
     fault: Fault
     since: float
@@ -63,7 +63,7 @@ class Waits:
         self.of[job] = Waiting(fault, before.since if before and same else now, now + seconds, need)
 
     def end(self, job: str) -> None:
-        """The job moves again, or is gone."""
+        """The job does not wait any more, or has ended."""
         self.of.pop(job, None)
 
     def held_for_others(self, job: str) -> int:

@@ -1,4 +1,4 @@
-"""What the box has, against what a stage is estimated to need: go, wait, or never. Nothing is loaded to find out."""
+"""The memory and disk that this machine has free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def human(count: float) -> str:
-    """Bytes as people read them: 1.5 GiB."""
+    """Bytes in a readable unit: 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Rounds of a thread that must not end: an error is said once, in a sentence, for as long as it lasts.
+"""Rounds of a thread that must not end: an error is logged once, in a sentence, as long as it lasts.
 
 Used by the runner, the watcher and the notifier. A disk that is full for an hour gives one line, not one a second.
 """
@@ -20,12 +20,12 @@ class Complaints:
         self._log, self._who = log, who
         self._said: str | None = None
         self.trouble: Fault | None = None
-        """What the last round met; None after a good one."""
+        """The error of the last round; None if it succeeded."""
         self.since = 0.0
-        """When the trouble began, in monotonic seconds."""
+        """When the error first occurred, in monotonic seconds."""
 
     def during(self, work: Callable[[], object]) -> bool:
-        """Do one round; whether it went well."""
+        """Do one round; returns whether it succeeded."""
         try:
             work()
         except CkptdError as error:
@@ -42,7 +42,7 @@ class Complaints:
         else:
             self.trouble = None
             if self._said is not None:
-                self._log.info(f"{self._who} is well again")
+                self._log.info(f"{self._who} works again")
             self._said = None
             return True
         return False

@@ -1,4 +1,4 @@
-"""Puts a toolchain together in a folder that nobody takes for one yet: venv, locked packages, probe, manifest.
+"""Builds a toolchain in a folder that does not count as a toolchain yet: venv, locked packages, probe, manifest.
 
 Called by `daemon.toolchains.install`, which holds the lock and gives the folder its name. pip is the venv's own, with the user's
 configuration (index, proxies, certificates); what it says goes to a log, and its failures become one sentence each.

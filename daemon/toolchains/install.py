@@ -1,4 +1,4 @@
-"""Installs, checks and removes toolchains: put together under another name, and renamed when they are whole.
+"""Installs, checks and removes toolchains: they are built under another name and renamed when complete.
 
 Called by `ckptd toolchain`. Whatever ends it, kill -9 included, nothing half is ever taken for installed: what was left is swept by the
 next install or removal, and the lock goes with the last process that installs. One install of a toolchain at a time; a toolchain in

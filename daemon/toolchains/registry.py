@@ -129,7 +129,7 @@ class Toolchains:
         return next((one for one in self.versions(name) if one.current and not one.broken), None)
 
     def lacking(self, name: str, operation: str) -> Fault | None:
-        """Why a stage can't run in this toolchain ("" is no toolchain), with the command that mends it; None where it can."""
+        """Why a stage can't run in this toolchain ("" is no toolchain), with the command that fixes it; None if it can."""
         if not name or self.get(name) is not None:
             return None
         cause, remedy = f"the toolchain {name} is {self.state(name)}", f"run `ckptd toolchain install {name}`"

@@ -1,1 +1,1 @@
-"""From hint to job."""
+"""From a file event to a job."""

@@ -1,4 +1,4 @@
-"""Takes a complete checkpoint in: selection, pin, identity, journal. The one door, for the watcher and `ckptd export`."""
+"""Takes a complete checkpoint in: selection, pin, identity, journal. Used by both the watcher and `ckptd export`."""
 
 from __future__ import annotations
 

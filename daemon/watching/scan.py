@@ -1,4 +1,4 @@
-"""Walks a root for checkpoint directories: the truth to which events are only hints."""
+"""Walks a root for checkpoint directories: events are only hints, and a scan is the reliable source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to look at a directory again, and when what is seen there has come to rest: a pure function of hints and clock.
+"""When to look at a directory again, and when it has stopped changing: a pure function of hints and clock.
 
 `Settler` never reads a file or a clock. The watcher tells it hints and what it saw, each with the time of a
 monotonic clock, and asks which directories to look at. A directory is *quiet* when two looks, at least the

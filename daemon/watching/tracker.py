@@ -1,7 +1,7 @@
 """Follows checkpoint directories from the first hint to the journal: the watcher without threads and clocks.
 
-Every method gets the time of a monotonic clock, so that tests can run years in seconds. Scans and events come in
-through the same door, `hint`; what was decided is remembered in the journal by the state it was seen in.
+Every method gets the time of a monotonic clock, so that tests can run years in seconds. Scans and events both call `hint`; what was decided
+is remembered in the journal by the state it was seen in.
 """
 
 from __future__ import annotations

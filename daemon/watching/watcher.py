@@ -1,4 +1,4 @@
-"""Watches the roots: observers give hints, rescans give the truth, and both go through the same door.
+"""Watches the roots: observers give hints, rescans are reliable, and both are handled by the same code.
 
 One thread owns the tracker, the observers, and everything that is decided about a directory.
 """

@@ -1,4 +1,4 @@
-"""How a child process behaves: bound to its parent, last in every queue, first to be killed.
+"""How a child process behaves: it ends with its parent, runs at low priority, and is the first that the kernel kills when memory runs out.
 
 Called by `handlers/__main__.py` and by the validation's worker processes, before heavy imports.
 """

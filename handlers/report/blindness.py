@@ -1,4 +1,4 @@
-"""Thresholds that can't tell a merged model from an unmerged one, since the adapter changes too little. Pure; called by `build`."""
+"""Thresholds that can't distinguish a merged model from an unmerged one, since the adapter changes too little. Pure; called by `build`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody verified: the report's list of gaps. Pure; called by `handlers.report.build`.
+"""What was not verified: the report's list of gaps. Pure; called by `handlers.report.build`.
 
 A check that is absent must not look like a check that passed, so each one that validation may leave out is looked
 for by the figure that it would have given.

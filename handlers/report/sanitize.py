@@ -1,4 +1,4 @@
-"""Values that any JSON reader, terminal and browser can take, whatever a model or a file name came up with.
+"""Makes values safe for every JSON reader, terminal and browser, whatever a model or a file name contains.
 
 Called by `handlers.report.build` on the finished report. It changes values only where they could not be stored or
 would show as something that they are not; escaping for HTML and Markdown is the templates' task.

@@ -1,4 +1,4 @@
-"""A foreign reader: an ONNX folder as optimum's ORTModel classes load and run it. Runs inside the toolchain `optimum`.
+"""A second reader: loads and runs an ONNX folder with optimum's ORTModel classes. Runs inside the toolchain `optimum`.
 
     handlers.toolchains.use.run_module(folder, "handlers.toolchains.optimum_reader",
         {"folder": exported, "task": "text-generation", "inputs": "in.npz", "outputs": "out.npz", "new_tokens": 8, "threads": 1}, temporary)

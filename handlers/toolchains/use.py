@@ -1,6 +1,6 @@
-"""How a stage of the main environment has a module run inside a toolchain, as a process of its own, and gets its answer.
+"""Runs a module inside a toolchain for a stage of the main environment: as a separate process that returns an answer.
 
-Used by the recovery ladder of the onnx stage and by validation. A stage that runs in a toolchain as a whole names it in the plan
+Used by the export strategies of the onnx stage and by validation. A stage that runs in a toolchain as a whole names it in the plan
 instead. The process inherits the stage's priority, threads and offline settings, and is ended with it.
 """
 

@@ -113,4 +113,4 @@ def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  
     assert "checked only for processors like this one: onnx-int8-weight, onnx-int4, onnx-genai-int4: at accuracy level 4" in told
     answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=str(tmp_path / "runs"))
     assert answer.returncode == 0
-    assert "does not exist yet" in answer.stdout and "The configuration is sound" in answer.stdout
+    assert "does not exist yet" in answer.stdout and "The configuration is valid" in answer.stdout

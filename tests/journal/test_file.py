@@ -113,7 +113,7 @@ def test_a_damaged_journal_is_refused_in_one_sentence_and_left_alone(file: Path,
     with pytest.raises(Permanent) as caught:
         Journal(file)
     assert caught.value.fault.code == "journal-damaged"
-    assert str(caught.value).startswith(f"Could not open the journal ({file}): it is not a sound database: ")
+    assert str(caught.value).startswith(f"Could not open the journal ({file}): it is not a valid database: ")
     assert "To fix it: start ckptd again; it sets the file aside" in str(caught.value)
     assert file.read_bytes() == before
 

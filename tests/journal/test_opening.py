@@ -133,7 +133,7 @@ def test_a_damaged_backup_is_passed_over_for_an_older_sound_one(paths: Paths) ->
     _garbage(paths.journal)
     with capture_logs() as logs:
         assert looked_at(paths)[0] == sorted(JOBS)
-    assert [record["event"] for record in logs if record["log_level"] == "error"] == ["a backup of the journal is not sound"]
+    assert [record["event"] for record in logs if record["log_level"] == "error"] == ["a backup of the journal is not valid"]
 
 
 def test_a_fresh_state_directory_is_no_lost_journal(tmp_path: Path) -> None:

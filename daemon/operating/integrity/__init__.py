@@ -1,1 +1,1 @@
-"""Fsck, and how a damaged journal comes back."""
+"""`ckptd fsck`, and the repair of a damaged journal."""

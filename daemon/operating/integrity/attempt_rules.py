@@ -1,6 +1,6 @@
-"""Invariants of attempts: while the daemon lives, something works on each open one; otherwise nothing works on any.
+"""Invariants of attempts: while the daemon runs, each open attempt has something that works on it; otherwise nothing works on any attempt.
 
-Called by `daemon.operating.integrity.fsck`. What is at work is the executor's to say.
+Called by `daemon.operating.integrity.fsck`. The executor says what is running.
 """
 
 from __future__ import annotations

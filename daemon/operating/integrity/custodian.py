@@ -1,8 +1,8 @@
-"""The journal's care: opening it whatever state it is in, checking it on a schedule, backing it up.
+"""Maintains the journal: opens it in any state, checks it on a schedule, and backs it up.
 
 A damaged journal is set aside, never deleted, and another takes its place: the newest sound backup, completed from what
 is on disk, or what is on disk alone. A crash at any point of that is safe: `journal.suspect` stands until it is done.
-Called by whoever starts the daemon, under its lock and before anything else uses the journal; `JournalMaintenance` by its ticks.
+Called at the daemon's start, under its lock and before anything else uses the journal; `JournalMaintenance` by its ticks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def open_journal(paths: Paths, *, target_of: TargetOf | None = None, reserve: in
 
 
 def _suspicion(paths: Paths) -> dict[str, Any] | None:
-    """What was known of the journal when the last process ended; {} where that can't be read any more."""
+    """The record about the journal that the last process left; {} if it can't be read any more."""
     try:
         value = json.loads(paths.suspect.read_bytes())
     except FileNotFoundError:
@@ -99,13 +99,13 @@ def _still_wrong(journal: Journal, suspicion: dict[str, Any] | None) -> str | No
 
 
 def rebuilt_state(database: Database) -> dict[str, Any] | None:
-    """How this journal came back from damage, None where it never had to."""
+    """How this journal was rebuilt after damage; None if it never was."""
     rows = database.read("SELECT value FROM control WHERE name = ?", REBUILT)
     value = json.loads(rows[0][0]) if rows else None
     return value if isinstance(value, dict) else None
 
 
-# Healing
+# Rebuilding
 
 
 def _heal(paths: Paths, why: str, suspicion: dict[str, Any] | None, target_of: TargetOf) -> None:
@@ -158,7 +158,7 @@ def _build(paths: Paths, fresh: Path, facts: dict[str, Any], target_of: TargetOf
         if _is_sound(fresh):
             source = "backup"
             break
-        log.error("a backup of the journal is not sound", path=str(backup))
+        log.error("a backup of the journal is not valid", path=str(backup))
     else:
         _clear(fresh)
     database = Database(fresh)
@@ -180,7 +180,7 @@ def _clear(path: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Whether a copy of a backup can be opened, brought up to date and believed."""
+    """Whether a copy of a backup can be opened, migrated and trusted."""
     try:
         database = Database(path)
         try:
@@ -221,7 +221,7 @@ def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
 
 @dataclass
 class JournalMaintenance:
-    """Checks and backs up an open journal when its ticks say so. Nothing is raised: what is wrong is logged and told by `state`.
+    """Checks and backs up an open journal on its schedule. Raises nothing: errors are logged and reported by `state`.
 
     `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone.
     """
@@ -235,7 +235,7 @@ class JournalMaintenance:
     backed_up: str | None = None
 
     def state(self) -> dict[str, Any]:
-        """For `ckptd status`: when it was checked and backed up, what is wrong, and how it once came back."""
+        """For `ckptd status`: when it was checked and backed up, what is wrong, and how it was rebuilt, if it was."""
         with self._told("read the journal"):
             return {"checked": self.checked, "backed_up": self.backed_up, "problem": self.problem, "rebuilt": rebuilt_state(self.database)}
         return {"checked": self.checked, "backed_up": self.backed_up, "problem": self.problem, "rebuilt": None}
@@ -250,7 +250,7 @@ class JournalMaintenance:
                 self.checked, self.problem = now(), None
 
     def back_up(self) -> None:
-        """Take a backup and let the oldest go; where none can be taken, the old ones stay."""
+        """Take a backup and remove the oldest; if no backup can be taken, the old ones stay."""
         with self._told("back the journal up"):
             if self.keep > 0:
                 see_room(self.paths.state, self.paths.journal.stat().st_size, self.reserve)

@@ -94,7 +94,7 @@ def _check_link(scene: Scene, link: Path) -> None:
 
 
 def check_temporaries(scene: Scene, folder: Path) -> None:
-    """No name that a process gave for a moment outlives that process."""
+    """No temporary name remains after the process that made it has ended."""
     for path in dead_temporaries(folder):
         scene.find("temporary-left", "a process that lives no more left a temporary file", _CLEARED, path=path)
 

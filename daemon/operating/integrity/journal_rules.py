@@ -133,7 +133,7 @@ def check_file(connection: sqlite3.Connection, scene: Scene, *, thorough: bool) 
     """Whether the file is a sound database of ours; where not, nothing else in it can be believed."""
     problems = unsound(connection, full=thorough) or unbelievable(connection)
     for problem in problems:
-        scene.find("journal-damaged", f"the journal is no sound database: {problem}", REPAIR, path=scene.paths.journal)
+        scene.find("journal-damaged", f"the journal is no valid database: {problem}", REPAIR, path=scene.paths.journal)
     return not problems
 
 

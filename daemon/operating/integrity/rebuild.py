@@ -3,7 +3,7 @@
 Called by `daemon.operating.integrity.custodian` on a fresh journal or on a backup, before it takes the place of the damaged one. A job
 whose export is published, or whose report says how it ended, is ended; one whose pin is still there is open, and
 its finished stages stay finished; of any other the checkpoint, if it still exists, is found again by the watcher.
-Can be repeated: what the journal knows already is not made worse.
+Can be repeated: it never overwrites newer facts in the journal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is left of the jobs on disk, whatever became of the journal: job files, results, pins, published exports.
+"""Reads what is on disk about the jobs, independent of the journal: job files, results, pins, published exports.
 
-Called by `daemon.operating.integrity.rebuild`. Only reads. A file that can't be understood is passed over with a warning: one broken
+Called by `daemon.operating.integrity.rebuild`. Only reads. A file that can't be understood is skipped with a warning: one broken
 file must not hide the rest.
 """
 

@@ -1,4 +1,5 @@
-"""Which run is served next, which stages of a job come next, and what is said of one that can't: pure functions over the journal's rows.
+"""Which run is served next, which stages of a job come next, and the fault of a stage that can't start: pure functions over the journal's
+rows.
 
 Called by the runner when it has room. Runs take turns, so that one that saves every minute can't keep the others waiting; within a
 run the journal's own order counts (newest first under the policy `latest`).
@@ -29,14 +30,14 @@ def ready_stages(stages: dict[str, StageRow]) -> list[StageSpec]:
 def because_of(need: str, stage: StageRow, spec: StageSpec) -> Fault:
     """Why a stage is skipped: one that it needs gave no output."""
     cause = stage.fault.cause if stage.fault else "it was skipped"
-    remedy = stage.fault.remedy if stage.fault else f"mend the stage {need}"
+    remedy = stage.fault.remedy if stage.fault else f"fix the stage {need}"
     return Fault(
         code=FaultCode.SKIPPED, operation=f"run the stage {spec.name}", cause=f"the stage {need} gave no output: {cause}", remedy=remedy
     )
 
 
 def retrying(spec: StageSpec) -> Fault:
-    """What is said of a stage that waits for its next attempt."""
+    """The fault of a stage that waits for its next attempt."""
     return Fault(
         code=FaultCode.RETRY, operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
     )
@@ -51,7 +52,7 @@ def waiting_to_time(spec: StageSpec) -> Fault:
 
 
 def verifying() -> Fault:
-    """What is said of a job whose finished outputs are being read again."""
+    """The fault of a job whose finished outputs are being read again."""
     return Fault(
         code=FaultCode.VERIFYING, operation="go on with the export",
         cause="what earlier attempts finished is read and compared with its digests", remedy="nothing, it goes on by itself",

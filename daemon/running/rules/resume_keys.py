@@ -1,9 +1,9 @@
 """Resume keys: the digest of everything that determines a stage's output.
 
-Called by the runner before a stage starts. Two stages with the same key give the same output, so that a finished one
-need not be repeated after a restart, an upgrade, a retry or a change of the configuration that does not touch it. The processor is part of
-it: libraries choose their kernels by it, so that sums differ in the last bit, measured choices fall otherwise, and a check speaks of
-the processor that it ran on. State that moves to a box of another kind is made anew.
+Called by the runner before a stage starts. Two stages with the same key give the same output, so that a finished one need not be repeated
+after a restart, an upgrade, a retry or a change of the configuration that does not touch it. The processor is part of it: libraries choose
+their kernels by it, so that sums differ in the last bit, choices by measurement may differ, and a check holds for the processor that it ran
+on. State that is moved to another kind of machine is made again.
 """
 
 from __future__ import annotations

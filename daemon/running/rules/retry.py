@@ -1,4 +1,4 @@
-"""The retry policy, in its one place: what becomes of a stage after an attempt."""
+"""The retry policy: the next state of a stage after an attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control groups (version 2): the kernel's own fence around the processes of one attempt.
+"""Control groups (version 2): the kernel's limits around the processes of one attempt.
 
 Used by `containment` where the daemon's own group has been handed over to it: by systemd (`Delegate=yes`), by a container
 or by its user's session. Where controllers are missing a group still names its processes and kills them at once.

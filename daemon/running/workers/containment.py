@@ -1,4 +1,4 @@
-"""What holds the processes of one attempt together, so that none of them outlives it.
+"""Keeps track of all processes of one attempt, so that each of them ends with it.
 
 Used by `worker`, one `Enclosure` an attempt. A process belongs to an attempt when it is in the attempt's control group
 (where there is one), descends from the attempt's first process, is in its session, or carries the attempt's mark in its

@@ -1,4 +1,4 @@
-"""How an attempt ended: the result file where it can be trusted, else a fault that tells one cause of death from another.
+"""How an attempt ended: the result file where it can be trusted, else a fault that names the cause of its end.
 
 Called by `worker` once the child's processes are gone. What ends a process by force may not be the stage's fault, so all
 these faults are retryable; the limit on attempts bounds them.
@@ -46,7 +46,7 @@ class Death:
 
 
 def mib(size: int) -> str:
-    """Bytes for people."""
+    """Bytes in a readable unit."""
     return f"{size / (1 << 20):,.0f} MiB"
 
 

@@ -1,7 +1,7 @@
-"""Activations as torch has them: where in a model they arise, and their values over a few calls.
+"""Activations in torch: the modules that compute them, and their values over a few calls.
 
-Called by the onnx-activations stage. Layers are the list of modules that is as long as the configuration says; what is a layer's
-feed-forward part is told by the names that transformers gives it.
+Called by the onnx-activations stage. Layers are the list of modules that is as long as the configuration says; a layer's feed-forward part
+is recognized by the names that transformers gives it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Does an onnx-activations folder keep its contract? `python -m handlers.onnx.activations.check FOLDER`.
 
-For users, who get one line a broken promise and the exit code 1, and for the stages that write such folders. Names, types, axes,
-sizes and digests are compared, and the graph is run over a few calls: shapes must come out as promised, values be finite, and
-attention weights sum to 1. Free of torch.
+For users, who get one line for each violation and the exit code 1, and for the stages that write such folders. Names, types, axes, sizes
+and digests are compared, and the graph is run over a few calls: shapes must be as the contract says, values must be finite, and attention
+weights must sum to 1. Free of torch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SUM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 
 
 def contract_violations(folder: Path, threads: int = 1) -> list[str]:
-    """What a folder promises and does not keep, a sentence each; Permanent when there is no contract or no graphs.json."""
+    """The violations of a folder's contract, one sentence each; Permanent when there is no contract or no graphs.json."""
     agreed, graphs = read(folder), graphset.read(folder)
     found = _of_files(folder, agreed)
     if found:
-        return found  # a graph that is damaged need not even load
+        return found  # a damaged graph may not even load
     try:
         session = open_session(folder / MODEL_FILE, threads)
     except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""activations.json: the promise of an onnx-activations folder, which extra outputs its graph gives and what each of them means.
+"""activations.json: the contract of an onnx-activations folder, which lists the extra outputs of its graph and what each of them means.
 
-Written by the onnx-activations stages, read by `handlers.onnx.activations.check` and by whoever draws the activations. Free of
+Written by the onnx-activations stages, read by `handlers.onnx.activations.check` and by programs that display the activations. Free of
 torch and onnx.
 
 Names: `hidden_states.{i}`, `attentions.{i}`, `mlp.{i}` and `embeddings`, with layers counted from 0. `hidden_states.{i}` is what layer i
@@ -8,7 +8,7 @@ gives, before any norm that follows the last layer; transformers counts `embeddi
 and its last one is normed. Rows of padding tokens hold numbers that mean nothing.
 
 Hosting: a graph names the files of its weights, so files keep their names here. `hosted_as` is a name with the start of the
-content's digest in it: served under that name a file never changes, and may be cached for ever. `content` is the version of
+content's digest in it: served under that name a file never changes, and may be cached without an expiry date. `content` is the version of
 the whole: it changes when a file or an output does. A page asks for activations.json first, then for the files as they are hosted;
 onnxruntime-web takes the weights' files with `externalData: [{path: file, data: <address of hosted_as>}]`.
 """
@@ -81,7 +81,7 @@ class Contract(Frozen):
 
 
 def hosted(path: Path) -> HostedFile:
-    """A file with its digest and the name that it may be cached under for ever."""
+    """A file with its digest and the name under which it may be cached without an expiry date."""
     with open(path, "rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     name, dot, ending = path.name.partition(".")
@@ -89,7 +89,7 @@ def hosted(path: Path) -> HostedFile:
 
 
 def content_version(outputs: Iterable[ActivationOutput], files: Iterable[HostedFile]) -> str:
-    """What names one state of outputs and files together."""
+    """The version of one state of outputs and files."""
     made_of = [[output.model_dump(mode="json") for output in outputs], [[file.file, file.sha256] for file in files]]
     return digest_of(made_of)[:DIGITS]
 

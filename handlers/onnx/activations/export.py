@@ -1,7 +1,7 @@
 """An export of a model together with its activations, for graphs in which they can't be found any more.
 
-Called by the onnx-activations stage alone. It goes up the same ladder as the onnx stage, with a family that wraps the model's
-own one: hooks hand the activations out while the exporter runs the model.
+Called by the onnx-activations stage alone. It tries the same strategies as the onnx stage, with a family that wraps the model's own: hooks
+return the activations while the exporter runs the model.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Extended:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The plain one's."""
+        """The wrapped signature's inputs."""
         return self.plain.inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The plain one's, then the activations."""
+        """The wrapped signature's outputs, then the activations."""
         return (*self.plain.outputs, *(output.name for output in self.extra))
 
     @property
@@ -116,24 +116,20 @@ class WithActivations:
         return model
 
     def refer(self, model: Any, folder: Path) -> Any:
-        """See `Family.refer`."""
         return self.plain.refer(model, folder)
 
     def parts(self, model: Any, reference: Any) -> Sequence[Part]:
-        """See `Family.parts`."""
         (part,) = self.plain.parts(model, reference)
         signature = Extended(part.signature, self._added)
         self._outputs = signature.outputs
         return [replace(part, module=Handing(part.module, self.torchs, self.folder).eval(), signature=signature)]
 
     def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
-        """See `Family.finish`."""
         for model in graphs.values():
             part_outputs(model, self._outputs)
         return self.plain.finish(graphs)
 
     def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
-        """See `Family.signatures`."""
         return {role: (file, Extended(plain, self._added)) for role, (file, plain) in self.plain.signatures(reference).items()}
 
     def extra(self, reference: Any) -> dict[str, Any]:
@@ -141,7 +137,7 @@ class WithActivations:
         return extra_facts(self.plain, reference)
 
     def verify(self, folder: Path, reference: Any, *, threads: int = 1) -> float:
-        """See `Family.verify`; what the plain graph gives too is validation's to judge."""
+        """See `Family.verify`; validation judges the outputs that the plain graph has too."""
         open_graph(folder / MODEL_FILE, self.signatures(reference)["model"][1], threads)
         return max(compare(folder / MODEL_FILE, self.torchs, threads).values())
 

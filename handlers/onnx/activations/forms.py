@@ -1,8 +1,9 @@
-"""The stages `onnx-activations-fp16` and `-int8`: what derives a form of the plain ONNX folder does it to one with activations as well.
+"""The stages `onnx-activations-fp16` and `-int8`: they apply the stages that derive a form of the plain ONNX folder to a folder with
+activations.
 
-Run by `handlers/__main__.py` on the output of onnx-activations. In half precision the activations are fp16 too; with int8 weights they
-stay fp32. What is written is checked against its contract, and its activations are compared with those in fp32: how far they have
-moved is a figure, whether the model is still good is validation's to judge. Free of torch.
+Run by `handlers/__main__.py` on the output of onnx-activations. In half precision the activations are fp16 too; with int8 weights they stay
+fp32. What is written is checked against its contract, and its activations are compared with those in fp32: the difference is reported as a
+figure; validation judges whether the model is still good. Free of torch.
 """
 
 from __future__ import annotations

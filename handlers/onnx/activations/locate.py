@@ -1,7 +1,7 @@
 """Finds activations inside an exported graph by their values, and makes them outputs: nothing is exported twice.
 
 Called by the onnx-activations stage. Names inside a graph say little and change with the exporter; but the value that torch's
-hooks saw is somewhere in the graph, and random inputs tell it from all others. Free of torch.
+hooks saw is somewhere in the graph, and random inputs distinguish it from all others. Free of torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch says of the activations, and how far a graph with activations is from it."""
+"""The activations that torch computes, and the error of a graph with activations against them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from handlers.onnx.options import OnnxOptions
 
 @dataclass(frozen=True)
 class Torchs:
-    """What torch says, as arrays that outlive the model."""
+    """The activations that torch computed, as arrays that stay when the model is released."""
 
     sites: tuple[Site, ...]
     layers: int
@@ -36,7 +36,7 @@ class Torchs:
 
 
 def ask_torch(folder: Path, graphs: GraphSet, context: StageContext) -> Torchs:
-    """Load the merged model, run it over a few calls, and let it go; Permanent where it can't give what was asked for."""
+    """Load the merged model, run it over a few calls and release it; Permanent if it can't give the activations asked for."""
     model = load_model(folder, BY_NAME[graphs.task], Tracing("eager"))
     wanted, layers = sites(model, folder, context.work.options(OnnxOptions))
     made = calls_of(folder, graphs)

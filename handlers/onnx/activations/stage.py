@@ -1,8 +1,8 @@
 """The stage `onnx-activations`: the onnx stage's graph with a model's activations as further outputs, and the contract of those.
 
-Run by `handlers/__main__.py`. Inputs, cache and the outputs that were there stay as they are, so that the graph serves wherever
-the plain one does. Activations are found in the graph that is there; where an optimization has done away with one, the model is
-exported again, with eager attention, and a fallback says so. Peak memory is about three times the fp32 weights.
+Run by `handlers/__main__.py`. Inputs, cache and the outputs that were there stay as they are, so that the graph can replace the plain one
+everywhere. Activations are found in the graph that is there; if an optimization removed one, the model is exported again with eager
+attention, and this is recorded as a fallback. Peak memory is about three times the fp32 weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The ladder: strategies are tried one after the other, and each failure says which are worth trying next.
+"""Tries the export strategies one after the other; the diagnosis of each failure decides which are tried next.
 
-Called by the stages that export. What an error means comes from `symptoms`; an error that is not known leaves the order as it is.
+Called by the stages that export. `diagnosis` says what an error means; an unknown error does not change the order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StrategyFailure:
 
 
 class StrategyResult(NamedTuple, Generic[Result]):
-    """The strategy that worked, what it gave, and what failed before it."""
+    """The strategy that worked, its result, and the failures before it."""
 
     strategy: Strategy
     result: Result
@@ -45,7 +45,7 @@ class StrategyResult(NamedTuple, Generic[Result]):
 
 
 class AllStrategiesFailedError(Permanent):
-    """No strategy worked; `failures` says what was tried."""
+    """All strategies failed; `failures` lists them."""
 
     def __init__(self, failures: Sequence[StrategyFailure], path: str) -> None:
         self.failures = tuple(failures)
@@ -56,7 +56,7 @@ class AllStrategiesFailedError(Permanent):
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of what an error goes back to, bounded; exporters wrap the cause in pages of advice."""
+    """Type and first line of the original cause of an error, at a limited length; exporters wrap the cause in long messages."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
@@ -64,16 +64,17 @@ def first_line(error: BaseException) -> str:
 
 
 def _not_the_strategys_fault(error: Exception) -> bool:
-    """A full disk or an error already understood would meet the next strategy too."""
+    """Whether the next strategy would fail in the same way: the disk is full, or the error is one of ours."""
     return isinstance(error, CkptdError) or (isinstance(error, OSError) and error.errno is not None)
 
 
 def try_strategies(
     strategies: Sequence[Strategy], attempt: Callable[[Strategy], Result], *, path: str, on_failure: Callable[[StrategyFailure], None]
 ) -> StrategyResult[Result]:
-    """Try the strategies in order, or as each failure's diagnosis says; give the first that works.
+    """Try the strategies in order, or as each failure's diagnosis says; return the first that works.
 
-    Raises AllStrategiesFailedError when none does, Retryable when it was for want of memory. `on_failure` is told of each failure.
+    Raises AllStrategiesFailedError when all fail, Retryable when the reason was too little memory. `on_failure` is called with each
+    failure.
     """
     failures: list[StrategyFailure] = []
     untried = queue = list(strategies)
@@ -99,14 +100,15 @@ def try_strategies(
 
 
 def _forget(error: BaseException | None) -> None:
-    """Let go of what the failed attempt's frames hold, the model above all, before the next one loads its own."""
+    """Release what the failed attempt's stack frames hold, above all the model, before the next attempt loads another."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _next(left: Sequence[Strategy], failures: Sequence[StrategyFailure]) -> list[Strategy]:
-    """What is left to try: what the last diagnosis names, then what earlier ones named; all where one of them was not known."""
+    """The strategies that remain: those that the last diagnosis names, then those that earlier ones named; all of them if one error was
+    unknown."""
     telling = [failure.diagnosis.then for failure in reversed(failures) if failure.diagnosis.code != "not-installed"]
     wanted: list[Strategy] = []
     for names in telling or [None]:
@@ -116,7 +118,7 @@ def _next(left: Sequence[Strategy], failures: Sequence[StrategyFailure]) -> list
 
 
 def _out_of_memory(failures: Sequence[StrategyFailure], path: str) -> Retryable | None:
-    """Memory may be there another time: that is worth trying again, where it was what ended the last real attempt."""
+    """Retryable if the last real attempt failed because of memory: more of it may be free at another time."""
     short = [failure for failure in failures if failure.diagnosis.code == "out-of-memory"]
     if not short:
         return None

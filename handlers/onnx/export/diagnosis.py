@@ -1,7 +1,7 @@
 """What an exporter's error means: one table from type and message to a diagnosis and the strategies worth trying next.
 
-Called by the ladder's climb. The messages are those of torch 2.9 to 2.13, onnx and onnxruntime; a new one is a new row. Free of torch:
-types are told by their names, along the chain of causes, since the exporters wrap what went wrong in pages of advice.
+Called by `attempts.try_strategies`. The messages are those of torch 2.9 to 2.13, onnx and onnxruntime; a new one is a new row. Free of
+torch: types are recognized by their names, along the chain of causes, since the exporters wrap the cause in long messages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class Diagnosis:
     meaning: str
     """One clause."""
     then: tuple[str, ...] | None
-    """Names of the strategies worth trying next, best first; None: the default order."""
+    """Names of the strategies to try next, best first; None: the default order."""
     manual: str = ""
-    """What a person can do about it, as one imperative clause."""
+    """What a user can do about it, as one imperative clause."""
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """How an error that stands for a diagnosis looks."""
+    """How to recognize the errors of one diagnosis."""
 
     types: tuple[str, ...]
     """Names of exceptions of which one is among the error and its causes; empty: any."""
@@ -138,11 +138,11 @@ SYMPTOMS: tuple[Symptom, ...] = (
     Symptom((), r"does not support an attention implementation", _ATTENTION),
     Symptom(("ValidationError", "Fail", "InvalidGraph"), "", _INVALID),
 )
-"""Rows of which the first that fits is taken."""
+"""The first row that matches counts."""
 
 
 def diagnose(error: BaseException) -> Diagnosis:
-    """What an error means; UNKNOWN where no row fits."""
+    """The diagnosis of an error; UNKNOWN if no row matches."""
     chain = _chain(error)
     types = {base.__name__ for one in chain for base in type(one).__mro__}
     text = "\n".join(str(one) for one in chain)

@@ -1,4 +1,4 @@
-"""What is said when no strategy worked: what was tried, what it means, what a person can do, and where the reproduction lies.
+"""The error when all strategies failed: what was tried, what it means, what the user can do, and the path of the reproduction script.
 
 Called by the onnx stage.
 """
@@ -30,12 +30,12 @@ def versions() -> str:
 def failure_with_report(
     error: AllStrategiesFailedError, context: StageContext, source: Path, *, opset: int, kind: str, profile: str
 ) -> Permanent:
-    """The error with its small print; writes the reproduction beside the attempt's log, where it stays."""
+    """The error with its details; writes the reproduction beside the attempt's log, where it is kept."""
     script = None
     try:
         target = Path(context.result).parent / reproduction.FOLDER
         script = reproduction.write(target, source, error.failures, opset, kind, versions())
-    except Exception:  # it is an aid: that it can't be written must not hide what it is about
+    except Exception:  # the reproduction is only a help: a failure to write it must not hide the export's own error
         traceback.print_exc(file=sys.stderr)
     fault = error.fault
     details = _details(error, opset, profile, script)

@@ -1,7 +1,8 @@
-"""What worked before, so that it is tried first next time: one small JSON file in the folder that jobs share.
+"""Remembers the strategy that worked for an architecture, so that it is tried first next time: one small JSON file in the folder that jobs
+share.
 
-Called by the onnx stage. It is a hint and nothing more: a file that can't be read or written is as good as none, and of two jobs that
-write at once one is forgotten. Free of torch.
+Called by the onnx stage. It is only a hint: a file that can't be read or written is ignored, and if two jobs write at once, one entry is
+lost. Free of torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LIMIT = 500
 
 
 class PastExport(Frozen):
-    """What came of the last export of an architecture."""
+    """The result of the last export of an architecture."""
 
     strategy: str
     failed: dict[str, str] = Field(default_factory=dict)
@@ -42,14 +43,14 @@ class History:
             self._raw = value if isinstance(value, dict) else {}
 
     def get(self, key: str) -> PastExport | None:
-        """What is known of a key."""
+        """The entry of a key, if there is one."""
         try:
             return PastExport.model_validate(self._raw.get(key))
         except ValidationError:
             return None
 
     def put(self, key: str, entry: PastExport) -> None:
-        """Remember; what can't be written is not."""
+        """Store an entry; a file that can't be written is ignored."""
         self._raw.pop(key, None)
         self._raw[key] = entry.model_dump()
         for old in list(self._raw)[:-LIMIT]:
@@ -60,7 +61,7 @@ class History:
 
 
 def key_of(architecture: str, config: Mapping[str, Any], opset: int, profile: str) -> str:
-    """What must be the same for a former success to mean something: architecture and its variant, versions, opset, profile."""
+    """The key: what must be equal for an earlier success to be a useful hint (architecture and its variant, versions, opset, profile)."""
     rope = config.get("rope_parameters")
     features = [
         str(rope.get("rope_type", "")) if isinstance(rope, Mapping) else "",

@@ -1,6 +1,6 @@
-"""The onnx stage's last step on a finished folder: its graphs optimized as `[onnx] optimize` says, each step proved.
+"""The onnx stage's last step on a finished folder: its graphs are optimized as `[onnx] optimize` says, and each step is verified.
 
-Called once the configuration and the tokenizer lie beside the graphs, so that real texts are among what is compared.
+Called when the configuration and the tokenizer are beside the graphs, so that the comparison can use real texts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The smallest thing that fails in the same way: a tiny configuration of the same architecture and a script, for a person or a bug report.
+"""The smallest reproduction of a failed export: a tiny configuration of the same architecture and a script, for the user or a bug report.
 
-Written beside the attempt's log when all strategies have failed, and run by that person. For a language model the script stands alone:
+Written beside the attempt's log when all strategies have failed; the user runs it. For a language model the script stands alone:
 torch, transformers, onnxscript and onnxruntime are all that it needs. For other models it goes through this package.
 """
 
@@ -141,6 +141,6 @@ def write(target: Path, source: Path, failures: Sequence[StrategyFailure], opset
 
 
 def _standalone(strategy: Strategy) -> bool:
-    """Whether the script without this package does the same."""
+    """Whether the script that does not need this package can reproduce the failure."""
     exporter = strategy.name.split("-")[0] in ("dynamo", "legacy")
     return exporter and not strategy.rewrite and strategy.cache and strategy.axes == "all"

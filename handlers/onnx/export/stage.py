@@ -1,9 +1,9 @@
-"""The stage `onnx`: the model as fp32 graphs, every length dynamic; which graphs, its family knows.
+"""The stage `onnx`: exports the model as fp32 graphs with dynamic lengths; the model's family defines which graphs.
 
-Run by `handlers/__main__.py`. Which ways are tried, and what may be given up where none keeps everything, is the ladder's to say.
-Architectures of no known family end as Permanent `unsupported-architecture`. Peak memory is about one and a half times the fp32 weights
-beside what the libraries and the exporter's own graph take: the model and the files that it is loaded from, later the weights' file,
-mapped once.
+Run by `handlers/__main__.py`. `profiles` and `attempts` decide which strategies are tried, and what may be given up if no strategy keeps
+everything. An architecture of no known family gives Permanent `unsupported-architecture`. Peak memory is about one and a half times the
+fp32 weights beside what the libraries and the exporter's own graph take: the model and the files that it is loaded from, later the weights'
+file, mapped once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from handlers.onnx.tracing.strategies import LOSSES, STRATEGIES, Strategy, named
 
 
 class OpsetMismatchError(Exception):
-    """The exporter wrote another operator set than it was told to."""
+    """The exporter wrote another operator set than the one asked for."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def metadata(context: StageContext, opset: int, task: Task) -> dict[str, object]
 
 @dataclass(frozen=True)
 class _Exported:
-    """What is left of an export when torch's copy of the weights is gone."""
+    """What remains of an export after torch's copy of the weights is released."""
 
     written: dict[str, Path]
     """Role → graph."""
@@ -97,7 +97,7 @@ def wanted_form(context: StageContext) -> Form:
 
 
 def _export_and_write(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> _Exported:
-    """Everything that needs torch's copy of the weights; they are let go of when this returns."""
+    """Everything that needs torch's copy of the weights; they are released when this returns."""
     source, opset = Path(context.inputs["merge"]), strategy.opset(context.work.export.opset)
     if strategy.experts and not has_experts(source):
         raise NotApplicableError
@@ -169,7 +169,7 @@ def _finished(exported: dict[str, Any], family: Family, reference: Any, opset: i
 
 
 def build(strategy: Strategy, family: Family, context: StageContext, reporter: Reporter) -> Built:
-    """Export by one strategy and check the result against torch; whatever it wrote is gone again if it fails."""
+    """Export by one strategy and check the result against torch; if that fails, its files are removed."""
     staging = Path(context.staging)
     form, per_graph = strategy.form(wanted_form(context)), context.work.options(OnnxOptions).layers_per_graph
     family, undivided = divided(family, Path(context.inputs["merge"]), form, per_graph, must=strategy.chain)
@@ -196,7 +196,7 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
 
 
 def _judged(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
-    """What the tracer's warnings come to, now that the graph has passed its check."""
+    """The report's lines about the tracer's warnings, once the graph has passed its check."""
     tested = getattr(family, "tested", None)
     words = tested(reference) if tested else "the shapes of this family's own check"
     return tracer_warnings.summary(tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", "")), LIMIT)
@@ -216,7 +216,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)
-    elif "window" not in climbed.result.graphs.extra:  # a window of a fixed length is fed otherwise
+    elif "window" not in climbed.result.graphs.extra:  # the example script can't feed a window of fixed length
         examples.place(family.task.name, staging)
     warnings = [*climbed.result.warnings, *([tokenizer.warning] if tokenizer.warning else [])]
     polished = optimize_export(context, climbed.result.graphs, climbed.result.verify, reporter)
@@ -231,7 +231,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
 
 
 def _fallbacks(climbed: StrategyResult[Built], first: str, context: StageContext, known: PastExport | None) -> list[Fallback]:
-    """What was taken instead of what was wanted: another way, and each thing that this way gives up."""
+    """The fallbacks: another strategy than the first, and each property that this strategy gives up."""
     opset, strategy = context.work.export.opset, climbed.strategy
     reasons = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in climbed.failures)
     found = [Fallback(wanted=first, taken=strategy.name, reason=reasons)] if climbed.failures else []

@@ -1,7 +1,7 @@
 """What the ONNX stage asks of a family of models, and what all families share.
 
-A family knows how its models are loaded, split into graphs, run for reference and checked; the exporters, the ladder and the
-graph's finish know nothing of that. `handlers.onnx.export.family_choice.choose` gives the family of a folder.
+A family knows how its models are loaded, split into graphs, run for reference and checked; the exporters, the strategies and `graph_file`
+know nothing of that. `handlers.onnx.export.family_choice.choose` gives the family of a folder.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Axes = Literal["all", "lengths", "batch", "none"]
 
 
 class NotApplicableError(Exception):
-    """A strategy is for another kind of model: passing it over is no failure."""
+    """The strategy is for another kind of model; skipping it is not a failure."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What graphs a family makes of a model; anything but the default gives something up."""
+    """Which graphs a family makes of a model; every form but the default gives something up."""
 
     axes: Axes = "all"
     cache: bool = True
@@ -42,7 +42,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Tracing:
-    """How a model is made ready for an exporter."""
+    """How a model is prepared for an exporter."""
 
     attention: str = "eager"
     """transformers' attention implementation."""
@@ -72,7 +72,7 @@ class Family(Protocol):
         """The model of `folder` in fp32 on the CPU, in evaluation mode."""
 
     def refer(self, model: Any, folder: Path) -> Any:
-        """What torch says about a few inputs, as arrays that outlive the model."""
+        """torch's outputs for a few inputs, as arrays that stay when the model is released."""
 
     def parts(self, model: Any, reference: Any) -> Sequence[Part]:
         """The graphs to export."""

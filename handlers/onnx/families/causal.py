@@ -29,12 +29,12 @@ from handlers.onnx.graphs.signature import BATCH, CacheLayer, CausalSignature, S
 
 @dataclass(frozen=True)
 class CausalReference:
-    """What torch says about a few prompts, each fed in the steps that the graph's check will make."""
+    """torch's outputs for a few prompts, each fed in the same steps as the graph's check feeds it."""
 
     signature: CausalSignature
     cases: tuple[TraceCase, ...]
     untested: str = ""
-    """A length that the model treats otherwise and that is too long to be tried; "" where there is none."""
+    """A length beyond which the model computes differently and that is too long to be tried; "" if there is none."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class OneRowSignature(CausalSignature):
 
 
 class FlatCacheModel(torch.nn.Module):
-    """A causal model whose cache comes and goes as a flat list of tensors, as ONNX wants it."""
+    """A causal model whose cache is a flat list of tensors in inputs and outputs, as ONNX needs it."""
 
     def __init__(self, model: torch.nn.Module, signature: CausalSignature) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Causal:
         self.form = form
 
     def shaped(self, form: Form) -> Family:
-        """The family that makes graphs of `form`. With a cache only the batch can be fixed: a fixed past is no use to anybody."""
+        """The family that makes graphs of `form`. With a cache only the batch can be fixed: a past of fixed length is of no use."""
         if not form.cache:
             return Uncached(self.task, form)
         if form.axes not in ("all", "lengths"):
@@ -149,7 +149,6 @@ class Causal:
         return Causal(self.task, form)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
-        """See `Family.load`."""
         return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> CausalReference:
@@ -161,17 +160,14 @@ class Causal:
         return CausalReference(signature, tuple(row for case in reference.cases for row in case.rows()), reference.untested)
 
     def parts(self, model: Any, reference: CausalReference) -> Sequence[Part]:
-        """See `Family.parts`."""
         signature = reference.signature
         example = example_inputs(model, signature, batch=2 if self.form.axes == "all" else 1)
         return [Part("model", MODEL_FILE, signature, FlatCacheModel(model, signature).eval(), example)]
 
     def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
-        """See `Family.finish`."""
         return graphs
 
     def signatures(self, reference: CausalReference) -> Mapping[str, tuple[str, Signature]]:
-        """See `Family.signatures`."""
         return {"model": (MODEL_FILE, reference.signature)}
 
     def extra(self, reference: CausalReference) -> dict[str, Any]:
@@ -183,7 +179,7 @@ class Causal:
         return tested(reference.cases)
 
     def verify(self, folder: Path, reference: CausalReference, *, threads: int = 1) -> float:
-        """See `Family.verify`. Padding positions may say anything that is finite: what a masked token sees is undefined."""
+        """See `Family.verify`. Outputs at padding positions are only checked to be finite: the output of a masked token is undefined."""
         session = open_graph(folder / MODEL_FILE, reference.signature, threads)
         return max(_compared(case, run_in_steps(session, reference.signature, case)) for case in reference.cases)
 

@@ -66,13 +66,13 @@ class EncoderCase:
 
 @dataclass(frozen=True)
 class EncoderReference:
-    """What torch says about a few batches: alone and together, short and long, padded on the left and on the right."""
+    """torch's outputs for a few batches: one text and several, short and long, padded on the left and on the right."""
 
     signature: EncoderSignature
     cases: tuple[EncoderCase, ...]
     vocabulary: int
     untested: str = ""
-    """A length that the model treats otherwise and that is too long to be tried; "" where there is none."""
+    """A length beyond which the model computes differently and that is too long to be tried; "" if there is none."""
 
 
 class OnePass(torch.nn.Module):
@@ -91,7 +91,7 @@ class OnePass(torch.nn.Module):
 
 
 def constants(model: Any) -> dict[str, Any]:
-    """Arguments of every call: no cache, which some classes would make and nobody reads."""
+    """Arguments of every call: no cache, which some classes would make although nothing reads it."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
@@ -187,7 +187,6 @@ class Encoder:
         return f"batch {rows}, {tokens} tokens, padding on the left and right"
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
-        """See `Family.load`."""
         return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> EncoderReference:
@@ -195,22 +194,19 @@ class Encoder:
         return refer(model, folder, self.task)
 
     def parts(self, model: Any, reference: EncoderReference) -> Sequence[Part]:
-        """See `Family.parts`."""
         signature = reference.signature
         pad = model.config.get_text_config().pad_token_id or 0
         example = tuple(example_inputs(signature.inputs, reference.vocabulary, pad, 2, 5).values())
         return [Part("model", MODEL_FILE, signature, OnePass(model, signature).eval(), example)]
 
     def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
-        """See `Family.finish`."""
         return graphs
 
     def signatures(self, reference: EncoderReference) -> Mapping[str, tuple[str, Signature]]:
-        """See `Family.signatures`."""
         return {"model": (MODEL_FILE, reference.signature)}
 
     def verify(self, folder: Path, reference: EncoderReference, *, threads: int = 1) -> float:
-        """See `Family.verify`. What stands at padding tokens is not compared, only that it is finite."""
+        """See `Family.verify`. Outputs at padding tokens are not compared; they must only be finite."""
         session = open_graph(folder / MODEL_FILE, reference.signature, threads)
         largest = 0.0
         for case in reference.cases:

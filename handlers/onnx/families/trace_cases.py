@@ -100,7 +100,7 @@ def make_cases(
 
 
 def _case(model: Any, shape: TraceShape, vocabulary: int, generator: torch.Generator, *, positions: bool, cache: bool) -> TraceCase:
-    # Without a cache all is one step; but one token alone is what some branches wait for.
+    # Without a cache everything is one step; a single token is tried too, since some branches depend on it.
     steps = shape.steps if cache else (1 if shape == SHAPES[1] else sum(shape.steps),)
     ids = torch.randint(0, vocabulary, (shape.rows, sum(steps)), generator=generator)
     mask = torch.ones_like(ids)
@@ -121,7 +121,7 @@ def _case(model: Any, shape: TraceShape, vocabulary: int, generator: torch.Gener
 
 
 def tested(cases: Sequence[TraceCase]) -> str:
-    """What the cases try, in words for a report."""
+    """The shapes that the cases try, as text for the report."""
     rows = sorted({len(case.ids) for case in cases})
     steps = sorted({step for case in cases for step in case.steps})
     pasts = {sum(case.steps[:place]) for case in cases for place in range(len(case.steps))}

@@ -1,9 +1,8 @@
 """Decoder-only language models without a cache: token ids in, logits out; of dynamic or of fixed size.
 
-A simpler graph, for what has no KV cache to speak of, for engines that want no cache, and as a way out where the graph with one can't
-be made. Each new token costs a pass over all of them. With a fixed sequence it is a *window*: a prompt of up to `window` tokens,
-padded on the right, whose next token is read at its last real position; `handlers.onnx.folder.fixed_window` runs such graphs.
-Given by `Causal.shaped`.
+A simpler graph, for what has no KV cache to speak of, for engines that want no cache, and as a fallback if the graph with a cache can't be
+made. Each new token costs a pass over all of them. With a fixed sequence it is a *window*: a prompt of up to `window` tokens, padded on the
+right, whose next token is read at its last real position; `handlers.onnx.folder.fixed_window` runs such graphs. Given by `Causal.shaped`.
 """
 
 from __future__ import annotations
@@ -90,11 +89,9 @@ class Uncached:
         self.form = form
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
-        """See `Family.load`."""
         return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> UncachedReference:
-        """See `Family.refer`."""
         dynamic = {"all": (BATCH, SEQUENCE), "lengths": (SEQUENCE,), "batch": (BATCH,), "none": ()}[self.form.axes]
         signature = UncachedSignature("position_ids" in inspect.signature(model.forward).parameters, dynamic)
         window = None
@@ -109,7 +106,6 @@ class Uncached:
         return UncachedReference(signature, cases, window, "" if window else untested)
 
     def parts(self, model: Any, reference: UncachedReference) -> Sequence[Part]:
-        """See `Family.parts`."""
         signature = reference.signature
         rows = 2 if BATCH in signature.dynamic else 1
         tokens = reference.window or 5
@@ -121,11 +117,9 @@ class Uncached:
         return [Part("model", MODEL_FILE, signature, PlainModel(model, signature).eval(), (ids, mask, *positions))]
 
     def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
-        """See `Family.finish`."""
         return graphs
 
     def signatures(self, reference: UncachedReference) -> Mapping[str, tuple[str, Signature]]:
-        """See `Family.signatures`."""
         return {"model": (MODEL_FILE, reference.signature)}
 
     def extra(self, reference: UncachedReference) -> dict[str, Any]:

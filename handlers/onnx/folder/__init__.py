@@ -1,1 +1,1 @@
-"""What an exported folder is for its readers (all that validate may import, with graphs)."""
+"""Reading an exported folder. Of handlers/onnx, validate may import only this package and `graphs`."""

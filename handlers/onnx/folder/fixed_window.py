@@ -1,6 +1,6 @@
 """Runs a decoder's graph that has no cache, whatever of its sizes is fixed: rows one by one, tokens padded on the right.
 
-Used by the export's own check, and meant for whoever else runs such a graph. Free of torch. What is fixed is read from the graph.
+Used by the export's own check, and usable by other programs that run such a graph. Free of torch. What is fixed is read from the graph.
 """
 
 from __future__ import annotations

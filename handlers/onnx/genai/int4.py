@@ -20,7 +20,7 @@ from handlers.onnx.quantize.accuracy_levels import EXACT
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Build the folder in the staging folder and leave its graph at the accuracy level that is asked for, or best."""
+    """Build the folder in the staging folder and set its graph to the accuracy level asked for, or to the best one."""
     options = context.work.options(OnnxOptions)
     algorithm, fallbacks = _algorithm(options)
     symmetric = options.symmetric and algorithm == "rtn"

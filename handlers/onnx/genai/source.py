@@ -1,6 +1,7 @@
-"""What the onnxruntime-genai builder is given: a folder with the merged model and its tokenizer, once it is known that it builds it right.
+"""What the onnxruntime-genai builder is given: a folder with the merged model and its tokenizer, after checking that the builder supports
+it.
 
-Called by `genai`. The builder takes some models that it then builds wrongly without a word (another scaling of the angles, a layer as
+Called by `genai`. The builder accepts some models and then builds them wrongly without an error (another scaling of the angles, a layer as
 wide as the vocabulary), so the table below names only what agreed with torch, and the rest is refused.
 """
 

@@ -1,7 +1,7 @@
-"""Does the graph on disk say what torch said? The stage's own check, before anyone else sees the file.
+"""Compares the graph on disk with torch: the stage's own check, before any other stage reads the file.
 
-Called by the families. It runs a handful of tokens; the validate stage judges the model on text. It knows torch's answers as
-arrays, so torch itself may be gone by then.
+Called by the families. It runs a handful of tokens; the validate stage judges the model on text. It has torch's outputs as arrays, so the
+model in torch may be released before.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from handlers.onnx.graphs.graphset import FILE, Graph, GraphSet, read
 from handlers.onnx.graphs.sessions import check_form, described
 
 Transform = Callable[[Graph, ir.Model], ir.Model]
-"""Changes a loaded graph in place, or gives another one in its stead."""
+"""Changes a loaded graph in place, or returns another graph instead."""
 
 
 def derive(context: StageContext, reporter: Reporter, transform: Transform, *, dtype: str, operation: str, doing: str) -> GraphSet:

@@ -1,4 +1,4 @@
-"""A graph's finish: readable axes, no traces of the exporter's machine, facts about itself, and its place on disk.
+"""Finishes an exported graph: readable axis names, no data about the exporter's machine, metadata, and writing it to disk.
 
 Used by both ONNX stages; imports neither torch nor onnxruntime. Graphs are onnx_ir models, whose weights stay
 where they are (torch's memory, a mapped file) until they are written.
@@ -89,9 +89,9 @@ def _turned_lazily(source: ir.TensorProtocol, order: Sequence[int], name: str | 
 
 
 def fold_transposed_weights(model: ir.Model) -> int:
-    """Write weights the way round that they are used; gives how many were turned.
+    """Store weights transposed where the graph transposes them; returns the number of transposed weights.
 
-    A weight that something else reads too, a tied embedding above all, stays as it is: turning it would write it twice.
+    A weight that another node reads too (above all a tied embedding) stays as it is: a transposed copy would be written in addition.
     """
     turned = 0
     for node in list(model.graph):
@@ -156,7 +156,7 @@ def write(models: Mapping[str, ir.Model], target: Path, scratch: Path) -> dict[s
 
 
 def let_go(models: Iterable[ir.Model]) -> None:
-    """Take the weights out of graphs that are on disk: onnxscript's rules remember the last graph that they saw, for good."""
+    """Remove the weights from graphs that are on disk: onnxscript's rules keep a reference to the last graph until the process ends."""
     for model in models:
         for value in shared_weights.initializers(model):
             value.const_value = None
@@ -195,7 +195,7 @@ def clear(folder: Path) -> None:
 
 
 def fresh_folder(path: Path) -> Path:
-    """An empty folder at `path`, whatever was there."""
+    """An empty folder at `path`; what was there is removed."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

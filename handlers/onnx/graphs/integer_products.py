@@ -1,12 +1,11 @@
 """Products of integers in graphs, and whether they come out the same on every processor.
 
-`python -m handlers.onnx.graphs.integer_products FOLDER` says it to users, in a sentence and with the exit code 1 where something may
-overflow; validation asks the same of every ONNX folder. It is a bound from the weights, not a run. Processors without VNNI (AVX2, and
-AVX-512 before Cascade Lake) multiply unsigned with signed bytes by `vpmaddubsw`, which adds two neighbouring products in 16 bits and
-saturates: full-range weights then give wrong sums, on those processors and on no other, so that a run on the box at hand proves
-nothing. Here every two weights that such a kernel may add are looked at: it takes weights by fours along the axis that is summed over.
-Activations are taken as 0…255, which is what quantizing over a range, fixed or found at run time, makes of them. Products of two
-unsigned factors are widened first.
+`python -m handlers.onnx.graphs.integer_products FOLDER` reports it to users in a sentence, with the exit code 1 if something may overflow;
+validation asks the same of every ONNX folder. It is a bound from the weights, not a run. Processors without VNNI (AVX2, and AVX-512 before
+Cascade Lake) multiply unsigned with signed bytes by `vpmaddubsw`, which adds two neighbouring products in 16 bits and saturates: full-range
+weights then give wrong sums, on those processors and on no other, so a run on this machine proves nothing. Here every two weights that such
+a kernel may add are looked at: it takes weights by fours along the axis that is summed over. Activations are taken as 0…255, which is what
+quantizing over a range, fixed or found at run time, makes of them. Products of two unsigned factors are widened first.
 
 What a runtime makes of a graph is more than its operators say. onnxruntime fuses products of dequantized factors into integer ones, looks
 through operators between that leave values as they are, and makes int8 activations uint8 where they are quantized and dequantized; fp32
@@ -112,7 +111,7 @@ class Portability:
 
     @property
     def fault(self) -> str | None:
-        """Why the folder can't be vouched for on other processors; None where it can."""
+        """Why the folder may give other results on other processors; None if it can't."""
         wrong = [one for one in self.products if one.exact is False]
         if wrong:
             worst = max(wrong, key=lambda one: one.overflowing)
@@ -131,7 +130,7 @@ class Portability:
 
     @property
     def needs(self) -> str:
-        """What processor the folder needs to give the answers that were checked."""
+        """The processor that the folder needs to give the same outputs as in the checks."""
         return "any x86-64 or ARM64 processor" if self.fault is None else "a processor with VNNI, or one that is not x86-64"
 
 
@@ -250,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _loaded(path: Path) -> list[ir.Model]:
-    """The graph at a path, or those of a folder; ValueError with a sentence for people where there are none."""
+    """The graph at a path, or those of a folder; ValueError with a sentence for the user if there are none."""
     if not path.exists():
         raise ValueError(f"{path} is not there")
     paths = sorted(path.glob("*.onnx")) if path.is_dir() else [path]

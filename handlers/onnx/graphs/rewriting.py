@@ -1,4 +1,4 @@
-"""Where a graph's weights are, and how nodes are put in others' places: what the stages that make graphs smaller have in common.
+"""Finds a graph's weights and replaces its nodes: the common part of the stages that make graphs smaller.
 
 Called by `integer`, `weight_only` and `int8_static`'s rewriter. Looks into subgraphs too, so both branches of a merged decoder
 are found. Imports neither torch nor onnxruntime.

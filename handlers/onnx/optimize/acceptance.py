@@ -1,6 +1,6 @@
-"""Is what a step made as good as the graph before it? Names, form, answers, size, speed: all are asked, in this order.
+"""Decides whether the result of a step is as good as the graph before it: names, form, outputs, size and speed are checked in this order.
 
-Called by `run`. Raises UndoneError with the reason as soon as one of them says no.
+Called by `run`. Raises UndoneError with the reason as soon as one check fails.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Axes:
 
 
 def settle(model: ir.Model, before: ir.Model, graph: Graph) -> None:
-    """Give a tool's graph what belongs to it whoever made it: the facts it states, inputs that nothing reads, readable axes.
+    """Restore what a tool may drop from a graph: its metadata, inputs that nothing reads, readable axis names.
 
     Names are not given back: a tool that renames an output has changed the graph.
     """
@@ -126,7 +126,7 @@ def check_size(before: int, after: int) -> None:
 
 
 class Arena:
-    """Two graphs at work on the same inputs. The one before stays open as long as no step is kept."""
+    """Compares two graphs on the same inputs. The one before stays open as long as no step is kept."""
 
     def __init__(self, path: Path, graph: Graph, cases: Sequence[RandomInputs], speed: dict[str, RandomInputs], threads: int) -> None:
         self.graph = graph
@@ -156,7 +156,7 @@ class Arena:
         self._before = after
 
     def _race(self, name: str, case: RandomInputs, after: onnxruntime.InferenceSession, report: StepReport) -> Verdict:
-        """What the clock says; that a graph is slower, it must say twice."""
+        """The measured times; "slower" counts only if a second measurement confirms it."""
         for _ in range(2):
             measured = race(lambda: self._run(self._before, case), lambda: self._run(after, case))
             report.ms_before[name], report.ms_after[name] = (round(1000 * value, 4) for value in (measured.before, measured.after))

@@ -1,6 +1,6 @@
-"""Do two graphs say the same? Every output, where it is no padding.
+"""Compares every output of two graphs, except at padding.
 
-Called by the trial of a step.
+Called by `acceptance`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ BOUND = 1e-5
 
 
 class UnequalError(Exception):
-    """A graph says something else than the one before it."""
+    """A graph computes something else than the one before it."""
 
 
 def difference(ports: Sequence[Port], before: Sequence[np.ndarray], after: Sequence[np.ndarray], case: RandomInputs) -> float:
     """Largest |after − before| over the largest |before|, over all outputs; UnequalError above BOUND.
 
-    What stands at padding is not compared, since a token that sees nothing may say anything; it must be finite, though.
+    Outputs at padding are not compared, since the output of a token that attends to nothing is undefined; they must be finite.
     """
     return max((_one(port, old, new, case) for port, old, new in zip(ports, before, after, strict=True)), default=0.0)
 

@@ -1,8 +1,8 @@
-"""Optimizes the graphs of an ONNX folder step by step, and keeps of each step only what is proved to be equal and not slower.
+"""Optimizes the graphs of an ONNX folder step by step, and keeps a step only if its graph is shown to be equal and not slower.
 
-Called by the onnx stage on the folder that it has written and checked. A step that fails, or whose graph says something else, is malformed,
-larger or slower, is undone, and the report says which and why; no step's failure is the export's. Memory: two sessions of one graph beside
-the weights' file, which is mapped.
+Called by the onnx stage on the folder that it has written and checked. A step that fails, or whose graph computes something else, is
+malformed, larger or slower, is undone, and the report says which and why; a failed step does not fail the export. Memory: two sessions of
+one graph beside the weights' file, which is mapped.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def optimize(
     """Optimize a written, verified folder in place and write its graphs.json anew.
 
     `verify` compares a folder with the model itself and raises when they differ; what then makes it raise is undone too. `config` is the
-    model's config.json. `tell` hears of the progress, 0 to 1.
+    model's config.json. `tell` is called with the progress, 0 to 1.
     """
     nodes, size = sum(one.nodes for one in graphs.graphs), graphs.size(folder)
     steps = [step for step in options.steps if RANK[step.level] <= RANK[level]]
@@ -125,7 +125,7 @@ class _Work:
         self.texts = texts
 
     def run(self, steps: Sequence[Step], verify: Callable[[Path], float], errors: list[float]) -> list[StepReport]:
-        """Try each step in turn, then let the model itself be the judge, whose figure goes to `errors`."""
+        """Try each step in turn, then compare with the model itself; the error goes to `errors`."""
         try:
             maker = Maker(self.graph, self.config)
             arena = acceptance.Arena(self.path, self.graph, [*maker.cases(), *self.texts], maker.speed(), self.options.threads)
@@ -192,7 +192,7 @@ class _Work:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Tools talk of themselves; what matters of it ends up in the report."""
+    """Silence the tools' own messages; what matters of them is in the report."""
     previous = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""What a step of the optimization is, what it is given, and what is told of it afterwards.
+"""The types of an optimization step: the step, its input, and its report.
 
 The table of all steps is in `steps`; `run` applies them. Free of torch and onnxruntime.
 """
@@ -25,7 +25,7 @@ class StepInput:
     """The graph that a step is to change, and what is known of its model."""
 
     model: ir.Model
-    """Its own to change; large weights lie in files and are read when asked for."""
+    """The step may change it; large weights are in files and are read when needed."""
     config: Mapping[str, Any]
     """config.json."""
     scratch: Path
@@ -35,7 +35,7 @@ class StepInput:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: changes the subject's model in place, or gives another one in its stead."""
+    """One step: changes the input's model in place, or returns another model instead."""
 
     name: str
     level: Level
@@ -63,7 +63,7 @@ class StepReport:
     fused: dict[str, int] = field(default_factory=dict)
     """Operators of onnxruntime's own that the step brought in."""
     seconds: float = 0.0
-    """What the step and its trial took."""
+    """Duration of the step and of its checks."""
 
     @property
     def figures(self) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The table of steps, in the order in which they are tried: patterns first, since what tidies a graph can hide them.
 
-Read by `run`. A step only makes a graph; whether it is any good is found out there. `basic` uses the standard's operators alone, `extended`
-brings in onnxruntime's own but leaves every product with a weight a product, so that other stages still find it; `all` does not care.
+Read by `run`. A step only makes a graph; `run` decides whether it is kept. `basic` uses the standard's operators alone, `extended`
+brings in onnxruntime's own but leaves every product with a weight a product, so that other stages still find it; `all` has no such limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Is one graph slower than another? Both run in turns, so that a busy machine slows them alike, and pairs are compared.
+"""Compares the speed of two graphs. Both run in turns, so that a busy machine slows both equally, and pairs of runs are compared.
 
-Called by the trial of a step. A difference counts only when it is larger than the noise of its own measurement.
+Called by `acceptance`. A difference counts only when it is larger than the noise of its own measurement.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _calls(context: StageContext, source: GraphSet, output: StageOutput) -> list[GraphRun]:
-    """What the fp32 graphs say to a few texts; nothing, which is recorded, where they can't be run here."""
+    """The fp32 graphs' outputs for a few texts; none if they can't be run here, which is recorded."""
     try:
         return reference_calls(context, source)
     except (UnknownInputError, Permanent) as error:
@@ -128,4 +128,4 @@ def _verify(context: StageContext, calls: list[GraphRun], made: GraphSet, output
     if not error <= BOUND:
         said = "gives values that are not finite" if error == float("inf") else f"is {error:.2g} standard deviations off"
         remedy = "use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out"
-        raise Permanent(FaultCode.FP16_OVERFLOW, OPERATION, f"the fp16 graph {said} where the fp32 one is sound", remedy, path=staging)
+        raise Permanent(FaultCode.FP16_OVERFLOW, OPERATION, f"the fp16 graph {said}, unlike the fp32 one", remedy, path=staging)

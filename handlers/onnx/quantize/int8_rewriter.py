@@ -93,7 +93,6 @@ class Int8Rewriter(Rewriter):
         self._tied: set[ir.Value] = set()
 
     def prepare(self, tied: set[ir.Value]) -> None:
-        """See `Rewriter.prepare`."""
         self._tied = tied
 
     def integer(self, weight: ir.Value, channel: int, *, multiplied: bool = True) -> IntegerWeight:

@@ -54,7 +54,6 @@ class StaticRewriter(Int8Rewriter):
         self._activations: dict[tuple[ir.Value, int], ir.Value] = {}
 
     def turns(self, product: Product) -> bool:
-        """See `Rewriter.turns`."""
         return (product.factor.name or "") in self._ranges
 
     def _activation(self, value: ir.Value, before: ir.Node) -> ir.Value:
@@ -133,7 +132,6 @@ class _Chooser:
         self._scratch = Path(context.temporary) / "calibration"
 
     def __call__(self, one: Graph, model: ir.Model) -> ir.Model:
-        """See `handlers.onnx.graphs.derive.Transform`."""
         path = Path(self._context.inputs["onnx"]) / one.file
         names = [product.factor.name or "" for product in find_products(model)]
         calls = [call for call in self._calibration.measured if call.role == one.role]

@@ -127,7 +127,8 @@ def _error_by_rows(staging: Path, made: GraphSet, calls: list[GraphRun], threads
 
 
 def reference_calls(context: StageContext, source: GraphSet) -> list[GraphRun]:
-    """What the fp32 graphs say to a few texts. Permanent where the texts can't be had, UnknownInputError where the graphs can't be fed."""
+    """The fp32 graphs' outputs for a few texts. Permanent if there are no usable texts, UnknownInputError if a graph has an unknown
+    input."""
     folder, options = Path(context.inputs["onnx"]), context.work.validation
     texts, _ = prompts.load(options.model_copy(update={"samples": min(options.samples, TRIAL_TEXTS)}))
     tokens = tokenize(folder, texts, longest=TRIAL_TOKENS)

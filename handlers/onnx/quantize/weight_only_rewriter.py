@@ -27,7 +27,6 @@ class WeightOnlyRewriter(Rewriter):
         self._made: dict[str, tuple[ir.Value, ir.Value, ir.Value | None]] = {}
 
     def prepare(self, tied: set[ir.Value]) -> None:
-        """See `Rewriter.prepare`."""
         self._tied = tied
         self.model.graph.opset_imports.setdefault(DOMAIN, 1)
 

@@ -1,7 +1,8 @@
-"""The exporters behind one shape: a request goes in, a graph in onnx_ir comes out.
+"""The exporters behind one interface: a request in, an onnx_ir graph out.
 
-Called through the table of strategies. The two of torch trace a part's module with its signature's axes dynamic; neither names them
-well, which is the finish's work. optimum's works in an environment of its own, and refuses where that is not installed.
+Called through the table of strategies. The two of torch trace a part's module with its signature's axes dynamic; neither names the axes
+well, so `graph_file` renames them later. optimum's exporter runs in its own environment and raises NotInstalledError if that is not
+installed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LEGACY_NEWEST_OPSET = 20
 
 
 class NotInstalledError(Exception):
-    """An exporter that is not here; the text says how it would be had."""
+    """The exporter is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Request:
     part: Part
     opset: int
     scratch: Path
-    """Folder for files that the exporter makes on its way: empty at a strategy's first part."""
+    """Folder for the exporter's temporary files: empty at a strategy's first part."""
     context: StageContext | None = None
-    """The attempt that it works for; an exporter that needs another environment finds it by this."""
+    """The context of the attempt; an exporter that needs another environment finds it through this."""
 
 
 Exporter = Callable[[Request], ir.Model]
@@ -87,7 +88,7 @@ def legacy(request: Request) -> ir.Model:
 
 
 def optimum(request: Request) -> ir.Model:
-    """The exporter of optimum-onnx, whose requirements contradict ours: it works in an environment of its own."""
+    """The exporter of optimum-onnx, whose requirements contradict ours: so it runs in its own environment."""
     toolchain = use.find(request.context, toolchain_engine.NAME) if request.context is not None else None
     if request.context is None or toolchain is None:
         raise NotInstalledError("the toolchain optimum is not installed: ckptd toolchain install optimum")

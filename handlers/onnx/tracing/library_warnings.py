@@ -1,7 +1,8 @@
-"""What libraries say while they export: heard, kept once each, bounded.
+"""Collects the warnings of libraries during an export: each message once, and a limited number of them.
 
-Called by the ONNX stages. Python warnings and log records of the exporter's libraries are collected for the
-report; the attempt's log still gets each of them once. The tracer's warnings are kept apart, by where they come from, to be judged.
+Called by the ONNX stages. Python warnings and log records of the exporter's libraries are collected for the report; each of them is still
+written once to the attempt's log. The tracer's warnings are kept separately, by their place in the code, since `tracer_warnings` judges
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LIMIT = 10
 WIDTH = 240
 LOGGERS = ("torch", "transformers", "onnxscript", "onnx_ir", "onnxruntime")
 
-# True of every export whatever the model, so it tells a reader of the report nothing.
+# These appear in every export, whatever the model, so they are of no use in the report.
 UNINFORMATIVE = (
     "torchvision is not installed",
     "is deprecated",
@@ -32,14 +33,14 @@ class LibraryWarnings(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._heard: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._catcher = warnings.catch_warnings()
         self.traced: dict[tracer_warnings.Origin, int] = {}
         """Where the tracer warned → how often."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a log record (called by logging)."""
-        self._hear(record.getMessage())
+        self._count(record.getMessage())
 
     def __enter__(self) -> LibraryWarnings:
         self._catcher.__enter__()
@@ -56,11 +57,12 @@ class LibraryWarnings(logging.Handler):
 
     @property
     def lines(self) -> list[str]:
-        """At most LIMIT distinct messages, in the order heard, each with how often it came; a last line counts the rest."""
-        told = [text for text in self._heard if not any(phrase in text for phrase in UNINFORMATIVE)]
-        lines = [text if self._heard[text] == 1 else f"{text} ({self._heard[text]} times)" for text in told[:LIMIT]]
-        if len(told) > LIMIT:
-            lines.append(f"{len(told) - LIMIT} more kinds of warning are in the attempt's log")
+        """At most LIMIT distinct messages, in the order of their first appearance, each with its number of occurrences; a last line counts
+        the rest."""
+        shown = [text for text in self._counts if not any(phrase in text for phrase in UNINFORMATIVE)]
+        lines = [text if self._counts[text] == 1 else f"{text} ({self._counts[text]} times)" for text in shown[:LIMIT]]
+        if len(shown) > LIMIT:
+            lines.append(f"{len(shown) - LIMIT} more kinds of warning are in the attempt's log")
         return lines
 
     def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
@@ -70,10 +72,10 @@ class LibraryWarnings(logging.Handler):
                 print(f"{tracer_warnings.CATEGORY} at {place}: {' '.join(str(message).split())}"[:WIDTH], file=sys.stderr)
             self.traced[place] = self.traced.get(place, 0) + 1
         else:
-            self._hear(f"{category.__name__}: {message}")
+            self._count(f"{category.__name__}: {message}")
 
-    def _hear(self, message: str) -> None:
+    def _count(self, message: str) -> None:
         text = " ".join(message.split())[:WIDTH]
-        if text not in self._heard:
+        if text not in self._counts:
             print(text, file=sys.stderr)
-        self._heard[text] = self._heard.get(text, 0) + 1
+        self._counts[text] = self._counts.get(text, 0) + 1

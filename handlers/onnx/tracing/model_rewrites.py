@@ -1,7 +1,7 @@
-"""What is put in the place of a model's code while it is traced, where that code can't be: equal in what it computes, free of branches.
+"""Replacements for model code that can't be traced, in force during the trace: they compute the same without branches.
 
-Called by the onnx stage around an exporter; everything is as it was afterwards. Whether a rewriting really is equal is not taken for
-granted: the graph is compared with the untouched model.
+Called by the onnx stage around an exporter; afterwards the original code is restored. The graph is compared with the unchanged model, so a
+wrong replacement is found.
 """
 
 from __future__ import annotations
@@ -136,5 +136,5 @@ REWRITES: Mapping[str, Callable[[torch.nn.Module], contextlib.AbstractContextMan
 
 
 def rewritten(name: str, model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Context in which `model` is traced with a rewriting in force."""
+    """Context manager in which `model` is traced with a replacement."""
     return REWRITES[name](model)

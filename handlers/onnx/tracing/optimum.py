@@ -1,8 +1,8 @@
-"""The exporter of the toolchain `optimum` as a way of the ladder: one run of it makes all graphs of a model, which are then given by part.
+"""The exporter of the toolchain `optimum` as a strategy: one run makes all graphs of a model, which are then returned part by part.
 
 Called by `exporters.optimum`. The model is loaded a second time, in the toolchain's own process, so memory holds it twice. Graphs come with
-our inputs and outputs in our order; where optimum's lack some, or have more, that is said. Whether they compute what torch does, the
-family's check finds out as for any other way.
+our inputs and outputs in our order; if optimum's have fewer or more, the error names them. The family's check compares them with torch, as
+for any other strategy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAST, PRESENT = "past_key_values.", "present."
 
 
 def graph_of(part: Part, opset: int, context: StageContext, toolchain: Path, scratch: Path) -> ir.Model:
-    """optimum's graph for a part; it exports when `scratch` does not hold its graphs yet, whose weights stay there.
+    """optimum's graph for a part; it runs optimum if `scratch` does not hold its graphs yet; their weights stay there.
 
     Raises `use.ToolchainFailedError` when it can't, GraphMismatchError when its graph has other inputs or outputs.
     """
@@ -52,7 +52,7 @@ def _export(opset: int, context: StageContext, toolchain: Path, scratch: Path, f
     source = Path(context.inputs["merge"])
     task = task_of(source)
     if task is None:
-        raise GraphMismatchError("optimum is told by the task what to export, and the model's is not known")
+        raise GraphMismatchError("optimum needs the model's task to know what to export, and the task is not known")
     work = scratch / f"{NAME}-scratch"
     work.mkdir()
     options = {
@@ -63,7 +63,7 @@ def _export(opset: int, context: StageContext, toolchain: Path, scratch: Path, f
 
 
 def _hand_on_what_does_not_change(model: ir.Model, wanted: Sequence[str]) -> None:
-    """Give out the encoder's part of a cache too, as it came in: optimum leaves to its caller what the step does not change."""
+    """Also output the encoder's part of the cache, unchanged: optimum's graph leaves it out, since the step does not change it."""
     graph = model.graph
     found, inputs = {value.name for value in graph.outputs}, {value.name: value for value in graph.inputs}
     for name in wanted:

@@ -1,7 +1,7 @@
-"""The ways to export a model, as rows of a table: each a choice for a handful of knobs, and what it gives up.
+"""The strategies to export a model, as rows of a table: the settings of each, and what it gives up.
 
-Used by the onnx stage and by whoever else exports. Which of them are tried, and in which order, is the business of
-`handlers.onnx.export`; a new way out of an exporter's failure is a new row here, named in the symptoms that it helps against.
+Used by every stage that exports. `handlers.onnx.export` decides which of them are tried and in which order; a new workaround for an
+exporter's failure is a new row here, which the diagnoses that it helps with name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOSSES: dict[Loss, tuple[str, str]] = {
     "cache": ("a KV cache", "no cache: each token costs a pass over all of them"),
     "dynamic lengths": ("any length", "a window of fixed size, padded on the right"),
 }
-"""What a strategy may give up → what was wanted, what there is instead."""
+"""Property that a strategy may give up → (what was wanted, what it gives instead)."""
 
 _AXES: dict[Axes, tuple[Loss, ...]] = {
     "all": (), "lengths": ("batching",), "batch": ("dynamic lengths",), "none": ("batching", "dynamic lengths"),
@@ -43,9 +43,9 @@ class Strategy:
     experts: str | None = None
     """transformers' implementation of mixtures of experts that is traced; a dense model does not take such a strategy."""
     newest_opset: int | None = None
-    """The newest operator set that this way can write; a newer one asked for becomes this one, as a recorded fallback."""
+    """The newest operator set that this strategy can write; it replaces a newer one that was asked for, as a recorded fallback."""
     rewrite: str = ""
-    """Name in `handlers.onnx.tracing.model_rewrites.REWRITES`: what is put in the place of code that can't be traced."""
+    """Name in `handlers.onnx.tracing.model_rewrites.REWRITES`: the replacement for code that can't be traced."""
     axes: Axes = "all"
     cache: bool = True
     """Whether a decoder keeps its KV cache."""
@@ -54,11 +54,11 @@ class Strategy:
     external: bool = False
     """Weights in files of their own, whatever their size."""
     chain: bool = False
-    """A chain of graphs, a few layers each, in the place of one."""
+    """A chain of graphs, a few layers each, instead of one graph."""
 
     @property
     def tracing(self) -> Tracing:
-        """How the model is made ready."""
+        """How the model is prepared."""
         return Tracing(self.attention, self.experts)
 
     def opset(self, wanted: int) -> int:
@@ -94,7 +94,7 @@ LOSSLESS: tuple[Strategy, ...] = (
     Strategy("dynamo-experts", exporters.dynamo, "eager", experts="batched_mm"),
     Strategy("dynamo-external", exporters.dynamo, "eager", external=True),
 )
-"""Ways that give nothing up, but for the opset where the legacy exporter can't write one so new."""
+"""Strategies that give nothing up, except for the opset where the legacy exporter can't write the one asked for."""
 
 STRATEGIES: tuple[Strategy, ...] = (
     *LOSSLESS,
@@ -107,7 +107,8 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy("optimum", exporters.optimum, newest_opset=_OLD),
     Strategy("layers", exporters.dynamo, "eager", chain=True),
 )
-"""All ways, in the default order: those that lose something after those that don't, and what must be installed last."""
+"""All strategies, in the default order: first those that lose nothing, then those that do; the one that needs an installed toolchain and
+the chain come last."""
 
 
 def named(strategies: Sequence[Strategy], name: str) -> Strategy:

@@ -1,8 +1,8 @@
 """What the TorchScript tracer's warnings mean: which branch it fixed, and whether the graph's check tried the other side of it.
 
-Called by the onnx stage with what `handlers.onnx.tracing.library_warnings` heard. A warning is told by where it was raised, in a table;
-the check that every graph goes through feeds the shapes at which such branches turn, so a wrong graph has failed before anything is
-judged here. Free of torch.
+Called by the onnx stage with the warnings that `handlers.onnx.tracing.library_warnings` collected. A table classifies a warning by the
+place where it was raised; the check that every graph goes through feeds the shapes at which such branches turn, so a wrong graph has failed
+before anything is judged here. Free of torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 CATEGORY = "TracerWarning"
 _CONSTANT = "results are registered as constants"
-"""What the tracer says of a tensor that is made of numbers: no branch, but wrong if the numbers depend on the input."""
+"""The tracer's message for a tensor that is built from numbers: not a branch, but wrong if the numbers depend on the input."""
 
 
 class BakedBranchError(Exception):
@@ -48,9 +48,9 @@ class WarningRule:
     about: str
     """What the code there decides or computes."""
     turns: str
-    """When it would go the other way."""
+    """When the other side of the branch would be taken."""
     lengths: bool = False
-    """Whether it may turn at a length that the check could not try."""
+    """Whether the other side may be taken at a length that the check could not try."""
 
 
 RULES: tuple[WarningRule, ...] = (
@@ -64,7 +64,7 @@ RULES: tuple[WarningRule, ...] = (
     WarningRule(r"moe\.py", r".*", "how tokens are sent to experts", "for other tokens"),
     WarningRule(r"modeling_\w+\.py", r".*", "something of the architecture's own", "for other lengths", lengths=True),
 )  # fmt: skip
-"""Rows of which the first that fits is taken."""
+"""The first row that matches counts."""
 
 _ELSE = WarningRule(".*", ".*", "something that is not known here", "for other shapes", lengths=True)
 

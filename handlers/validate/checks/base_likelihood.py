@@ -1,4 +1,4 @@
-"""Which base did the adapter learn against? The likelihood of the samples' own text on each base that `merge.base` can name.
+"""Measures which base the adapter was trained on. The likelihood of the samples' own text on each base that `merge.base` can name.
 
 Called by the validate stage while the live worker still holds the model, after the reference was measured; `bases_live` does the
 worker's part. Language models alone, since the measure is the next token of a text. Nothing is decided here: figures and, where they are

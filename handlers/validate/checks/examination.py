@@ -1,4 +1,4 @@
-"""Everything that one artifact is put through in its worker, as figures; the verdict on them is `verdict.py`'s.
+"""All checks of one artifact in its worker, as figures; `verdict.py` decides the verdict.
 
 Called by the validate stage for the merged model and for every variant.
 """

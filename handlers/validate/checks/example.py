@@ -1,4 +1,4 @@
-"""Does the example that an ONNX folder brings work, without PyTorch? Called by the validate stage once the artifact's worker has ended.
+"""Checks that the example in an ONNX folder works without PyTorch. Called by the validate stage once the artifact's worker has ended.
 
 The script runs as a person would run it, in a process that can import neither torch nor transformers, and must give the tokens
 that the artifact gave under examination.
@@ -26,7 +26,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def check(folder: Path, text: str, tokens: Sequence[int] | None, threads: int) -> str | None:
-    """Why the folder's example.py is not sound, in one sentence; None when it is, or when there is none.
+    """Why the folder's example.py does not work, in one sentence; None when it is, or when there is none.
 
     `tokens`: what it must make of `text`; None where the model makes no tokens, and the script need only answer in JSON.
     """

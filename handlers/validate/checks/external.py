@@ -1,4 +1,4 @@
-"""How an artifact does outside of our engines: the example that it brings, and another program where one is installed.
+"""Checks of an artifact outside of our engines: the example that it brings, and another program where one is installed.
 
 Called by an artifact's check once the artifact's own worker has ended, so that the model lies in memory once.
 """
@@ -29,7 +29,7 @@ def example_fault(spec: EngineSpec, reference: Reference, examination: Examinati
 def other_program(
     context: StageContext, variant: Variant, reference: Reference, own: OwnAnswer, safe_point: Callable[[], None]
 ) -> ForeignFigures | None:
-    """What another program makes of the first prompt, `own` being our engine's answer; for people alone. None where none was asked."""
+    """The outputs of another program for the first prompt, compared with `own`, our engine's; they do not affect the verdict. None where none was run."""
     if variant.limits.engine != "onnx":
         return None
     return optimum_reader.compare(context, own, variant.limits.cache * reference.logit_std, safe_point=safe_point)

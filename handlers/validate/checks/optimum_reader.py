@@ -1,9 +1,9 @@
-"""A foreign reader: what optimum's ORTModel classes make of an ONNX folder, beside what our own engine made of it.
+"""A second reader: compares the outputs of optimum's ORTModel classes for an ONNX folder with those of our own engine.
 
-Called by the validate stage for artifacts that run in the engine `onnx`, where the toolchain `optimum` is installed. Artifact and
-libraries are the same kind on both sides, so quantization is no excuse: what differs is how the folder is read. A reader that fails
-is another program's business and a figure; what it says never decides a verdict. It reads one sample, in a process of its own that
-holds the artifact a second time. This module imports numpy and nothing heavier.
+Called by the validate stage for artifacts that run in the engine `onnx`, where the toolchain `optimum` is installed. Both sides run the
+same files, so a difference can't come from quantization, only from the way in which the folder is read. A failure of the other reader is
+only a figure and never affects the verdict. It reads one sample, in a process of its own that holds the artifact a second time. This module
+imports numpy and nothing heavier.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKENS = 32
 
 @dataclass(frozen=True)
 class OwnAnswer:
-    """What our engine made of one sample."""
+    """The outputs of our engine for one sample."""
 
     folder: Path
     """The artifact's."""
@@ -46,7 +46,7 @@ class OwnAnswer:
 
 
 def compare(context: StageContext, own: OwnAnswer, limit: float, *, safe_point: Callable[[], None] = lambda: None) -> ForeignFigures | None:
-    """Have the foreign reader run the same sample of the same artifact; None where its toolchain is not installed.
+    """Have the second reader run the same sample of the same artifact; None where its toolchain is not installed.
 
     `limit` is the largest max |Δ| that still counts as the same. Gives engine, error_max_absolute, greedy_identical, adjusted
     (what of the reader had to be put right) and differs; or engine and failed, the reason why it can't read the folder.
@@ -114,7 +114,7 @@ def _error(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def sentence(variant: str, figures: ForeignFigures | None) -> str | None:
-    """The warning that `compare`'s figures are worth; None where the foreign reader says the same, or was not asked."""
+    """The warning that follows from `compare`'s figures; None where the second reader gives the same outputs, or was not run."""
     if figures is None:
         return None
     if figures.failed is not None:

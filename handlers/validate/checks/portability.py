@@ -1,4 +1,5 @@
-"""Does an artifact say the same on other processors? The bound of `handlers.onnx.graphs.integer_products`, asked in a process of its own.
+"""Checks whether an artifact gives the same outputs on other processors: the bound of `handlers.onnx.graphs.integer_products`, computed in
+a separate process.
 
 Called by the validate stage once the artifact's worker has ended: reading graphs takes libraries that the stage itself does without.
 """

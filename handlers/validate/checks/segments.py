@@ -1,4 +1,4 @@
-"""Did training see the segments that the model is run with? Called by `reference.py` while the live worker holds the model.
+"""Checks whether training saw the segments that the model is run with. Called by `reference.py` while the live worker holds the model.
 
 PEFT's wrapper of a model for question answering (task type QUESTION_ANS) takes `token_type_ids` and hands none on, so that an adapter
 trained through it has only known inputs of one segment. The live model and the artifacts get the tokenizer's segments, as programs

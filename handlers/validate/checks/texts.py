@@ -1,7 +1,7 @@
 """From prompts to what each task reads: pieces of texts, pairs for question answering, hidden tokens for masked models. Pure.
 
-Called by `reference.py`. The same prompts serve all tasks: what matters is that artifact and live model say the same of them, not
-that they say something wise.
+Called by `reference.py`. The same prompts serve all tasks: it only matters that artifact and live model give the same outputs, not that
+these are good answers.
 """
 
 from __future__ import annotations

@@ -88,7 +88,6 @@ class GenaiEngine:
         raise Permanent(FaultCode.NO_PAIRS, "load the tokenizer", "onnxruntime-genai's tokenizer knows no pairs", "leave the variant out")
 
     def text(self, ids: list[int]) -> str:
-        """See `Loaded.text`."""
         return str(self._own_tokenizer().decode(np.array(ids, np.int32)))
 
     def _own_tokenizer(self) -> Any:

@@ -144,15 +144,12 @@ class LoadedChain:
         check_names(self, what, needed, outputs, optional)
 
     def value(self, name: str, array: np.ndarray) -> OrtValue:
-        """See `LoadedGraph.value`."""
         return next(graph for graph in self._graphs if name in graph.inputs).value(name, array)
 
     def empty_past(self, rows: int) -> dict[str, OrtValue]:
-        """See `LoadedGraph.empty_past`."""
         return {name: value for graph in self._graphs for name, value in graph.empty_past(rows).items()}
 
     def run(self, outputs: list[str], feeds: dict[str, OrtValue]) -> dict[str, OrtValue]:
-        """See `LoadedGraph.run`."""
         found: dict[str, OrtValue] = {}
         for graph in self._graphs:
             if NEXT in found:
@@ -162,7 +159,6 @@ class LoadedChain:
         return {name: found[name] for name in outputs}
 
     def width(self, output: str) -> int | None:
-        """See `LoadedGraph.width`."""
         return self._graphs[-1].width(output)
 
 
@@ -205,11 +201,9 @@ class OnnxFolder:
         return self._loaded_tokenizer().encode(text)
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """See `Loaded.encode_pair`."""
         return self._loaded_tokenizer().encode_pair(first, second)
 
     def text(self, ids: list[int]) -> str:
-        """See `Loaded.text`."""
         return self._loaded_tokenizer().decode(ids)
 
     def _loaded_tokenizer(self) -> tokenizers.FolderTokenizer:

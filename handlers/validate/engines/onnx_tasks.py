@@ -70,7 +70,6 @@ class OnnxSeq2Seq(OnnxFolder):
         return tuple(found)
 
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
-        """See `Seq2SeqEngine.start`."""
         arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
         feeds = {name: self._encoder.value(name, array) for name, array in arrays.items() if name in self._encoder.inputs}
         return _State(self._encoder.run(["last_hidden_state"], feeds)["last_hidden_state"], attention_mask)

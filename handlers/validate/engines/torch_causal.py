@@ -62,7 +62,6 @@ class TorchModel:
         return load_model(Path(spec.folder), spec.task)
 
     def encode(self, text: str) -> list[int]:
-        """See `Loaded.encode`."""
         return list(self._loaded_tokenizer()(text)["input_ids"])
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
@@ -72,7 +71,6 @@ class TorchModel:
         return ids, list(encoded.get("token_type_ids", [0] * len(ids)))
 
     def text(self, ids: list[int]) -> str:
-        """See `Loaded.text`."""
         return str(self._loaded_tokenizer().decode(ids, skip_special_tokens=True))
 
     @property

@@ -41,14 +41,12 @@ class TorchSeq2Seq(TorchModel):
 
     @torch.inference_mode()
     def start(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> _State:
-        """See `Seq2SeqEngine.start`."""
         mask = torch.from_numpy(attention_mask)
         output = self._plain().get_encoder()(input_ids=torch.from_numpy(input_ids), attention_mask=mask)
         return _State(output.last_hidden_state, mask)
 
     @torch.inference_mode()
     def step(self, tokens: np.ndarray, state: _State, way: str) -> tuple[np.ndarray, _State]:
-        """See `Seq2SeqEngine.step`."""
         output = self._plain()(
             encoder_outputs=BaseModelOutput(last_hidden_state=state.memory),
             attention_mask=state.mask,

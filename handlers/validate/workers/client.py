@@ -1,7 +1,7 @@
-"""The stage's side of a worker: start it, ask it, learn how it died, end it.
+"""The stage's side of a worker: start it, send commands, find out why it ended, stop it.
 
 Used by the validate stage alone. A worker never outlives its `with` block; a command that gets no answer in its time
-ends the worker. Everything that goes wrong with a worker is a `WorkerFailed`: the caller decides whose verdict it is.
+ends the worker. Every failure of a worker is a `WorkerFailed`; the caller decides which verdict it affects.
 """
 
 from __future__ import annotations

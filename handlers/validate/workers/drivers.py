@@ -46,11 +46,9 @@ class CausalDriver:
         self._engine = engine
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
-        """See `Driver.rows`."""
         return decoding.teacher_forced(self._engine, [*ids, *targets])
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
-        """See `Driver.greedy`."""
         decoded = decoding.greedy(self._engine, ids, tokens, end_tokens=self._engine.end_tokens if stop else (), least=least)
         answer: dict[str, Any] = {"tokens": decoded.tokens}
         if verify:
@@ -60,7 +58,6 @@ class CausalDriver:
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
     ) -> float:
-        """See `Driver.padding`."""
         return decoding.padding_error(self._engine, prompts, continuations)
 
     def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:

@@ -36,7 +36,6 @@ class EncoderDriver:
         self._engine = engine
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
-        """See `Driver.rows`."""
         return self._batch([ids], None if types is None else [types], "right")[0]
 
     def _batch(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str) -> list[np.ndarray]:
@@ -54,7 +53,6 @@ class EncoderDriver:
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
     ) -> float:
-        """See `Driver.padding`."""
         together = self._batch(prompts, types, side)
         alone = [self.rows(text, (), None if types is None else types[row]) for row, text in enumerate(prompts)]
         return max(largest_difference(mine, theirs) for mine, theirs in zip(together, alone, strict=True))

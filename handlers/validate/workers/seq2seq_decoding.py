@@ -91,7 +91,6 @@ class Seq2SeqDriver:
         self._verified = verified_steps
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
-        """See `Driver.rows`."""
         return teacher_forced(self._engine, ids, targets, self._engine.ways[0])
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:

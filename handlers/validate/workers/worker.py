@@ -1,9 +1,9 @@
 """One engine in a process of its own: `python -m handlers.validate.workers.worker SPEC_JSON_FILE`.
 
-Started by `client.Worker`. It reads commands as JSON lines from standard input and answers each with one JSON line on
-a private copy of standard output; large arrays go through .npy files. Whatever kills it (a crash of a runtime, the
-kernel's memory killer) takes this artifact's verdict and no other. The first command is `load`: until then only the
-libraries are imported, so that a worker can get ready while another one still holds its model.
+Started by `client.EngineWorker`. It reads commands as JSON lines from standard input and answers each with one JSON line on a private copy
+of standard output; large arrays go through .npy files. If something kills it (a crash of a runtime, the kernel's OOM killer), only this
+artifact's verdict is affected. The first command is `load`: until then only the libraries are imported, so that a worker can get ready
+while another one still holds its model.
 """
 
 from __future__ import annotations

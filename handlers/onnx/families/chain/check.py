@@ -1,4 +1,4 @@
-"""Does a chain of graphs say what torch said? One graph is in memory at a time: each runs all prompts before the next is opened.
+"""Compares a chain of graphs with torch. One graph is in memory at a time: each runs all prompts before the next is opened.
 
 Called by `handlers.onnx.families.chain.family`. That works since a graph needs the vectors of the one before it and its own cache,
 nothing else.

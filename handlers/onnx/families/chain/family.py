@@ -1,6 +1,6 @@
 """A decoder as a chain of graphs: the embedding, blocks of a few layers each, the head. For models too large for one graph.
 
-Given to the onnx stage in the place of the causal family, by `chained`, when `onnx.layers_per_graph` or a strategy asks for it.
+`chained` gives it to the onnx stage instead of the causal family when `onnx.layers_per_graph` or a strategy asks for it.
 Blocks are the model's own code over a part of its layers, so masks, rotary embeddings and windows are what they are in the whole.
 Graphs are exported and written one at a time, and each block's weights are let go of once they are on disk: memory stays near the
 fp32 model and one block's copy of it. Needs a model of embedding, layers, norm and head in a row, and nothing between them.
@@ -38,7 +38,7 @@ LAYERS_PER_GRAPH = 4
 
 @dataclass(frozen=True)
 class LayeredReference:
-    """What torch says of the whole model, and how it is divided."""
+    """torch's outputs of the complete model, and how the model is divided."""
 
     whole: CausalReference
     links: tuple[Link, ...]
@@ -48,7 +48,6 @@ class LayeredReference:
 
     @property
     def untested(self) -> str:
-        """See `handlers.onnx.families.causal.CausalReference`."""
         return self.whole.untested
 
 
@@ -62,11 +61,9 @@ class Layered:
         self.per_graph = per_graph
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
-        """See `Family.load`."""
         return load_model(folder, self.task, tracing)
 
     def refer(self, model: Any, folder: Path) -> LayeredReference:
-        """See `Family.refer`."""
         whole = refer(model, folder)
         tied = model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
         return LayeredReference(whole, links(whole.signature.layers, self.per_graph, whole.signature.position_ids), tied)
@@ -76,7 +73,6 @@ class Layered:
         return [_part(model, link) for link in sorted(reference.links, key=lambda link: isinstance(link.signature, BlockSignature))]
 
     def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
-        """See `Family.finish`."""
         return graphs
 
     def signatures(self, reference: LayeredReference) -> Mapping[str, tuple[str, Any]]:
@@ -169,9 +165,9 @@ def divided(family: Family, folder: Path, form: Form, per_graph: int, *, must: b
 
 
 def turn_back(head: ir.Model, embedding: torch.Tensor) -> None:
-    """Let a head multiply by the embedding (vocabulary, hidden) itself, and turn it in the graph.
+    """Let the head use the embedding (vocabulary, hidden) itself, and transpose it in the graph.
 
-    The exporters turn a weight that they see used once, and a turned one could not be shared.
+    The exporters transpose a weight that is used once, and a transposed one could not be shared.
     """
     for old in list(head.graph.initializers.values()):
         if old.const_value is None or tuple(old.const_value.shape) != tuple(reversed(embedding.shape)):

@@ -1,4 +1,4 @@
-"""Do an encoder-decoder's graphs on disk say what torch said, step by step, cache included?
+"""Compares an encoder-decoder's graphs on disk with torch, step by step, cache included.
 
 Called by the family `seq2seq`. Each way to drive a folder is gone through: the pair of decoders, and the merged one, whose dummy past
 of the first step is empty or one token long. What each step gives as cache is checked for shape and, where the encoder's is concerned,
@@ -26,7 +26,7 @@ Sessions = Mapping[str, onnxruntime.InferenceSession]
 
 @dataclass(frozen=True)
 class Seq2SeqCase:
-    """One batch and what torch says about it.
+    """One batch and torch's outputs for it.
 
     `ids` and `mask` are int64 (rows, source tokens), `tokens` int64 (rows, sum(STEPS)), `states` fp32 (rows, source tokens, width),
     `logits` fp32 (rows, sum(STEPS), vocabulary); `cache` holds the encoder's keys and values (rows, heads, source tokens, size) as
@@ -43,7 +43,7 @@ class Seq2SeqCase:
 
 @dataclass(frozen=True)
 class Seq2SeqReference:
-    """What torch says about a few batches; `layers` counts those with a cache."""
+    """torch's outputs for a few batches; `layers` is the number of layers with a cache."""
 
     cases: tuple[Seq2SeqCase, ...]
     layers: int
@@ -104,7 +104,7 @@ class _Walk:
         return DECODER_MERGED, {**feeds, **(cache or self._dummies(self.dummy)), USE_CACHE: np.array([bool(cache)])}
 
     def _dummies(self, length: int) -> Arrays:
-        """A past that must not be looked at: its numbers would be seen in the answer."""
+        """A past that the graph must ignore: otherwise its numbers would change the outputs."""
         return {
             name.replace("present.", "past_key_values.", 1): np.full((*array.shape[:2], length, array.shape[3]), 50.0, np.float32)
             for name, array in self.case.cache.items()

@@ -180,7 +180,6 @@ class Seq2Seq:
         return Seq2SeqReference(tuple(cases), len(cases[0].cache) // 4)
 
     def parts(self, model: Any, reference: Seq2SeqReference) -> Sequence[Part]:
-        """See `Family.parts`."""
         batch, length, sequence, past = 2, 7, 3, 5
         generator = torch.Generator().manual_seed(11)
         source, target = _sizes(model)
@@ -213,9 +212,7 @@ class Seq2Seq:
         return {**graphs, DECODER_MERGED: merged(graphs[DECODER], graphs[DECODER_WITH_PAST], layers)}
 
     def signatures(self, reference: Seq2SeqReference) -> Mapping[str, tuple[str, Signature]]:
-        """See `Family.signatures`."""
         return {role: (FILES[role], ports(role, reference.layers)) for role in reference.roles}
 
     def verify(self, folder: Path, reference: Seq2SeqReference, *, threads: int = 1) -> float:
-        """See `Family.verify`."""
         return verify(folder, reference, threads)
