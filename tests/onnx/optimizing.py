@@ -130,7 +130,7 @@ def wrong_for_a_past(model: ir.Model) -> None:
     """Takes only as much of the mask as there are new tokens, as a graph does that was traced without a past."""
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     numbers = [constant(model, f"added.{number}", np.array([number])) for number in range(3)]
-    shape = ir.node("InputShape", [model.graph.inputs[0]], name="added.shape")
+    shape = ir.node("Shape", [model.graph.inputs[0]], name="added.shape")
     length = ir.node("Slice", [shape.outputs[0], numbers[1], numbers[2], numbers[0]], name="added.length")
     cut = ir.node("Slice", [mask, numbers[0], length.outputs[0], numbers[1]], name="added.cut")
     for node in (shape, length, cut):
