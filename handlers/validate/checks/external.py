@@ -29,7 +29,7 @@ def example_fault(spec: EngineSpec, reference: Reference, examination: Examinati
 def other_program(
     context: StageContext, variant: Variant, reference: Reference, own: OwnAnswer, safe_point: Callable[[], None]
 ) -> ForeignFigures | None:
-    """The outputs of another program for the first prompt, compared with `own`, our engine's; they do not affect the verdict. None where none was run."""
+    """Compare another program's outputs for the first prompt with `own`, our engine's; no verdict depends on it. None if none was run."""
     if variant.limits.engine != "onnx":
         return None
     return optimum_reader.compare(context, own, variant.limits.cache * reference.logit_std, safe_point=safe_point)
