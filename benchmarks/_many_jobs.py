@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from daemon.config.paths import prepare
 from daemon.config.settings import LogSettings, Settings
 from daemon.contract.files import seal
-from daemon.contract.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
-from daemon.contract.plan import plan
+from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
+from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.operating import logs

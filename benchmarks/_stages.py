@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from benchmarks import _common
-from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.onnx.options import OnnxOptions
 
 BASE = """

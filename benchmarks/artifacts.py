@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
 from daemon.cli.demo.setup import PROMPTS
-from daemon.contract.plan import variant_names
+from daemon.contract.jobs.plan import variant_names
 
 WRONG = 1
 """Exit code of an export in which nothing succeeded; one in which a variant failed (3) still has figures."""

@@ -29,7 +29,7 @@ OPEN_JOBS = 10
 START = """
 import sys, time
 from pathlib import Path
-from daemon.operating.integrity.custodian import open_journal
+from daemon.operating.integrity.maintenance import open_journal
 from daemon.config.paths import prepare
 from daemon.journal.attempts import Intent
 from daemon.journal.rows import AttemptId
@@ -47,8 +47,9 @@ print(1000 * (time.perf_counter() - began))
 def fill(state: Path, output: Path, jobs: int) -> None:
     """A journal with `jobs` jobs of six stages, all but the last ten of which have ended; rows as large as real ones."""
     from daemon.config.paths import prepare
-    from daemon.contract.messages import CheckpointRef, FileEntry, Outcome, StageResult
-    from daemon.contract.options import ExportOptions, ValidateOptions, Work
+    from daemon.contract.files import FileEntry
+    from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
+    from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
     from daemon.journal.journal import Journal
 
     journal = Journal(prepare(state, output).journal)
@@ -101,7 +102,7 @@ def restart_ms(folder: Path, jobs: int, rounds: int) -> tuple[float, float]:
 
 def our_commits(folder: Path) -> Callable[[int], None]:
     """Claim and settle a stage, again and again: two commits a turn."""
-    from daemon.contract.messages import Outcome, StageResult
+    from daemon.contract.jobs.messages import Outcome, StageResult
     from daemon.journal.attempts import Intent
     from daemon.journal.journal import Journal
     from daemon.journal.rows import AttemptId

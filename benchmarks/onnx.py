@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common, _stages
-from daemon.contract.messages import ChildLimits
+from daemon.contract.jobs.messages import ChildLimits
 from daemon.toolchains.registry import Toolchains
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.engines.registry import EngineSpec

@@ -28,10 +28,10 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import _common
-from daemon.contract.catalog import catalog
-from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
-from daemon.contract.plan import spec_of
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.plan import spec_of
 
 SETTLE_SECONDS = 0.4
 """Of the beginning of a phase that do not count: the step in which the phases changed."""

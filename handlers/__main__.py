@@ -21,12 +21,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from daemon.contract import catalog, failpoints
+from daemon.contract import failpoints
 from daemon.contract.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import seal, write_atomic
-from daemon.contract.formats import FormatEntry
-from daemon.contract.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
+from daemon.contract.formats import catalog
+from daemon.contract.formats.declaration import FormatEntry
+from daemon.contract.jobs.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
 from handlers.child import process
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from daemon.contract.errors import CkptdError, Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import CheckpointRef
+from daemon.contract.formats.stages import ModelSize
+from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.safetensors import model_size, parse_header
-from daemon.contract.stages import ModelSize
 
 REMEMBERED = 64
 """Sizes of models that are kept."""

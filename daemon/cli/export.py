@@ -24,7 +24,7 @@ from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserro
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.plan import stage_names
+from daemon.contract.jobs.plan import stage_names
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, JobRow

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.contract.figures import ArtifactFigures, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.system.box import human
 
 if TYPE_CHECKING:

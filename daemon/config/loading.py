@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from daemon.config import suggestions
 from daemon.config.settings import Settings
 from daemon.config.sources import variable_for
-from daemon.contract.catalog import catalog
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.plan import variant_names
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.plan import variant_names
 
 
 def read_file(path: Path) -> dict[str, Any]:

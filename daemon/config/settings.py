@@ -17,9 +17,9 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from daemon.config import windows
 from daemon.config.sources import ListFriendlyEnv, over, short_names
-from daemon.contract.catalog import catalog
-from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
-from daemon.contract.plan import effective_variants
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.jobs.plan import effective_variants
 
 PLACEHOLDERS = ("run", "step", "identity", "date")
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, EnvSettingsSource
 
-from daemon.contract.catalog import catalog
-from daemon.contract.options import ExportOptions
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.options import ExportOptions
 
 PREFIX = "CKPTD_"
 _SHORT = {

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon.contract.catalog import catalog
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.values import Frozen
 
 BEGIN = "# >>> From the formats' declarations; `python -m daemon.config.template config.toml` writes it."

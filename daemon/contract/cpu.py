@@ -80,7 +80,7 @@ def not_run_on(cpu: Cpu) -> tuple[str, ...]:
 
 
 def doubt(arithmetic: str, cpu: Cpu) -> str | None:
-    """What a check on `cpu` does not prove for other processors, where graphs multiply what `arithmetic` of `daemon.contract.stages` names.
+    """What a check on `cpu` does not prove for other processors. `arithmetic`: see `daemon.contract.formats.stages`.
 
     None where nothing is left open: fp32 differs by rounding alone, and sums of integers are proved from the weights.
     """

@@ -17,13 +17,21 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from daemon.contract.messages import FileEntry
+from daemon.contract.values import Frozen
 
 _FICLONE = 0x40049409
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _BLOCK = 1 << 22
 _TEMPORARY = re.compile(r"\..+\.([0-9]+)\.tmp")
+
+
+class FileEntry(Frozen):
+    """One file of an artifact; `path` is relative to the artifact's folder, with forward slashes."""
+
+    path: str
+    size: int
+    sha256: str
 
 
 def fsync_directory(path: Path) -> None:

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.stages import ModelSize
+from daemon.contract.formats.stages import ModelSize
+from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.database import Database
 from daemon.journal.rows import AttemptId, AttemptRow, attempt_of, now
 from daemon.journal.stages import Ended, close_stage

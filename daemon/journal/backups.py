@@ -1,6 +1,6 @@
 """Copies of the journal: taken while work goes on, checked before they count, the newest few kept.
 
-Called by `daemon.journal.database` and `daemon.operating.integrity.custodian`. A backup is a journal of its own; nothing but the name
+Called by `daemon.journal.database` and `daemon.operating.integrity.maintenance`. A backup is a journal of its own; nothing but the name
 tells it apart.
 """
 

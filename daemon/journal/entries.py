@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 from daemon.config.paths import Paths
 from daemon.contract.files import fsync_directory, write_atomic
-from daemon.contract.messages import CheckpointRef
-from daemon.contract.options import Work
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.options import Work
 
 ENTRY = "entry.json"
 

@@ -1,6 +1,6 @@
 """Checks a journal: SQLite's own checks, the shape of its schema, the rows of its open jobs.
 
-Functions of a connection, called by `daemon.journal.database` when it opens a file and by `daemon.operating.integrity.custodian` on a
+Functions of a connection, called by `daemon.journal.database` when it opens a file and by `daemon.operating.integrity.maintenance` on a
 schedule. SQLite keeps no checksums: a byte that changed inside a text is found only if the text becomes invalid.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import CheckpointRef
+from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.sql import SCHEMA_VERSION, statements
 
 SMALL = 32 << 20

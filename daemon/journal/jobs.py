@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import CheckpointRef
-from daemon.contract.options import Work
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.options import Work
 from daemon.journal.database import Database
 from daemon.journal.rows import JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting

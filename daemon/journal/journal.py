@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.messages import AttemptFacts, JobFacts, StageFacts
+from daemon.contract.jobs.messages import AttemptFacts, JobFacts, StageFacts
 from daemon.journal.attempts import Attempts
 from daemon.journal.controls import Controls
 from daemon.journal.database import Database

@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import CheckpointRef, StageResult
-from daemon.contract.options import Work
+from daemon.contract.jobs.messages import CheckpointRef, StageResult
+from daemon.contract.jobs.options import Work
 
 ENDED_STAGE = ("succeeded", "failed", "skipped")
 ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")

@@ -1,5 +1,5 @@
 """Classifies SQLite's errors: try again later, repair the file, or a mistake in our code. Called by `daemon.journal.database` and
-`daemon.operating.integrity.custodian`."""
+`daemon.operating.integrity.maintenance`."""
 
 from __future__ import annotations
 

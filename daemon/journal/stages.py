@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import StageResult
+from daemon.contract.jobs.messages import StageResult
 from daemon.journal.database import Database
 from daemon.journal.rows import StageRow, stage_of
 

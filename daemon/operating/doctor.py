@@ -11,8 +11,8 @@ from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
-from daemon.contract.catalog import catalog
-from daemon.contract.plan import all_specs, spec_of
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.plan import all_specs, spec_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import Toolchains, describe

@@ -24,12 +24,12 @@ from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.options import Work
+from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, now
 from daemon.operating import logs, metrics, systemd
-from daemon.operating.integrity.custodian import JournalMaintenance, open_journal
+from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
 from daemon.operating.live import ConfigLoad, live_view, write_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks

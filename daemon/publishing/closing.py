@@ -15,8 +15,8 @@ from daemon.config.paths import Paths
 from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.files import remove_tree
-from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
-from daemon.contract.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.jobs.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.publication import ExportPart, assemble, is_export, link_to, manifest_of, swap_in

@@ -31,8 +31,7 @@ from daemon.contract import failpoints
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import dead_temporaries, fsync_directory, make_folders, place, temporary_of, walk, write_atomic
-from daemon.contract.messages import FileEntry
+from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, place, temporary_of, walk, write_atomic
 from daemon.contract.version import __version__
 from daemon.publishing.swap import complete_swap, remove_any, swap
 

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from daemon.contract.errors import UsageError
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import FileEntry
+from daemon.contract.files import FileEntry
 
 _BLOCK = 1 << 22
 _MANIFEST_LIMIT = 64 << 20

@@ -20,9 +20,9 @@ from daemon.contract import failpoints
 from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.messages import Outcome, StageContext, StageResult
-from daemon.contract.plan import find_spec
-from daemon.contract.stages import ModelSize, StageSpec
+from daemon.contract.formats.stages import ModelSize, StageSpec
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
+from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import write_atomic
-from daemon.contract.messages import StageContext, StageResult
+from daemon.contract.jobs.messages import StageContext, StageResult
 
 JOB_FILE = "job.json"
 LOG_FILE = "log.txt"

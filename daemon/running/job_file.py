@@ -8,9 +8,9 @@ from pathlib import Path
 
 from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
-from daemon.contract.catalog import catalog
-from daemon.contract.messages import ChildLimits, StageContext
-from daemon.contract.stages import StageSpec
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.stages import StageSpec
+from daemon.contract.jobs.messages import ChildLimits, StageContext
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.running.executor import Bounds
 from daemon.system.box import memory

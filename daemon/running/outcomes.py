@@ -14,8 +14,8 @@ import structlog
 from daemon.config.settings import LimitSettings
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import find_spec
+from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Measured
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId

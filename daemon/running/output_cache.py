@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from daemon.contract.files import fsync_directory, remove_tree, sha256_file, walk, write_atomic
-from daemon.contract.messages import FileEntry, StageResult
+from daemon.contract.files import FileEntry, fsync_directory, remove_tree, sha256_file, walk, write_atomic
+from daemon.contract.jobs.messages import StageResult
 
 RESULT = "result.json"
 FILES = "files"

@@ -16,7 +16,7 @@ import structlog
 from daemon.checkpoints.pins import held
 from daemon.config.paths import Paths
 from daemon.contract.files import remove_tree, sweep_temporaries
-from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow
 from daemon.publishing.swap import complete_swaps

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from daemon.contract.messages import CONTRACT_VERSION, StageContext, StageResult
+from daemon.contract.jobs.messages import CONTRACT_VERSION, StageContext, StageResult
 
 RESULT_LIMIT = 64 << 20
 """Bytes of the largest result file that is read: ten thousand files take one or two MiB."""

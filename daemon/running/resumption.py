@@ -12,9 +12,9 @@ from pathlib import Path
 
 import structlog
 
-from daemon.contract.messages import FileEntry
-from daemon.contract.options import Work
-from daemon.contract.plan import stage_names
+from daemon.contract.files import FileEntry
+from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import stage_names
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.running.output_cache import OutputCache, is_whole

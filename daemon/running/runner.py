@@ -22,8 +22,8 @@ from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.options import Work
+from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.options import Work
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.publishing.closing import close_job, tidy_job

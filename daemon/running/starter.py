@@ -17,9 +17,9 @@ from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import find_spec, spec_of
-from daemon.contract.stages import ModelSize, StageSpec
+from daemon.contract.formats.stages import ModelSize, StageSpec
+from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.plan import find_spec, spec_of
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.running.children import Children, Grant

@@ -19,11 +19,11 @@ from typing import Any
 from pydantic import ByteSize, ValidationError
 
 import daemon
-from daemon.contract import plan
 from daemon.contract.errors import Fault, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import temporary_of
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs import plan
+from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Frozen, digest_of
 
 DEFINITIONS = Path(daemon.__file__).parents[1] / "handlers" / "toolchains"

@@ -21,8 +21,8 @@ from daemon.config.settings import Settings
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.messages import CheckpointRef
-from daemon.contract.plan import stage_names
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.plan import stage_names
 from daemon.contract.values import digest_of
 from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob

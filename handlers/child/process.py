@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from daemon.contract.messages import ChildLimits, StageContext
+from daemon.contract.jobs.messages import ChildLimits, StageContext
 from handlers.child.progress import StopFlag
 
 EXIT_OTHER_PARENT = 75

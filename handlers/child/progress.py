@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from daemon.contract.messages import ArtifactCheck, Fallback
+from daemon.contract.jobs.messages import ArtifactCheck, Fallback
 
 MIN_INTERVAL = 0.1
 HEARTBEAT_SECONDS = 5.0

@@ -3,7 +3,7 @@
 `merge_adapter` is the entry for use as a library; `handlers.merge.stage` is what the daemon runs.
 """
 
-from daemon.contract.options import MergeOptions
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.api import MergeReport, merge_adapter
 from handlers.merge.engine.execute import Execution
 

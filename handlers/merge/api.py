@@ -14,9 +14,9 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.figures import MergeFigures
-from daemon.contract.messages import Fallback
-from daemon.contract.options import MergeOptions
+from daemon.contract.jobs.figures import MergeFigures
+from daemon.contract.jobs.messages import Fallback
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.adapters.adapter import Adapter, rank_of, read_adapter, scale_of
 from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, Progress, check_written, set_threads, stream

@@ -20,7 +20,7 @@ from typing import Any
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import clone, place, remove_tree
-from daemon.contract.options import MergeOptions
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.api import MergeReport, Method, report_of
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_written, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states

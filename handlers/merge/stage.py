@@ -11,7 +11,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.merge.api import merge_adapter
 from handlers.merge.engine.execute import Execution

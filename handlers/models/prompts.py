@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent, from_oserror
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.options import ValidateOptions
+from daemon.contract.jobs.options import ValidateOptions
 
 BUILT_IN = (
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",

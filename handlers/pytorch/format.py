@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
 
 FORMAT = Format(
     name="pytorch",

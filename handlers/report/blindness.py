@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from daemon.contract.figures import Likeness
-from daemon.contract.formats import Thresholds
+from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.jobs.figures import Likeness
 
 
 def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from daemon.contract import verdicts
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.figures import LiveFigures, MergeFigures, ReferenceFigures, stage_figures
-from daemon.contract.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
+from daemon.contract.jobs import verdicts
+from daemon.contract.jobs.figures import LiveFigures, MergeFigures, ReferenceFigures, stage_figures
+from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
 from daemon.contract.version import __version__
 from handlers.report import headline, machine
 from handlers.report.blindness import blindness

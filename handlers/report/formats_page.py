@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from daemon.contract.catalog import Catalog, catalog
-from daemon.contract.formats import Format, Variant
+from daemon.contract.formats.catalog import Catalog, catalog
+from daemon.contract.formats.declaration import Format, Variant
 
 INTRO = """# Formats
 

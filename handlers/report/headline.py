@@ -1,11 +1,11 @@
-"""The status of an export in one line, for the top of the page. The verdicts themselves are `daemon.contract.verdicts`'."""
+"""The status of an export in one line, for the top of the page. The verdicts themselves are `daemon.contract.jobs.verdicts`'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import ArtifactCheck, Status, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
 
 
 def verdict_line(status: Status, checks: Sequence[ArtifactCheck], faults: Sequence[tuple[str, Fault]]) -> str:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.errors import Fault
-from daemon.contract.figures import ArtifactFigures, LiveFigures, Processor, figures_of
-from daemon.contract.messages import Fallback, FileEntry, Status, Verdict
+from daemon.contract.files import FileEntry
+from daemon.contract.jobs.figures import ArtifactFigures, LiveFigures, Processor, figures_of
+from daemon.contract.jobs.messages import Fallback, Status, Verdict
 
 
 class ReportPart(BaseModel):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from daemon.contract.figures import ArtifactFigures, figures_of
-from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
-from daemon.contract.plan import find_variant
-from daemon.contract.verdicts import was_made
+from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.jobs.plan import find_variant
+from daemon.contract.jobs.verdicts import was_made
 from handlers.report.model import NotVerified
 
 _LOGITS = (("agreement", "kl", "error_max"), "likeness to the live model")

@@ -10,7 +10,7 @@ import re
 import shlex
 from typing import Any
 
-from daemon.contract.plan import find_variant
+from daemon.contract.jobs.plan import find_variant
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import html
 from handlers.report.model import Report

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from daemon.contract.figures import ReportFigures
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.figures import ReportFigures
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.report import html, readme
 from handlers.report.build import build

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 POLL_SECONDS = 0.05

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.catalog import catalog
-from daemon.contract.figures import Checking
 from daemon.contract.files import remove_tree
-from daemon.contract.formats import Variant
-from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Variant
+from daemon.contract.jobs.figures import Checking
+from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
 from handlers.validate.checks import external, optimum_reader, portability

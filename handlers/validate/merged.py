@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.catalog import catalog
-from daemon.contract.messages import StageContext
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
 from handlers.validate.checks.examination import Examination, examine

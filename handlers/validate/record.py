@@ -15,10 +15,10 @@ from typing import Any
 from daemon.contract import cpu
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.figures import Likeness, LiveFigures, Processor, figures_of
 from daemon.contract.files import write_atomic
-from daemon.contract.messages import ArtifactCheck, Fallback, StageContext, Verdict
-from daemon.contract.plan import check_of
+from daemon.contract.jobs.figures import Likeness, LiveFigures, Processor, figures_of
+from daemon.contract.jobs.messages import ArtifactCheck, Fallback, StageContext, Verdict
+from daemon.contract.jobs.plan import check_of
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference

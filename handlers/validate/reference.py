@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.figures import LiveFigures, ReferenceFigures
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.figures import LiveFigures, ReferenceFigures
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
 from handlers.validate import record

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from daemon.contract.figures import CheckFigures, Likeness
-from daemon.contract.formats import Limits, Thresholds
-from daemon.contract.messages import ArtifactCheck, Verdict
-from daemon.contract.plan import fallback, unquantized
+from daemon.contract.formats.declaration import Limits, Thresholds
+from daemon.contract.jobs.figures import CheckFigures, Likeness
+from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from daemon.contract.jobs.plan import fallback, unquantized
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.checks.examination import Examination
 from handlers.validate.workers.client import WorkerFailed

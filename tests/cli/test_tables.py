@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from daemon.cli.tables import artifact_table
-from daemon.contract.plan import variant_names
+from daemon.contract.jobs.plan import variant_names
 
 WIDE = {"error_max": 4.2e-07, "agreement": 0.9746, "tokens_per_second": 142523.4, "pytorch_tokens_per_second": 25659.1}
 

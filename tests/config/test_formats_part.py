@@ -8,8 +8,8 @@ import pytest
 
 from daemon.config import template
 from daemon.config.settings import Settings
-from daemon.contract.catalog import OWN_SECTIONS, catalog
-from daemon.contract.options import Work
+from daemon.contract.formats.catalog import OWN_SECTIONS, catalog
+from daemon.contract.jobs.options import Work
 
 FILE = Path(__file__).parents[2] / "config.toml"
 

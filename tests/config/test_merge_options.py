@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from daemon.config.settings import Settings
-from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
-from daemon.contract.plan import spec_of
+from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.jobs.plan import spec_of
 
 
 def test_a_shard_size_is_written_with_a_unit_or_left_empty() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import CkptdError, Fault
-from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import catalog
-from daemon.contract.formats import Format, FormatEntry, Variant
-from daemon.contract.plan import plan
+from daemon.contract.formats import catalog
+from daemon.contract.formats.declaration import Format, FormatEntry, Variant
+from daemon.contract.jobs.plan import plan
 from handlers.pytorch.format import FORMAT as PYTORCH
 
 ONNX_ENGINE = "handlers.validate.engines.onnx_causal:OnnxEngine"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.export_layout import MANIFEST
-from daemon.contract.messages import Outcome
+from daemon.contract.jobs.messages import Outcome
 from daemon.operating.integrity.fsck import examine
 from daemon.operating.integrity.journal_rules import RULES
 from daemon.system.lock import locked

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from daemon.cli import maintenance
 from daemon.contract.files import sha256_file
-from daemon.contract.messages import Outcome
+from daemon.contract.jobs.messages import Outcome
 from daemon.operating.integrity.fsck import examine
 from daemon.system.lock import locked
 from tests.fsck.world import STAGES, World, child_of

@@ -12,8 +12,8 @@ from daemon.checkpoints.inspection import identify
 from daemon.config.paths import prepare
 from daemon.contract.errors import Fault
 from daemon.contract.files import remove_tree, seal
-from daemon.contract.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.journal.attempts import Intent
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal

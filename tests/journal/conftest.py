@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.messages import CheckpointRef
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from tests.selection.conftest import add, desk

@@ -21,7 +21,7 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.journal import backups
 from daemon.journal.database import Database, reading
 from daemon.journal.journal import Journal
-from daemon.operating.integrity.custodian import JournalMaintenance
+from daemon.operating.integrity.maintenance import JournalMaintenance
 from tests.journal.conftest import enter
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from daemon.journal.database import SCHEMA_VERSION, reading
 from daemon.journal.journal import Journal
 from daemon.journal.overview import seen_as
 from daemon.journal.sql import statements
-from daemon.operating.integrity.custodian import open_journal
+from daemon.operating.integrity.maintenance import open_journal
 from daemon.operating.status import find, snapshot
 from daemon.running.workers import procfs
 from daemon.running.workers.executor import LocalExecutor

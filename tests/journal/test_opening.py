@@ -25,7 +25,7 @@ from daemon.journal import backups
 from daemon.journal.database import CHECKED_AT_OPEN, Database
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
-from daemon.operating.integrity.custodian import JournalMaintenance, open_journal, rebuilt_state
+from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal, rebuilt_state
 from tests.journal.conftest import STAGES, WORK, reference
 from tests.journal.test_file import kill_in_the_middle_of_a_commit
 
@@ -202,7 +202,7 @@ def test_a_rebuilding_that_was_begun_is_ended_even_if_the_damage_can_no_longer_b
 HEAL = """
 import sys
 from pathlib import Path
-from daemon.operating.integrity.custodian import open_journal
+from daemon.operating.integrity.maintenance import open_journal
 from daemon.config.paths import prepare
 open_journal(prepare(Path(sys.argv[1]), Path(sys.argv[2]))).close()
 """

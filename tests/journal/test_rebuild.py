@@ -15,13 +15,14 @@ from structlog.testing import capture_logs
 
 from daemon.config.paths import Paths, prepare
 from daemon.contract.errors import Fault
-from daemon.contract.messages import CheckpointRef, FileEntry, Outcome, StageContext, StageResult
+from daemon.contract.files import FileEntry
+from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageContext, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
-from daemon.operating.integrity.custodian import open_journal, rebuilt_state
+from daemon.operating.integrity.maintenance import open_journal, rebuilt_state
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.watching.intake import Intake
 from tests.journal.conftest import WORK, reference

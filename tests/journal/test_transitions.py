@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId

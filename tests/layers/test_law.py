@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
 WRONG = {
     "daemon/contract/wrong.py": "from daemon.config import settings",
+    "daemon/contract/formats/wrong.py": "from daemon.contract.jobs import plan",
     "daemon/journal/wrong.py": "from daemon.running import runner",
     "daemon/checkpoints/wrong.py": "import torch",
     "daemon/running/rules/wrong.py": "from daemon.running import runner",

@@ -39,7 +39,7 @@ def test_the_daemons_modules_load_nothing_heavy(module: str) -> None:
 
 def test_the_contract_loads_nothing_of_the_daemons_inside() -> None:
     program = "import sys, pkgutil, importlib, daemon.contract as c\n"
-    program += "for one in pkgutil.iter_modules(c.__path__): importlib.import_module(f'{c.__name__}.{one.name}')\n"
+    program += "for one in pkgutil.walk_packages(c.__path__, c.__name__ + '.'): importlib.import_module(one.name)\n"
     program += "print(*(name for name in sys.modules if name.startswith(('daemon', 'handlers'))))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [name for name in done.stdout.split() if not name.startswith("daemon.contract.")] == ["daemon", "daemon.contract"]

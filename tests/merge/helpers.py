@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter
 from handlers.merge import Execution
 

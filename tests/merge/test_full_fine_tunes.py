@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from daemon.contract.errors import Permanent
-from daemon.contract.options import MergeOptions
+from daemon.contract.jobs.options import MergeOptions
 from handlers.child.progress import StageOutput
 from handlers.merge import stage
 from handlers.merge.api import MergeReport

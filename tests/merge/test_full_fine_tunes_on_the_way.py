@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.messages import StageResult
-from daemon.contract.options import MergeOptions
+from daemon.contract.jobs.messages import StageResult
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.api import MergeReport
 from handlers.merge.engine import resume_ledger
 from handlers.merge.full_finetune import CONVERTED, PICKLED, take_over

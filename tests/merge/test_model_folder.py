@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from daemon.contract.errors import Permanent
-from daemon.contract.figures import MergeFigures
+from daemon.contract.jobs.figures import MergeFigures
 from handlers.merge import Execution, MergeOptions, merge_adapter, stage
 from handlers.models import folder as module
 from handlers.models.folder import ModelFolder

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.files import sha256_file
-from daemon.contract.messages import ChildLimits, Outcome, StageContext, StageResult
+from daemon.contract.jobs.messages import ChildLimits, Outcome, StageContext, StageResult
 from handlers.merge import MergeReport, merge_adapter, stage
 from handlers.merge.engine import resume_ledger
 from tests import models

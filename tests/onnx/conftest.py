@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.messages import CheckpointRef, ChildLimits, StageContext
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from tests import models

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from daemon.contract.plan import spec_of
+from daemon.contract.jobs.plan import spec_of
 from handlers.onnx.folder.playback import GraphRun, Player, run, tokenize
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graph_file import GraphFile, external_files

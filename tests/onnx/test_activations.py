@@ -17,8 +17,8 @@ import pytest
 
 from daemon.config.loading import load
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import StageContext
-from daemon.contract.plan import effective_variants, find_variant, spec_of
+from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.plan import effective_variants, find_variant, spec_of
 from handlers.onnx.activations import forms
 from handlers.onnx.activations import stage as activations
 from handlers.onnx.activations.check import contract_violations, main

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import StageContext, Verdict
+from daemon.contract.jobs.messages import StageContext, Verdict
 from handlers.onnx.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
 from handlers.onnx.options import OnnxOptions

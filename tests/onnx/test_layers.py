@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import StageOutput
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.onnx.export import stage
@@ -237,7 +237,7 @@ def test_a_chain_has_no_other_form(source: Path, form: Form, words: str) -> None
 
 
 # R7.3
-def test_the_ladder_ends_in_a_chain_which_is_a_recorded_fallback(source: Path, pico_base: Path, tmp_path: Path) -> None:
+def test_the_strategies_end_in_a_chain_which_is_a_recorded_fallback(source: Path, pico_base: Path, tmp_path: Path) -> None:
     def too_large(request: Request) -> ir.Model:
         if request.part.role == "model":
             raise ValueError("The proto size is larger than 2 GiB")

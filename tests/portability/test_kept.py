@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from daemon.contract import cpu
-from daemon.contract.messages import StageContext
-from daemon.contract.plan import all_specs
+from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.plan import all_specs
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
 from handlers.merge.engine.resume_ledger import purpose
@@ -48,7 +48,7 @@ def test_a_merge_does_not_go_on_with_another_processors_shards(elsewhere: pytest
 def test_children_compute_fp32_in_fp32_whatever_the_box_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    from daemon.contract.messages import ChildLimits
+    from daemon.contract.jobs.messages import ChildLimits
     from handlers.child import process
 
     kept = dict(os.environ)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from daemon.contract import cpu
-from daemon.contract.catalog import catalog
-from daemon.contract.figures import CheckFigures
-from daemon.contract.messages import Verdict
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.figures import CheckFigures
+from daemon.contract.jobs.messages import Verdict
 from handlers.onnx.graphs import integer_products
 from handlers.validate.checks import portability
 from handlers.validate.checks.examination import Examination

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 
 from daemon.contract.export_layout import MANIFEST
-from daemon.contract.files import seal
-from daemon.contract.messages import FileEntry
+from daemon.contract.files import FileEntry, seal
 from daemon.publishing.publication import ExportPart, assemble, swap_in
 
 FILES = {"pytorch": ["config.json", "model.safetensors", "sub/extra.bin"], "": ["report.json", "README.md"]}

@@ -9,8 +9,8 @@ import pytest
 
 from daemon.config.paths import Paths, prepare
 from daemon.config.settings import RetentionSettings
-from daemon.contract.files import seal
-from daemon.contract.messages import ArtifactCheck, CheckpointRef, FileEntry, JobFacts, Outcome, StageFacts, StageResult, Verdict
+from daemon.contract.files import FileEntry, seal
+from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.closing import publish_job
 from daemon.publishing.publication import link_to

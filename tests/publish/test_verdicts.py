@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
-from daemon.contract.verdicts import asked_variants, judge, status_of
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Verdict
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.verdicts import asked_variants, judge, status_of
 from tests.journal.conftest import reference
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED

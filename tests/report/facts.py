@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.errors import Fault
-from daemon.contract.messages import (
+from daemon.contract.jobs.messages import (
     ArtifactCheck,
     AttemptFacts,
     CheckpointRef,
@@ -21,7 +21,7 @@ from daemon.contract.messages import (
     StageResult,
     Verdict,
 )
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 
 BEGIN = datetime.fromisoformat("2026-11-20T10:00:00+00:00")
 BASE_BYTES = 1_192_099_840

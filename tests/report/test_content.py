@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import JobFacts, Verdict
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import JobFacts, Verdict
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report import html, readme, schema
 from handlers.report.build import build
 from handlers.report.model import Report

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from daemon.contract import verdicts
-from daemon.contract.figures import (
+from daemon.contract.jobs import verdicts
+from daemon.contract.jobs.figures import (
     ArtifactFigures,
     CheckFigures,
     Likeness,
@@ -20,7 +20,7 @@ from daemon.contract.figures import (
     figures_of,
     stage_figures,
 )
-from daemon.contract.messages import StageFacts, Verdict
+from daemon.contract.jobs.messages import StageFacts, Verdict
 from handlers.report.build import build
 from handlers.report.html import render
 from tests.report import facts

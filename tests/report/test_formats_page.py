@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.catalog import catalog
+from daemon.contract.formats.catalog import catalog
 from handlers.report import formats_page
 
 FILE = Path(__file__).parents[2] / "docs" / "formats.md"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.messages import JobFacts, Verdict
+from daemon.contract.jobs.messages import JobFacts, Verdict
 from handlers.report import charts, html, units
 from handlers.report.build import build
 from tests.report import facts

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.messages import JobFacts, Verdict
+from daemon.contract.jobs.messages import JobFacts, Verdict
 from handlers.child.progress import Reporter
 from handlers.models.tasks import TASKS, Task
 from handlers.onnx.folder.examples import place, place_marian

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from daemon.contract.messages import ChildLimits, JobFacts, Outcome, StageResult
+from daemon.contract.jobs.messages import ChildLimits, JobFacts, Outcome, StageResult
 from handlers.report import schema
 from tests.report import facts
 

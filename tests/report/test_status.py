@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from daemon.contract.messages import ArtifactCheck, JobFacts, Verdict
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
-from daemon.contract.verdicts import judge, status_of
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.verdicts import judge, status_of
 from tests.report import facts
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.contract.errors import Fault
-from daemon.contract.files import seal
-from daemon.contract.messages import ArtifactCheck, CheckpointRef, FileEntry, Outcome, StageContext, StageResult, Verdict
-from daemon.contract.plan import plan
+from daemon.contract.files import FileEntry, seal
+from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageContext, StageResult, Verdict
+from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.running.executor import Attempt, Bounds, Order, Progress

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import write_atomic
-from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.running.executor import JOB_FILE, Attempt, Bounds, Order, Progress, read_job_file
 from daemon.running.result_file import examine
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from daemon.config.windows import Windows, problem_of, zone_problem
 from daemon.contract.errors import Fault
-from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import spec_of
-from daemon.contract.stages import ModelSize
+from daemon.contract.formats.stages import ModelSize
+from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.attempts import Measured
 from daemon.journal.rows import Lane
 from daemon.running.rules.estimates import MARGIN, estimate

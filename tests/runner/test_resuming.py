@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.messages import Outcome, StageResult
-from daemon.contract.plan import spec_of
+from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.plan import spec_of
 from daemon.operating.integrity.fsck import examine
 from daemon.running import output_cache as kept
 from tests.runner.conftest import Toy, artifacts, read_json

@@ -13,7 +13,7 @@ from daemon.checkpoints.inspection import identify
 from daemon.checkpoints.pins import held
 from daemon.cli import export
 from daemon.contract.errors import UsageError
-from daemon.contract.messages import CheckpointRef
+from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal.jobs import NewJob
 from daemon.publishing.closing import tidy_job
 from daemon.running import recovery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.contract.messages import StageContext, StageResult
+from daemon.contract.jobs.messages import StageContext, StageResult
 from tests.runner.desk import Desks, done
 
 

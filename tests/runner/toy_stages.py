@@ -14,8 +14,8 @@ from pathlib import Path
 
 from daemon.contract import failpoints
 from daemon.contract.files import fsync_file, sha256_file
-from daemon.contract.messages import ArtifactCheck, StageContext, Verdict
-from daemon.contract.plan import variant_names
+from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
+from daemon.contract.jobs.plan import variant_names
 from handlers.child.progress import Reporter, StageOutput
 
 SHARDS = 3

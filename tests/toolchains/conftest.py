@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from daemon.toolchains import install
 from daemon.toolchains.registry import Definition, Installed, Toolchains, definitions
 from tests import models

@@ -1,4 +1,4 @@
-"""optimum as one more way of the ladder: without it the way says what brings it, with it the family's check judges its graphs too.
+"""optimum as one more export strategy: without it the strategy says what brings it, with it the family's check judges its graphs too.
 
 Most of it is tried with a stand-in that hands out graphs made here; the real toolchain is slow.
 """
@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import StageOutput
 from handlers.onnx.export import stage
 from handlers.onnx.export.attempts import AllStrategiesFailedError
@@ -33,7 +33,7 @@ Climb = Callable[..., StageOutput]
 
 @pytest.fixture
 def climb(monkeypatch: pytest.MonkeyPatch) -> Climb:
-    """The ladder with optimum as its only way."""
+    """The strategies with optimum as the only one."""
 
     def run(context: StageContext) -> StageOutput:
         return stage.export(context, silent(), [named(STRATEGIES, "optimum")])

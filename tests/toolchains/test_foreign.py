@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.contract.figures import ForeignFigures
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.figures import ForeignFigures
+from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.checks import optimum_reader
 from handlers.validate.checks.optimum_reader import OwnAnswer

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import Settings
-from daemon.contract import catalog
-from daemon.contract.formats import FormatEntry
-from daemon.contract.messages import Outcome, StageContext
-from daemon.contract.plan import spec_of
+from daemon.contract.formats import catalog
+from daemon.contract.formats.declaration import FormatEntry
+from daemon.contract.jobs.messages import Outcome, StageContext
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import JobRow
 from daemon.operating.doctor import examine, formats_here
 from daemon.running.executor import Order

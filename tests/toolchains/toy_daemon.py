@@ -9,8 +9,8 @@ import os
 import runpy
 from pathlib import Path
 
-from daemon.contract import catalog
-from daemon.contract.formats import FormatEntry
+from daemon.contract.formats import catalog
+from daemon.contract.formats.declaration import FormatEntry
 from daemon.toolchains import registry
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from daemon.contract.catalog import catalog
-from daemon.contract.messages import ArtifactCheck
-from daemon.contract.options import ValidateOptions
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import ArtifactCheck
+from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.models.prompts import BUILT_IN
 from handlers.validate.checks.examination import Examination, examine, logits_file

@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from daemon.contract.catalog import catalog
-from daemon.contract.messages import ArtifactCheck, CheckpointRef, StageContext, Verdict
-from daemon.contract.options import ExportOptions, MergeOptions, ValidateOptions, Work
-from daemon.contract.plan import spec_of
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, StageContext, Verdict
+from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
 from handlers.child.progress import Reporter

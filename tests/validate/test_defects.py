@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.messages import Verdict
+from daemon.contract.jobs.messages import Verdict
 from handlers.validate.workers.client import WorkerFailed
 from tests.validate import artifacts
 from tests.validate.conftest import Measured

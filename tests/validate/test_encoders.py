@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract.messages import Outcome, Verdict
+from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from daemon.contract.messages import ChildLimits, Outcome, Verdict
+from daemon.contract.jobs.messages import ChildLimits, Outcome, Verdict
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from tests.validate import artifacts
@@ -109,7 +109,7 @@ def test_an_error_in_a_command_leaves_the_worker_usable(folders: dict[str, Path]
 
 def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, Path], tmp_path: Path) -> None:
     script = (
-        "import sys, numpy; from pathlib import Path; from daemon.contract.messages import ChildLimits;"
+        "import sys, numpy; from pathlib import Path; from daemon.contract.jobs.messages import ChildLimits;"
         " from handlers.validate.workers.client import EngineWorker;"
         "from handlers.validate.engines.registry import EngineSpec; ballast = numpy.ones(60_000_000);"
         "worker = EngineWorker('onnx', EngineSpec(engine='onnx', folder=sys.argv[1]), Path(sys.argv[2]), ChildLimits(idle=False, nice=0));"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.catalog import catalog
-from daemon.contract.figures import Likeness, ReferenceFigures, figures_of
-from daemon.contract.messages import Outcome, Verdict
-from daemon.contract.options import ValidateOptions
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.figures import Likeness, ReferenceFigures, figures_of
+from daemon.contract.jobs.messages import Outcome, Verdict
+from daemon.contract.jobs.options import ValidateOptions
 from handlers.report.blindness import blindness
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec

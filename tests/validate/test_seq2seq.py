@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from daemon.contract.messages import Outcome, Verdict
+from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.onnx_tasks import OnnxSeq2Seq
 from handlers.validate.engines.registry import EngineSpec

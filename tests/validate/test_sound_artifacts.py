@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daemon.contract.catalog import catalog
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import Outcome, Verdict
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.validate import record
 from tests.validate.conftest import Validated
 

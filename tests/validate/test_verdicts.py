@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.contract.catalog import catalog
 from daemon.contract.errors import Permanent
-from daemon.contract.figures import CheckFigures
-from daemon.contract.formats import Thresholds
-from daemon.contract.messages import Verdict
-from daemon.contract.options import ValidateOptions
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.jobs.figures import CheckFigures
+from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.options import ValidateOptions
 from handlers.models import prompts
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination

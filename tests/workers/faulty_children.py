@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from handlers.child import process
 from handlers.child.progress import Reporter
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
-from daemon.contract.messages import Outcome
+from daemon.contract.jobs.messages import Outcome
 from daemon.running.workers import post_mortem, procfs
 from daemon.running.workers.attempt_log import AttemptLog
 from tests.workers.helpers import Start, fault_of, make_context, until, wait

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.messages import ChildLimits, Outcome
+from daemon.contract.jobs.messages import ChildLimits, Outcome
 from daemon.running.workers import post_mortem
 from daemon.running.workers.worker import Worker
 from daemon.toolchains.registry import HANDLERS

@@ -10,7 +10,7 @@ SECONDS = 3.0
 BUSY = "while True: pass"
 CHILD = f"""
 import time
-from daemon.contract.messages import ChildLimits
+from daemon.contract.jobs.messages import ChildLimits
 from handlers.child import process
 process.bind(ChildLimits())
 before, end = time.process_time(), time.monotonic() + {SECONDS}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.running.executor import Order
 from daemon.running.workers import containment, procfs
 from daemon.running.workers.worker import Worker, kill_stray, process_of

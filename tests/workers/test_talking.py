@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.contract.messages import Outcome
+from daemon.contract.jobs.messages import Outcome
 from daemon.running.workers import attempt_log, procfs
 from daemon.running.workers import progress_channel as channel_module
 from daemon.running.workers.progress_channel import Channel, Progress

@@ -29,7 +29,7 @@ from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
 from daemon.contract.errors import CkptdError, Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.options import ExportOptions
+from daemon.contract.jobs.options import ExportOptions
 
 ASKED = ExportOptions().variants
 """What is exported: the demo's configuration leaves that as it is."""

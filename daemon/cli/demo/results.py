@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.cli.demo.view import STYLES
-from daemon.contract.figures import ArtifactFigures, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 
 
 @dataclass(frozen=True)

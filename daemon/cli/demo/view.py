@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from daemon.contract.plan import find_spec
+from daemon.contract.jobs.plan import find_spec
 
 MARKS = {"succeeded": "✓", "failed": "✗", "running": "▸", "skipped": "–"}
 STYLES = {"succeeded": "green", "passed": "green", "failed": "red", "partial": "yellow", "running": "cyan", "unverified": "yellow"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from daemon.checkpoints.inspection import export_files, identify
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.files import dead_temporaries, sha256_file
-from daemon.contract.messages import CheckpointRef, StageResult
+from daemon.contract.jobs.messages import CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.closing import FAILED_SUFFIX
 from daemon.publishing.publication import is_export, manifest_of, same_files

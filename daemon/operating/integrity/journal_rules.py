@@ -8,10 +8,10 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from daemon.contract.messages import JobFacts, StageFacts
-from daemon.contract.options import Work
-from daemon.contract.plan import FORMER, find_spec, spec_of, stage_names
-from daemon.contract.verdicts import asked_variants, judge, status_of
+from daemon.contract.jobs.messages import JobFacts, StageFacts
+from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import FORMER, find_spec, spec_of, stage_names
+from daemon.contract.jobs.verdicts import asked_variants, judge, status_of
 from daemon.journal.integrity import unbelievable, unsound
 from daemon.journal.rows import ENDED_STAGE, job_of, stage_of
 from daemon.journal.sqlite_errors import REPAIR

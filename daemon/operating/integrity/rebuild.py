@@ -1,6 +1,6 @@
 """Rebuilds or completes a journal from what is on disk: job files, results, pins and published exports.
 
-Called by `daemon.operating.integrity.custodian` on a fresh journal or on a backup, before it takes the place of the damaged one. A job
+Called by `daemon.operating.integrity.maintenance` on a fresh journal or on a backup, before it takes the place of the damaged one. A job
 whose export is published, or whose report says how it ended, is ended; one whose pin is still there is open, and
 its finished stages stay finished; of any other the checkpoint, if it still exists, is found again by the watcher.
 Can be repeated: it never overwrites newer facts in the journal.
@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 from daemon.config.paths import Paths
 from daemon.contract.errors import Fault
-from daemon.contract.messages import CheckpointRef, Outcome
-from daemon.contract.plan import stage_names
+from daemon.contract.jobs.messages import CheckpointRef, Outcome
+from daemon.contract.jobs.plan import stage_names
 from daemon.journal.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find

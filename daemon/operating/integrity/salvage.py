@@ -19,9 +19,9 @@ from pydantic import ValidationError
 
 from daemon.config.paths import JOB_FILE, RESULT_FILE, Paths
 from daemon.contract.export_layout import MANIFEST
-from daemon.contract.figures import ReportFigures, figures_of
-from daemon.contract.messages import CheckpointRef, Outcome, StageResult
-from daemon.contract.options import Work
+from daemon.contract.jobs.figures import ReportFigures, figures_of
+from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
+from daemon.contract.jobs.options import Work
 from daemon.journal.entries import ENTRY, JobEntry, _Tolerant
 
 log = structlog.get_logger("journal")

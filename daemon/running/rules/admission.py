@@ -12,7 +12,7 @@ from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.stages import StageSpec
+from daemon.contract.formats.stages import StageSpec
 from daemon.running.rules.estimates import Estimate
 from daemon.system import box
 from daemon.system.box import human

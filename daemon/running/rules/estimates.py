@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from daemon.contract.stages import ModelSize, StageSpec
+from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.journal.attempts import Measured
 
 MARGIN = 1.15

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.plan import spec_of
-from daemon.contract.stages import StageSpec
+from daemon.contract.formats.stages import StageSpec
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.rows import ENDED_STAGE, Lane, StageRow
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from daemon.contract import cpu
-from daemon.contract.plan import spec_of
-from daemon.contract.stages import StageSpec
+from daemon.contract.formats.stages import StageSpec
+from daemon.contract.jobs.plan import spec_of
 from daemon.contract.values import digest_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.toolchains.registry import digest_for

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Outcome, StageResult
+from daemon.contract.jobs.messages import Outcome, StageResult
 
 MAX_DELAY = 3600.0
 

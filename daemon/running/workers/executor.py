@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import structlog
 
-from daemon.contract.messages import StageResult
+from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import Attempt, Bounds, Order, read_job_file
 from daemon.running.result_file import examine
 from daemon.running.workers import procfs

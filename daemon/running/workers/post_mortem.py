@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from daemon.contract.errors import DISK_RETRY_SECONDS, Fault
 from daemon.contract.fault_codes import Code, FaultCode, OtherCode
-from daemon.contract.messages import Outcome, StageContext, StageResult
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.running.result_file import examine
 from daemon.running.workers.attempt_log import AttemptLog
 

@@ -18,7 +18,7 @@ import structlog
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import StageResult
+from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import LOG_FILE, Order, Progress
 from daemon.running.workers import procfs
 from daemon.running.workers.attempt_log import AttemptLog

@@ -16,7 +16,7 @@ from typing import Any
 from daemon.contract.errors import Retryable
 from daemon.contract.failpoints import point
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Fallback
+from daemon.contract.jobs.messages import Fallback
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.resume_ledger import Ledger, States, file_state, purpose

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.options import MergeOptions
+from daemon.contract.jobs.options import MergeOptions
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.plan.combine import combine

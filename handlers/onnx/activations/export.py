@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.onnx.activations.capture import take_attentions, watching
 from handlers.onnx.activations.contract import ActivationOutput

@@ -16,7 +16,7 @@ import onnxruntime
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.activations import contract
 from handlers.onnx.activations.calls import Call, calls_of, outputs_of, real_rows, step_masks

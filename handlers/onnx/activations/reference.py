@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.activations import calls as activations_calls
 from handlers.onnx.activations.calls import Call, calls_of

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Fallback, StageContext
+from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.activations.capture import OPERATION, Site
 from handlers.onnx.activations.contract import MEANINGS, ActivationOutput, contract

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.export import reproduction
 from handlers.onnx.export.attempts import AllStrategiesFailedError
 

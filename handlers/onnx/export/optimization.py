@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.contract.errors import CkptdError
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.models import prompts
 from handlers.models.files import read_json

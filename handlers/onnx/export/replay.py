@@ -6,8 +6,8 @@ import io
 import tempfile
 from pathlib import Path
 
-from daemon.contract.messages import CheckpointRef, StageContext
-from daemon.contract.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.messages import CheckpointRef, StageContext
+from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.child.progress import Reporter
 from handlers.onnx.tracing.strategies import STRATEGIES, named
 

@@ -16,7 +16,7 @@ import transformers
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.plan import plan, variant_names
+from daemon.contract.jobs.plan import plan, variant_names
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import Task
 from handlers.onnx.graphs.signature import Signature

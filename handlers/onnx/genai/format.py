@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from daemon.contract.formats import Format, Limits, Thresholds, Trait, Variant
-from daemon.contract.stages import MIB
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
 USAGE = Path(__file__).with_name("usage.md")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Fallback, StageContext
+from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.genai import int4_levels
 from handlers.onnx.genai.source import OPERATION, narrowest_block

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 
 from daemon.contract.errors import Permanent
-from daemon.contract.messages import Fallback, StageContext
+from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import StageOutput
 from handlers.models import prompts
 from handlers.onnx.folder import genai_config

@@ -14,8 +14,8 @@ from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import StageContext
-from daemon.contract.plan import variant_names
+from daemon.contract.jobs.messages import StageContext
+from daemon.contract.jobs.plan import variant_names
 from handlers.models.files import copy_tokenizer, edited, read_json, setting
 from handlers.models.folder import ModelFolder
 from handlers.onnx.families.base import architecture

@@ -22,7 +22,7 @@ import onnx
 
 from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import Fallback, StageContext
+from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import copy_tokenizer

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.graphset import FILE, Graph, GraphSet, read

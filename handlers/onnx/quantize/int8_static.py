@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
 from handlers.onnx.folder.playback import GraphRun, Player, Tokens, UnknownInputError, tokenize

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxscript.optimizer
 import torch
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.onnx.families.base import Part
 from handlers.onnx.tracing import optimum as toolchain_engine
 from handlers.toolchains import use

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 import onnxscript.optimizer
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.models.tasks import task_of
 from handlers.onnx.families.base import Part
 from handlers.onnx.graphs.comparison import GraphMismatchError

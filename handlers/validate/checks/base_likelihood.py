@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json, setting
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, teacher_forced

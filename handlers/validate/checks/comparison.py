@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daemon.contract.figures import Likeness
+from daemon.contract.jobs.figures import Likeness
 from handlers.validate.engines.task_profile import Head
 
 _ROWS = 16

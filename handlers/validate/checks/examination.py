@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.figures import CheckFigures, SampleFigures
+from daemon.contract.jobs.figures import CheckFigures, SampleFigures
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_work, teacher_forced
 from handlers.validate.checks.samples import Sample

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.contract.figures import ForeignFigures
-from daemon.contract.formats import Variant
-from daemon.contract.messages import StageContext
+from daemon.contract.formats.declaration import Variant
+from daemon.contract.jobs.figures import ForeignFigures
+from daemon.contract.jobs.messages import StageContext
 from handlers.validate.checks import example, optimum_reader
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.optimum_reader import OwnAnswer

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.errors import CkptdError
-from daemon.contract.figures import ForeignFigures
 from daemon.contract.files import remove_tree
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.figures import ForeignFigures
+from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json
 from handlers.toolchains import use
 from handlers.validate.checks.samples import Sample

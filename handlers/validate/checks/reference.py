@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.figures import Likeness, LiveFigures
-from daemon.contract.messages import Fallback
-from daemon.contract.options import ValidateOptions
+from daemon.contract.jobs.figures import Likeness, LiveFigures
+from daemon.contract.jobs.messages import Fallback
+from daemon.contract.jobs.options import ValidateOptions
 from handlers.validate.checks import segments
 from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
 from handlers.validate.checks.samples import Sample

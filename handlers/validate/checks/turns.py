@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from daemon.contract.figures import Speed
+from daemon.contract.jobs.figures import Speed
 from handlers.validate.checks.reference import Reference
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from daemon.contract.catalog import catalog
-from daemon.contract.formats import Limits
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Limits
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import Rules
 

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any
 
 import handlers
-from daemon.contract.catalog import catalog
 from daemon.contract.fault_codes import Code, FaultCode, code_of
-from daemon.contract.messages import ChildLimits
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.jobs.messages import ChildLimits
 from handlers.child import process
 from handlers.child.progress import Interrupted
 from handlers.validate.engines.registry import EngineSpec

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from daemon.contract import catalog
 from daemon.contract.errors import CkptdError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.formats import FormatEntry
-from daemon.contract.messages import ChildLimits
+from daemon.contract.formats import catalog
+from daemon.contract.formats.declaration import FormatEntry
+from daemon.contract.jobs.messages import ChildLimits
 from handlers.child import process
 
 DETAILS_LIMIT = 4000

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from daemon.contract.messages import Fallback
+from daemon.contract.jobs.messages import Fallback
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, release
 from handlers.onnx.families.causal import CausalReference, refer

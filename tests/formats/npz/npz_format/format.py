@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from daemon.contract.formats import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
 from daemon.contract.values import Frozen
 
 USAGE = Path(__file__).with_name("usage.md")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from daemon.contract.messages import StageContext
+from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from npz_format.format import NpzOptions
 

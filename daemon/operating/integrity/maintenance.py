@@ -24,7 +24,7 @@ from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
-from daemon.contract.messages import CheckpointRef
+from daemon.contract.jobs.messages import CheckpointRef
 from daemon.journal import backups
 from daemon.journal.database import Database, mark_suspect, reading
 from daemon.journal.journal import Journal

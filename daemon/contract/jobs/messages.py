@@ -13,8 +13,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from daemon.contract.errors import Fault
-from daemon.contract.formats import FormatEntry
-from daemon.contract.options import Work
+from daemon.contract.files import FileEntry
+from daemon.contract.formats.declaration import FormatEntry
+from daemon.contract.jobs.options import Work
 from daemon.contract.values import Frozen, digest_of
 
 CONTRACT_VERSION = 1
@@ -38,7 +39,7 @@ class Verdict(StrEnum):
 
 
 Status = Literal["succeeded", "partial", "failed"]
-"""How an export ended as a whole; `daemon.contract.verdicts.status_of` holds the rule."""
+"""How an export ended as a whole; `daemon.contract.jobs.verdicts.status_of` holds the rule."""
 
 
 class CheckpointRef(Frozen):
@@ -86,14 +87,6 @@ class Fallback(Frozen):
     wanted: str
     taken: str
     reason: str
-
-
-class FileEntry(Frozen):
-    """One file of an artifact; `path` is relative to the artifact's folder, with forward slashes."""
-
-    path: str
-    size: int
-    sha256: str
 
 
 class ArtifactCheck(Frozen):
@@ -193,7 +186,7 @@ class StageContext(Frozen):
     inputs: dict[str, str] = Field(default_factory=dict)
     """Stage name → folder of its output, for every stage of this job that has succeeded."""
     staging: str
-    """Folder to write into, on the file system of the output. Empty, but for a resumable stage (`daemon.contract.plan`), which
+    """Folder to write into, on the file system of the output. Empty, but for a resumable stage (`daemon.contract.jobs.plan`), which
     finds there what interrupted attempts with the same inputs and versions left, and decides itself what of it is whole."""
     result: str
     """Where the result file goes."""

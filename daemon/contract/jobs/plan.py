@@ -2,7 +2,7 @@
 
 A stage *needs* the stages whose output it reads, and comes *after* those that must have ended, well or badly,
 before it makes sense. Memory and disk are estimated from the base's headers before anything is loaded. The rows of the variants come
-from the formats' declarations (`daemon.contract.catalog`).
+from the formats' declarations (`daemon.contract.formats.catalog`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from daemon.contract.catalog import Catalog, catalog, ordered
-from daemon.contract.formats import Variant
-from daemon.contract.options import Work
-from daemon.contract.stages import MIB, StageSpec
+from daemon.contract.formats.catalog import Catalog, catalog, ordered
+from daemon.contract.formats.declaration import Variant
+from daemon.contract.formats.stages import MIB, StageSpec
+from daemon.contract.jobs.options import Work
 
 _MERGE = StageSpec(
     "merge", "handlers.merge.stage:run", 3,

@@ -1,8 +1,8 @@
 """What a format says of itself: one declaration in its own folder, from which everything else that knows formats is derived.
 
 A declaration (`handlers/onnx/format.py`, or that of another package) imports this module and nothing heavy, since the daemon reads it.
-It reaches both wings by an entry point of the group `ckptd.formats`; `daemon.contract.catalog` gathers them. The plan, the configuration's
-section and thresholds, `ckptd formats`, the checks, the report, the export's README and docs/formats.md follow from it.
+It reaches both wings by an entry point of the group `ckptd.formats`; `daemon.contract.formats.catalog` gathers them. The plan, the
+configuration's section and thresholds, `ckptd formats`, the checks, the report, the export's README and docs/formats.md follow from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from daemon.contract.stages import MIB, StageSpec
+from daemon.contract.formats.stages import MIB, StageSpec
 from daemon.contract.values import Frozen
 
 Trait = Literal["onnx", "merged", "graphs", "cache", "padding", "dynamic axes", "tokenizer"]

@@ -20,8 +20,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 
-from daemon.contract.formats import Format, FormatEntry, Level, Thresholds, Variant
-from daemon.contract.stages import StageSpec
+from daemon.contract.formats.declaration import Format, FormatEntry, Level, Thresholds, Variant
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"

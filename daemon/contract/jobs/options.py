@@ -1,7 +1,7 @@
 """What a user can set that changes what a job makes: the options of export, merge and validation, those of the formats, and all of them.
 
 Written into the job file as they are; `daemon.config.settings` reads them from config.toml, where each key is explained. A format's own
-options are declared beside its code (`daemon.contract.formats`).
+options are declared beside its code (`daemon.contract.formats.declaration`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
-from daemon.contract.catalog import catalog
-from daemon.contract.formats import Thresholds
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.values import Frozen, digest_of
 
 Options = TypeVar("Options", bound=Frozen)

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from daemon.contract.errors import Fault
-from daemon.contract.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
-from daemon.contract.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
-from daemon.contract.plan import check_of, effective_variants, find_spec
+from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
+from daemon.contract.jobs.plan import check_of, effective_variants, find_spec
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 

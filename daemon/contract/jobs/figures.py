@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from daemon.contract.messages import JobFacts, Status
+from daemon.contract.jobs.messages import JobFacts, Status
 
 
 class Figures(BaseModel):

@@ -1,0 +1,1 @@
+"""What a format declares, and all declarations that are installed. Knows nothing of jobs."""
