@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_bad_input import ckptd, export, one_sentence
 from tests.detection.helpers import copy_of
-from tests.service import Service
+from tests.runner.conftest import Toy
 
 LAST = "trainer_state.json"
 
@@ -124,9 +124,9 @@ def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(t
 
 
 def test_with_a_daemon_it_tells_what_was_taken_skipped_and_since_when_the_rest_is_incomplete(
-    make_service: Callable[..., Service], pico_run: Path
+    make_toy: Callable[..., Toy], pico_run: Path
 ) -> None:  # R1.5 R6.1
-    service = make_service(extra='[select]\npolicy = "every"\nevery = 4\nfinal = false\n')
+    service = make_toy(extra='[select]\npolicy = "every"\nevery = 4\nfinal = false\n')
     taken = service.add(pico_run / "checkpoint-4", run="one")
     skipped = service.add(pico_run / "checkpoint-2", run="one")
     unfinished = service.add(pico_run / "checkpoint-2", run="two")

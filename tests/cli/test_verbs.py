@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from daemon.contract.version import __version__
-from tests.cli.test_bad_input import ckptd, export
-from tests.service import Service
+from tests.cli.test_bad_input import ckptd
+from tests.runner.conftest import Toy
 
 HEAVY = {"torch", "transformers", "peft", "onnx", "onnxruntime", "numpy", "jinja2", "safetensors"}
 
@@ -30,33 +30,30 @@ def test_help_names_every_verb(tmp_path: Path) -> None:
     assert ckptd(tmp_path, "--version").stdout.strip() == f"ckptd {__version__}"
 
 
-def test_export_shows_verdicts_and_does_not_repeat_a_finished_export(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.1 R6.5
-    first = export(tmp_path, pico_checkpoint)
+def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_json_and_is_not_repeated(  # R5.6 R6.1 R6.5
+    tmp_path: Path, pico_checkpoint: Path
+) -> None:
+    short = {
+        "EXPORT_CHECKPOINT_PATH": str(pico_checkpoint), "EXPORT_OUTPUT_DIR": str(tmp_path / "mine"), "EXPORT_ENABLE_ONNX": "false",
+        "CKPTD_VALIDATE__SAMPLES": "1", "CKPTD_VALIDATE__NEW_TOKENS": "4", "CKPTD_VALIDATE__SPEED_TOKENS": "0",
+    }  # fmt: skip
+    first = ckptd(tmp_path, "export", **short)
     assert first.returncode == 0, first.stderr
     assert "passed" in first.stdout and "pytorch" in first.stdout
-    target = tmp_path / "out" / "pico-run" / "step-4"
+    target = tmp_path / "mine" / "pico-run" / "step-4"
     assert str(target) in first.stdout
     inode = target.stat().st_ino
-    again = export(tmp_path, pico_checkpoint)
-    assert again.returncode == 0
+    again = ckptd(tmp_path, "export", **short)
+    assert again.returncode == 0 and "already" in again.stderr
+    value = json.loads(ckptd(tmp_path, "export", "--json", **short).stdout)
     assert target.stat().st_ino == inode
-    assert "already" in again.stderr
-
-
-def test_export_takes_the_short_environment_names_and_answers_in_json(tmp_path: Path, pico_checkpoint: Path) -> None:  # R5.6
-    answer = ckptd(
-        tmp_path, "export", "--json", EXPORT_CHECKPOINT_PATH=str(pico_checkpoint), EXPORT_OUTPUT_DIR=str(tmp_path / "mine"),
-        EXPORT_ENABLE_ONNX="false", CKPTD_VALIDATE__SAMPLES="1", CKPTD_VALIDATE__NEW_TOKENS="4", CKPTD_VALIDATE__SPEED_TOKENS="0",
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    value = json.loads(answer.stdout)
     assert value["artifacts"] == {"pytorch": "passed"}
-    assert value["target"] == str(tmp_path / "mine" / "pico-run" / "step-4")
+    assert value["target"] == str(target)
     assert value["report"]["status"] == "succeeded"
 
 
-def test_status_list_show_and_logs_tell_of_a_job(make_service: Callable[..., Service], pico_checkpoint: Path) -> None:  # R1.1 R6.1
-    service = make_service()
+def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R1.1 R6.1
+    service = make_toy()
     service.add(pico_checkpoint)
     service.start()
     (job,) = service.wait_ended()
@@ -82,9 +79,9 @@ def test_status_list_show_and_logs_tell_of_a_job(make_service: Callable[..., Ser
 
 
 def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
-    make_service: Callable[..., Service], pico_checkpoint: Path, pico_base: Path
+    make_toy: Callable[..., Toy], pico_checkpoint: Path, pico_base: Path
 ) -> None:
-    service = make_service()
+    service = make_toy()
     checkpoint = service.add(pico_checkpoint)
     config = json.loads((checkpoint / "adapter_config.json").read_bytes())
     (checkpoint / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/late"}))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,9 @@ def test_nothing_is_left_running_when_the_test_ends(tmp_path: Path) -> None:
         assert process.stdout.readline() == "up\n"
         (child,) = layer.psutil.Process(process.pid).children()
     assert process.returncode is not None
+    end = time.monotonic() + 10  # a killed process may take its time to end
+    while child.is_running() and child.status() != "zombie" and time.monotonic() < end:
+        time.sleep(0.02)
     assert not child.is_running() or child.status() == "zombie"
 
 

@@ -346,7 +346,7 @@ def test_a_changed_choice_counts_unless_it_was_a_near_tie() -> None:
         def run(self, names: None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
             return [swapped]
 
-    call = int4_levels.Call("model", {}, {"logits": wanted})
+    call = int4_levels.GraphRun("model", {}, {"logits": wanted})
     assert int4_levels.count_flips([call], Session()) == 1  # type: ignore[arg-type]
 
 

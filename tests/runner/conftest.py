@@ -24,22 +24,33 @@ from tests.service import ENDED, Service, making
 
 ROOT = Path(__file__).parents[2]
 ALL = ("pytorch", "onnx", "onnx-int8")
+ONE = ("pytorch",)
+STAGES_OF_ALL = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "report")
+STAGES_OF_ONE = ("merge", "pytorch", "reference", "merged", "report")
 
 
 class Toy(Service):
-    """The real daemon, journal and child entry; the stages take milliseconds (`tests.runner.toy_stages`)."""
+    """The real daemon, journal and child entry; the stages take milliseconds (`tests.runner.toy_stages`).
+
+    One variant, unless a test is about several: each stage is a process, and their start is most of what a toy job takes."""
 
     command = (sys.executable, "-m", "tests.runner.toy_daemon")
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        super().__init__(folder, **{"variants": ALL, **options})
+        super().__init__(folder, **{"variants": ONE, **options})
         self.log_of_attempts = folder / "attempts.txt"
-        self.environment = {"PYTHONPATH": str(ROOT), "TOY_LOG": str(self.log_of_attempts)}
+        self.held = folder / "held"
+        """While it exists the merge stays at its second shard."""
+        self.environment = {"PYTHONPATH": str(ROOT), "TOY_LOG": str(self.log_of_attempts), "TOY_HOLD": str(self.held)}
 
     def begun(self) -> list[tuple[str, str, int]]:
         """(job, stage, attempt) of every attempt whose child began."""
         text = self.log_of_attempts.read_text() if self.log_of_attempts.exists() else ""
         return [(job, stage, int(number)) for job, stage, number in (line.split() for line in text.splitlines())]
+
+    def wait_held(self) -> None:
+        """Wait until the daemon that runs sees the merge at its second shard."""
+        self.wait_for(lambda v: v["daemon"]["running"] and any((s["fraction"] or 0) > 0.3 for job in v["jobs"] for s in job["stages"]), 60)
 
     def stages_begun(self) -> list[str]:
         return [stage for _, stage, _ in self.begun()]

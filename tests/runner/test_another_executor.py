@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from daemon.operating.integrity.fsck import examine
-from tests.runner.conftest import ROOT, Toy, artifacts, read_json
+from tests.runner.conftest import ALL, ROOT, STAGES_OF_ALL, STAGES_OF_ONE, Toy, artifacts, read_json
 from tests.runner.queue_executor import QueueExecutor
 from tests.service import making
 
 Add = Callable[..., Path]
-ALL_STAGES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "report")
 
 
 class Queued(Toy):
@@ -30,12 +29,12 @@ class Queued(Toy):
 
     command = (sys.executable, "-m", "tests.runner.queue_daemon")
 
-    def __init__(self, folder: Path, *, seconds: float = 0.02, **options: Any) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, **options)
         self.queue = folder / "queue"
         self.queue.mkdir()
         self.environment = {"PYTHONPATH": str(ROOT), "TOY_QUEUE": str(self.queue)}
-        server = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_LOG": str(self.log_of_attempts), "TOY_SECONDS": str(seconds)}
+        server = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_LOG": str(self.log_of_attempts), "TOY_HOLD": str(self.held)}
         server.pop("CKPTD_FAULT", None)
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.runner.queue_server", str(self.queue)], env=server, cwd=ROOT, start_new_session=True
@@ -88,7 +87,7 @@ def ended(entry: Path) -> None:
 def test_a_job_goes_the_whole_way_and_its_artifacts_are_those_of_this_box(
     make_queued: Callable[..., Queued], make_toy: Callable[..., Toy], add: Add
 ) -> None:
-    queued, toy = make_queued(), make_toy()
+    queued, toy = make_queued(variants=ALL), make_toy(variants=ALL)
     targets = []
     for service in (queued, toy):
         add(service)
@@ -96,54 +95,59 @@ def test_a_job_goes_the_whole_way_and_its_artifacts_are_those_of_this_box(
         (job,) = service.wait_ended()
         assert service.stop() == 0
         assert job["state"] == "succeeded", service.log()[-3000:]
-        assert sorted(service.stages_begun()) == sorted(ALL_STAGES)
+        assert sorted(service.stages_begun()) == sorted(STAGES_OF_ALL)
         targets.append(artifacts(Path(job["target"])))
     assert targets[0] == targets[1]
-    assert len(list(queued.queue.glob("*/ended"))) == len(ALL_STAGES)
+    assert len(list(queued.queue.glob("*/ended"))) == len(STAGES_OF_ALL)
     queued.sound()
 
 
 def test_what_an_attempt_says_is_seen_while_it_runs(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=0.5)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
-    queued.wait_for(
-        lambda v: any(stage["fraction"] and 0.3 < stage["fraction"] < 1 for job in v["jobs"] for stage in job["stages"]), 60
-    )  # fmt: skip
+    queued.wait_held()
     live = read_json(queued.state / "live.json")
     (attempt,) = [one for stages in live["progress"].values() for one in stages.values()]
     assert (attempt["id"], attempt["attempt"]) == ("queue:1", 1)
-    assert attempt["message"].startswith("shard")
+    assert attempt["message"] == "shard 1"
+    queued.held.unlink()
     queued.wait_ended()
     assert queued.stop() == 0
 
 
 def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=2)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
     entry = queued.entry_of("merge")
-    queued.wait_for(lambda v: any(stage["fraction"] for job in v["jobs"] for stage in job["stages"]), 60)
+    queued.wait_held()
     queued.kill()
     assert not (entry / "ended").exists()
     queued.start()
-    queued.wait_for(lambda v: v["daemon"]["running"] and any(stage["fraction"] for job in v["jobs"] for stage in job["stages"]), 60)
+    queued.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"] == queued.process.pid, 60)
+    queued.wait_held()
     assert not (entry / "ended").exists(), "it is seen running again, by the new daemon"
     assert Path((entry / "job").read_text()).with_name("tmp").is_dir(), "what it works with was left alone"
+    queued.held.unlink()
     (job,) = queued.wait_ended()
     assert queued.stop() == 0
     assert job["state"] == "succeeded"
-    assert sorted(queued.stages_begun()) == sorted(ALL_STAGES), "each once"
-    assert [stage["attempts"] for stage in job["stages"]] == [1] * len(ALL_STAGES)
+    assert sorted(queued.stages_begun()) == sorted(STAGES_OF_ONE), "each once"
+    assert [stage["attempts"] for stage in job["stages"]] == [1] * len(STAGES_OF_ONE)
     queued.sound()
 
 
 def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=0.5)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
     entry = queued.entry_of("merge")
     queued.kill()
+    queued.held.unlink()
     ended(entry)
     queued.start()
     (job,) = queued.wait_ended()
@@ -153,23 +157,25 @@ def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Cal
 
 
 def test_a_child_that_died_while_no_daemon_was_there_is_an_attempt_that_is_made_again(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=1)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
     entry = queued.entry_of("merge")
     queued.kill()
     (entry / "kill").touch()
     ended(entry)
+    queued.held.unlink()
     queued.start()
     (job,) = queued.wait_ended()
     assert queued.stop() == 0
     assert job["state"] == "succeeded"
-    assert {stage["name"]: stage["attempts"] for stage in job["stages"]} == {**dict.fromkeys(ALL_STAGES, 1), "merge": 2}
+    assert {stage["name"]: stage["attempts"] for stage in job["stages"]} == {**dict.fromkeys(STAGES_OF_ONE, 1), "merge": 2}
     assert queued.entry_of("merge") != entry
 
 
 def test_an_attempt_whose_id_was_not_recorded_is_found_by_its_folder(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=0.5)
+    queued = make_queued()
     add(queued)
     queued.start(fault="before.spawned")
     assert queued.wait_dead() == -signal.SIGKILL
@@ -177,11 +183,12 @@ def test_an_attempt_whose_id_was_not_recorded_is_found_by_its_folder(make_queued
     (job,) = queued.wait_ended()
     assert queued.stop() == 0
     assert job["state"] == "succeeded"
-    assert sorted(queued.stages_begun()) == sorted(ALL_STAGES)
+    assert sorted(queued.stages_begun()) == sorted(STAGES_OF_ONE)
 
 
 def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=30)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
     entry = queued.entry_of("merge")
@@ -194,7 +201,8 @@ def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Que
 
 
 def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queued: Callable[..., Queued], add: Add) -> None:
-    queued = make_queued(seconds=30)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
     entry = queued.entry_of("merge")
@@ -212,14 +220,16 @@ def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queu
 def test_an_orderly_stop_ends_what_runs_elsewhere_at_a_safe_point_and_the_next_start_goes_on(
     make_queued: Callable[..., Queued], add: Add
 ) -> None:
-    queued = make_queued(seconds=1)
+    queued = make_queued()
+    queued.held.touch()
     add(queued)
     queued.start()
     entry = queued.entry_of("merge")
-    queued.wait_for(lambda v: any((stage["fraction"] or 0) > 0.3 for job in v["jobs"] for stage in job["stages"]), 60)
+    queued.wait_held()
     assert queued.stop() == 0
     assert (entry / "ended").read_text() == "0" and (entry / "stop").exists()
     queued.sound()
+    queued.held.unlink()
     queued.start()
     (job,) = queued.wait_ended()
     assert queued.stop() == 0

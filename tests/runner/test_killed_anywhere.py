@@ -96,24 +96,6 @@ def test_a_daemon_killed_while_a_stage_runs_takes_its_child_along_and_goes_on(
     _check_whole(service, undisturbed)
 
 
-def test_a_child_killed_from_outside_is_tried_again_and_the_attempt_is_told(  # R6.4
-    make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
-) -> None:
-    service = make_service(extra="[limits]\nretry_seconds = 0.1\n")
-    service.add(pico_checkpoint)
-    service.start()
-    service.wait_for(lambda _: bool(service.children()))
-    os.kill(service.children()[0].pid, signal.SIGKILL)
-    (job,) = service.wait_ended()
-    assert service.stop() == 0
-    _check_whole(service, undisturbed)
-    assert next(stage for stage in job["stages"] if stage["name"] == "merge")["attempts"] == 2
-    report = json.loads((Path(job["target"]) / "report.json").read_bytes())
-    merge = next(stage for stage in report["stages"] if stage["name"] == "merge")
-    assert [attempt["outcome"] for attempt in merge["attempts"]] == ["retryable", "succeeded"]
-    assert "its process was killed by SIGKILL" in service.log()
-
-
 @pytest.mark.slow
 def test_sigterm_ends_the_children_and_the_next_start_goes_on(
     make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from daemon.operating.integrity.fsck import examine
-from tests.runner.conftest import Toy, artifacts
+from tests.runner.conftest import ALL, Toy, artifacts
 from tests.service import stray_handlers
 
 Add = Callable[..., Path]
@@ -45,7 +45,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, pico_checkpoint: Path)
     """What an export that nothing disturbed publishes, and every fault point that it passes."""
     from tests.runner.conftest import copied
 
-    toy = Toy(tmp_path_factory.mktemp("undisturbed"))
+    toy = Toy(tmp_path_factory.mktemp("undisturbed"), variants=ALL)
     trace = toy.folder / "trace.txt"
     toy.environment |= {"CKPTD_FAULT_TRACE": str(trace)}
     copied(pico_checkpoint, toy)
@@ -83,7 +83,7 @@ def test_killed_at_some_points_it_ends_with_the_same_artifacts(  # R6.5
     print(f"seed {seed}")
     for point in generator.sample(points, QUICK):
         print(point)
-        killed_at(point, make_toy(extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
+        killed_at(point, make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_killed_at_every_point_it_ends_with_the_same_artifacts(  # R6.5
     expected, points = undisturbed
     for point in points:
         print(point)
-        killed_at(point, make_toy(extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
+        killed_at(point, make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
 
 
 def kill_rounds(toy: Toy, add: Add, rounds: int, seed: int) -> None:
@@ -127,7 +127,7 @@ def with_luck(pid: int) -> None:
 def test_some_rounds_of_kills_at_random_times_lose_nothing(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.5
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    kill_rounds(make_toy(extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n"), add, 5, seed)
+    kill_rounds(make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n"), add, 5, seed)
 
 
 @pytest.mark.slow
@@ -135,4 +135,4 @@ def test_some_rounds_of_kills_at_random_times_lose_nothing(make_toy: Callable[..
 def test_hundreds_of_rounds_of_kills_at_random_times_lose_nothing(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.5
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    kill_rounds(make_toy(extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n"), add, ROUNDS, seed)
+    kill_rounds(make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n"), add, ROUNDS, seed)

@@ -15,11 +15,10 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import spec_of
 from daemon.operating.integrity.fsck import examine
 from daemon.running import output_cache as kept
-from tests.runner.conftest import Toy, artifacts, read_json
+from tests.runner.conftest import ALL, STAGES_OF_ALL, STAGES_OF_ONE, Toy, artifacts, read_json
 from tests.service import Service
 
 Add = Callable[..., Path]
-ALL_STAGES = ["merge", "pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx", "check-onnx-int8", "report"]
 
 
 def sound(service: Service) -> None:
@@ -28,23 +27,23 @@ def sound(service: Service) -> None:
 
 
 def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
-    toy = make_toy()
+    toy = make_toy(variants=ALL)
     add(toy)
     toy.start()
     (job,) = toy.wait_ended()
     assert toy.stop() == 0
     assert job["state"] == "succeeded", toy.log()[-3000:]
-    assert sorted(toy.stages_begun()) == sorted(ALL_STAGES)
+    assert sorted(toy.stages_begun()) == sorted(STAGES_OF_ALL)
     sound(toy)
-    told = {stage: read_json(toy.state / "jobs" / job["id"] / f"{stage}.1" / "job.json") for stage in ALL_STAGES}
+    told = {stage: read_json(toy.state / "jobs" / job["id"] / f"{stage}.1" / "job.json") for stage in STAGES_OF_ALL}
     for stage, context in told.items():
-        assert set(context["inputs"]) == {*spec_of(stage).needs, *spec_of(stage).after} & {*ALL_STAGES}, (
+        assert set(context["inputs"]) == {*spec_of(stage).needs, *spec_of(stage).after} & {*STAGES_OF_ALL}, (
             "what its key doesn't know of is no input"
         )
 
 
 def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
-    toy = make_toy()
+    toy = make_toy(variants=ALL)
     add(toy)
     toy.start()
     (job,) = toy.wait_ended()
@@ -61,11 +60,11 @@ def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: C
 
 
 def test_an_export_that_waits_follows_the_configuration_of_the_next_start(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
-    toy = make_toy()
+    toy = make_toy(variants=("onnx",))
     add(toy)
     toy.start(fault="after.add-job")
     assert toy.wait_dead() == -signal.SIGKILL
-    toy.reconfigure('"onnx-int8"', '"pytorch"')
+    toy.reconfigure('["onnx"]', '["onnx", "pytorch"]')
     toy.start()
     (job,) = toy.wait_ended()
     toy.stop()
@@ -87,7 +86,7 @@ def test_a_job_with_a_stage_that_this_version_does_not_know_goes_on_without_it(m
     (job,) = toy.wait_ended()
     toy.stop()
     assert job["state"] == "succeeded"
-    assert sorted(toy.stages_begun()) == sorted(ALL_STAGES), "the merge that had ended is not repeated"
+    assert sorted(toy.stages_begun()) == sorted(STAGES_OF_ONE), "the merge that had ended is not repeated"
     sound(toy)
 
 
@@ -124,6 +123,24 @@ def test_an_interrupted_merge_goes_on_at_the_shard_where_it_was(make_toy: Callab
     sound(toy)
 
 
+def test_a_child_killed_from_outside_is_tried_again_and_the_attempt_is_told(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.4
+    toy = make_toy(extra="[limits]\nretry_seconds = 0.1\n")
+    toy.held.touch()
+    add(toy)
+    toy.start()
+    toy.wait_held()
+    os.kill(toy.children()[0].pid, signal.SIGKILL)
+    toy.held.unlink()
+    (job,) = toy.wait_ended()
+    assert toy.stop() == 0
+    assert next(stage for stage in job["stages"] if stage["name"] == "merge")["attempts"] == 2
+    report = read_json(Path(job["target"]) / "report.json")
+    merge = next(stage for stage in report["stages"] if stage["name"] == "merge")
+    assert [attempt["outcome"] for attempt in merge["attempts"]] == ["retryable", "succeeded"]
+    assert "its process was killed by SIGKILL" in toy.log()
+    sound(toy)
+
+
 def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy()
     add(toy)
@@ -138,7 +155,7 @@ def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[...
     toy.start()
     (job,) = toy.wait_ended()
     toy.stop()
-    assert "merge" in toy.stages_begun()[len(ALL_STAGES) :]
+    assert "merge" in toy.stages_begun()[len(STAGES_OF_ONE) :]
     assert artifacts(Path(job["target"]))["pytorch/model.json"] == before["pytorch/model.json"]
     sound(toy)
 

@@ -19,7 +19,11 @@ from daemon.contract.jobs.plan import variant_names
 from handlers.child.progress import Reporter, StageOutput
 
 SHARDS = 3
-PAUSE = float(os.environ.get("TOY_SECONDS", "0.02"))
+PAUSE = 0.02
+SHARD_SECONDS = float(os.environ.get("TOY_SECONDS", "0.02"))
+"""What each of the merge's shards takes."""
+HOLD = os.environ.get("TOY_HOLD")
+"""While this file exists the merge stays at its second shard, a safe point."""
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -37,12 +41,16 @@ def _merge(context: StageContext, reporter: Reporter) -> StageOutput:
         if shard.is_file() and shard.read_bytes() == data:
             kept += 1
             continue
-        time.sleep(PAUSE)
+        time.sleep(SHARD_SECONDS)
         shard.write_bytes(data)
         fsync_file(shard)
         failpoints.point(f"toy.shard-{number}")
         reporter.progress(number / SHARDS, f"shard {number}")
         reporter.checkpoint()
+        while number == 1 and HOLD and os.path.exists(HOLD):
+            time.sleep(PAUSE)
+            reporter.progress(number / SHARDS, f"shard {number}")  # again: what follows at once on another one is not passed on
+            reporter.checkpoint()
     return StageOutput(figures={"resumed_files": kept})
 
 
