@@ -167,7 +167,7 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
         from daemon.cli.tables import print_check
 
         print_check(value)
-    if value["problems"]:
+    if value.problems:
         raise typer.Exit(EXIT_USAGE)
 
 

@@ -20,6 +20,7 @@ from daemon.system.box import human
 
 if TYPE_CHECKING:
     from daemon.journal.rows import StageRow
+    from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
     from daemon.operating.status import JobDetails, JobStatus, Snapshot
     from daemon.running.children import Running
 
@@ -263,45 +264,46 @@ def log_line(record: Json) -> str:
     return text + (f"\n{escape(str(record['exception']))}" if record.get("exception") else "")
 
 
-def print_check(value: Mapping[str, Any]) -> None:
+def print_check(value: Diagnosis) -> None:
     """`ckptd check`."""
     console = Console(highlight=False, soft_wrap=True)
-    for key, fact in value["facts"].items():
+    for key, fact in value.facts.items():
         console.print(f"[bold]{key:<18}[/bold] {escape(str(fact))}")
-    for problem in value["problems"]:
+    for problem in value.problems:
         console.print(f"[red]wrong[/red]  {escape(problem)}")
-    for warning in value["warnings"]:
+    for warning in value.warnings:
         console.print(f"[yellow]note[/yellow]   {escape(warning)}")
-    if not value["problems"]:
+    if not value.problems:
         console.print("[green]The configuration is valid.[/green]")
 
 
-def print_formats(value: Mapping[str, Any]) -> None:
+def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("variant", "here", "what it is"):
         table.add_column(title, overflow="fold")
-    for name, row in value["variants"].items():
-        lacks = ", ".join(row["lacks"])
-        table.add_row(name, "[green]yes[/green]" if row["available"] else f"[yellow]lacks {lacks}[/yellow]", row["about"])
+    for name, row in value.variants.items():
+        lacks = ", ".join(row.lacks)
+        table.add_row(name, "[green]yes[/green]" if row.available else f"[yellow]lacks {lacks}[/yellow]", row.about)
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
-    for name, row in value["toolchains"].items():
-        state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
-        console.print(f"toolchain {name}: {state} ({escape(row['about'])})")
-    for problem in value["problems"]:
+    for name, chain in value.toolchains.items():
+        hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
+        state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"
+        console.print(f"toolchain {name}: {state} ({escape(chain.about)})")
+    for problem in value.problems:
         console.print(f"[red]{escape(problem)}[/red]")
-    _print_doubts(console, value["processor"])
+    _print_doubts(console, value.processor)
 
 
-def _print_doubts(console: Console, processor: Mapping[str, Any]) -> None:
+def _print_doubts(console: Console, processor: ProcessorHere) -> None:
     """What this box's processor can't vouch for, the variants of one doubt together."""
-    names = " ".join(processor["features"]) or "of unknown instruction sets"
-    console.print(f"processor: {escape(processor['model'] or processor['architecture'])} ({escape(names)})", soft_wrap=False)
-    kernels = ", ".join(processor["not_run"])
+    names = " ".join(processor.features) or "of unknown instruction sets"
+    console.print(f"processor: {escape(processor.model or processor.architecture)} ({escape(names)})", soft_wrap=False)
+    kernels = ", ".join(processor.not_run)
     console.print(f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}", soft_wrap=False)
     variants: dict[str, list[str]] = {}
-    for variant, doubt in processor["doubts"].items():
+    for variant, doubt in processor.doubts.items():
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
         console.print(f"checked only for processors like this one: {', '.join(those)}: {escape(doubt)}", soft_wrap=False)

@@ -104,13 +104,13 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
     catalog.use([*ours, toy])
     request.addfinalizer(lambda: catalog.use([*ours, FormatEntry(value="handlers.onnx.format:FORMAT")]))
     monkeypatch.setattr(registry, "definitions", lambda: fake.chains.known)
-    row = formats_here(tmp_path)["variants"]["onnx-int8"]
-    assert not row["available"] and row["lacks"] == ["the toolchain fake"]
-    assert formats_here(tmp_path)["toolchains"]["fake"]["stages"] == ["onnx-int8"]
+    row = formats_here(tmp_path).variants["onnx-int8"]
+    assert not row.available and row.lacks == ("the toolchain fake",)
+    assert formats_here(tmp_path).toolchains["fake"].stages == ("onnx-int8",)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
     lacks = "the toolchain fake, which is not installed; run `ckptd toolchain install fake`"
-    assert f"export.variants: onnx-int8 needs {lacks}, or leave it out" in examine(settings)["problems"]
-    assert formats_here(fake.state)["variants"]["onnx-int8"]["available"]
+    assert f"export.variants: onnx-int8 needs {lacks}, or leave it out" in examine(settings).problems
+    assert formats_here(fake.state).variants["onnx-int8"].available
 
 
 def test_the_resume_key_knows_the_toolchains_requirements(monkeypatch: pytest.MonkeyPatch, fake: Fake, context: StageContext) -> None:
