@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import open_regular
+from daemon.contract.values import Json
 
 MAX_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest known index has a few million."""
@@ -52,7 +53,7 @@ def read_json(path: Path, operation: str) -> Any:
         ) from None
 
 
-def setting(config: Mapping[str, Any], key: str) -> Any:
+def setting(config: Json, key: str) -> Any:
     """A model-wide setting of config.json: from the top level, else from `text_config`; None when unset."""
     if key in config:
         return config[key]
@@ -60,7 +61,7 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     return nested.get(key) if isinstance(nested, dict) else None
 
 
-def edited(config: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
+def edited(config: Json, edits: Json) -> Json:
     """`config` with `edits` applied at the level where each key is; a value of None removes the key.
 
     A key that is at neither level is added at the top level, and in `text_config` too if there is one.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.values import Json
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 POLL_SECONDS = 0.05
@@ -38,7 +39,7 @@ def command(toolchain: Path, module: str, *arguments: str) -> list[str]:
 
 def run_module(
     toolchain: Path, module: str, options: Mapping[str, object], scratch: Path, *, safe_point: Callable[[], None] = lambda: None
-) -> dict[str, Any]:  # fmt: skip
+) -> Json:  # fmt: skip
     """Run `module` with `--key value` for each of `options` and give its answer. `scratch`: an existing folder for small files.
 
     `safe_point` is called all the time, and may raise to end it. Raises ToolchainFailedError.
@@ -70,7 +71,7 @@ def run_module(
     return result
 
 
-def _read(answer: Path) -> dict[str, Any] | None:
+def _read(answer: Path) -> Json | None:
     try:
         value = json.loads(answer.read_bytes())
     except (OSError, ValueError):

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from daemon.contract.jobs.messages import JobFacts, Status
+from daemon.contract.values import Json
 
 
 class Figures(BaseModel):
@@ -60,7 +61,7 @@ def figures_of(written: object, model: type[Model]) -> Model | None:
         return None
 
 
-def _strict(written: Mapping[str, Any], model: type[Model]) -> Model:
+def _strict(written: Json, model: type[Model]) -> Model:
     known = {name: value for name, value in written.items() if name in model.model_fields}
     return model.model_validate_json(json.dumps(known, default=str), strict=True)
 

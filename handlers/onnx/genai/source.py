@@ -16,6 +16,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import variant_names
+from daemon.contract.values import Json
 from handlers.models.files import copy_tokenizer, edited, read_json, setting
 from handlers.models.folder import ModelFolder
 from handlers.onnx.families.base import architecture
@@ -51,7 +52,7 @@ def unsupported(folder: Path, cause: str) -> Permanent:
     return Permanent(FaultCode.UNSUPPORTED_ARCHITECTURE, OPERATION, cause, remedy, path=folder)
 
 
-def rope_type(config: dict[str, Any]) -> str:
+def rope_type(config: Json) -> str:
     """How the model scales its rotary angles, "default" where it doesn't."""
     parameters = setting(config, "rope_parameters") or setting(config, "rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, dict) else None
@@ -72,7 +73,7 @@ def check_supported(folder: Path) -> None:
         )
 
 
-def _as_wide_as_the_vocabulary(folder: Path, config: dict[str, Any]) -> str | None:
+def _as_wide_as_the_vocabulary(folder: Path, config: Json) -> str | None:
     """The name of a matrix with one row a token that is neither embedding nor output layer."""
     model = ModelFolder(folder)
     if model.pickled:
@@ -102,7 +103,7 @@ def prepare(context: StageContext) -> Path:
     return folder
 
 
-def _edits(config: dict[str, Any]) -> dict[str, Any]:
+def _edits(config: Json) -> Json:
     """What the builder must be told in words that it understands; the folder that is published keeps the model's own configuration."""
     name = (config.get("architectures") or [""])[0]
     edits: dict[str, Any] = {}

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
+from daemon.contract.values import Json
 from handlers.onnx.folder.playback import Player
 from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
 from handlers.onnx.graphs import graph_file as graphs_on_disk
@@ -69,7 +69,7 @@ class OptimizeOptions:
 
 
 def optimize(
-    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Mapping[str, Any],
+    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Json,
     options: OptimizeOptions = OptimizeOptions(), tell: Callable[[float, str], None] = lambda share, what: None,
 ) -> Optimized:  # fmt: skip
     """Optimize a written, verified folder in place and write its graphs.json anew.
@@ -118,7 +118,7 @@ class _Work:
     """All steps on one graph."""
 
     def __init__(
-        self, bench: Bench, graph: Graph, level: Level, config: Mapping[str, Any], options: OptimizeOptions, texts: Sequence[RandomInputs]
+        self, bench: Bench, graph: Graph, level: Level, config: Json, options: OptimizeOptions, texts: Sequence[RandomInputs]
     ) -> None:
         self.bench, self.graph, self.level, self.config, self.options = bench, graph, level, config, options
         self.path = bench.folder / graph.file
