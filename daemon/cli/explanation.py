@@ -30,8 +30,8 @@ def _verdict(value: CheckpointExplanation) -> str:
     return "[green]complete[/green]" if value.complete else "[yellow]incomplete[/yellow]"
 
 
-def _fate(value: CheckpointExplanation) -> str:
-    """What the journal says became of it, as half a sentence; "" where it knows nothing."""
+def _recorded(value: CheckpointExplanation) -> str:
+    """What the journal holds about it, as a clause; "" where it holds nothing."""
     known = value.journal
     if not known:
         return ""
@@ -46,7 +46,7 @@ def _print_run(console: Console, value: RunExplanation) -> None:
     console.print(f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
-        about = "; ".join(row.missing) or row.refusal or _fate(row) or "not taken yet"
+        about = "; ".join(row.missing) or row.refusal or _recorded(row) or "not taken yet"
         console.print(f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
     for problem in value.unreadable:
         console.print(f"[red]{escape(problem)}[/red]")
@@ -75,7 +75,7 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
 
 
 def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> None:
-    line("journal", _fate(value) or "knows nothing of it")
+    line("journal", _recorded(value) or "knows nothing of it")
     if value.selected:
         line("select", ("wanted: " if value.selected.wanted else "not wanted: ") + value.selected.reason)
         if value.selected.warning:

@@ -68,7 +68,7 @@ def _print_verification(one: Verification) -> None:
 
 @contextmanager
 def _progress(exports: list[Path], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """What is told of every block read; a bar on a terminal where there is much to read."""
+    """What takes the size in bytes of every block that was read: a progress bar on a terminal from BIG bytes on, else nothing."""
     total = _size(exports) if sys.stderr.isatty() and not quiet else 0
     if total < BIG:
         yield lambda count: None

@@ -297,7 +297,7 @@ def print_formats(value: FormatsHere) -> None:
 
 
 def _print_doubts(console: Console, processor: ProcessorHere) -> None:
-    """What this box's processor can't vouch for, the variants of one doubt together."""
+    """What a check on this box's processor leaves open for others; variants with the same text share a line."""
     names = " ".join(processor.features) or "of unknown instruction sets"
     console.print(f"processor: {escape(processor.model or processor.architecture)} ({escape(names)})", soft_wrap=False)
     kernels = ", ".join(processor.not_run)

@@ -60,7 +60,7 @@ class IncompleteState:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """What an attempt that runs now said last."""
+    """What an attempt that runs now reported last."""
 
     attempt: int
     """Its number within the stage."""

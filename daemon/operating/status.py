@@ -40,7 +40,7 @@ class StageStatus:
     state: str
     attempts: int
     fraction: float | None
-    """How much of it is done; None where nobody said."""
+    """How much of it is done; None where that is not known."""
     message: str | None
     """What it does now; None where it does not run."""
     seconds: float | None

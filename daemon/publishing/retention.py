@@ -72,7 +72,7 @@ class Removal:
 
 
 def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float) -> RetentionDecision:
-    """Which exports go. Each run is judged by itself; an export stays when any active rule wants it. `now`: epoch seconds."""
+    """Which exports go. Each run is judged by itself; an export stays when any active rule keeps it. `now`: epoch seconds."""
     runs: dict[str, list[Export]] = {}
     for export in exports:
         runs.setdefault(export.run, []).append(export)
@@ -193,7 +193,7 @@ def prune(
     folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
     busy: Collection[str] = (), now: float | None = None,
 ) -> list[Removal]:  # fmt: skip
-    """Remove from `folders` what no rule wants of `run` (None: of each run there).
+    """Remove from `folders` what no rule keeps of `run` (None: of each run there).
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
     first, so that readers see an export whole or not at all. `busy`: ids of open jobs, whose exports stay.

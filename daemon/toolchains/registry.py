@@ -86,7 +86,7 @@ class Installed:
 
     @property
     def broken(self) -> str:
-        """Why it can't be used although it is there; "" where nothing speaks against it. Cheap: nothing is run."""
+        """Why it can't be used although it is there; "" where no reason is known. Cheap: nothing is run."""
         return "" if os.access(self.python, os.X_OK) else "the Python that it was made of is gone"
 
 

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -61,8 +61,12 @@ def setting(config: Json, key: str) -> Any:
     return nested.get(key) if isinstance(nested, dict) else None
 
 
-def edited(config: Json, edits: Json) -> Json:
-    """`config` with `edits` applied at the level where each key is; a value of None removes the key.
+Edits: TypeAlias = dict[str, Any]
+"""Key of config.json → its new value, None to remove the key."""
+
+
+def edited(config: Json, edits: Edits) -> Json:
+    """`config` with `edits` applied at the level where each key is.
 
     A key that is at neither level is added at the top level, and in `text_config` too if there is one.
     """

@@ -21,7 +21,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
 from daemon.contract.values import Json
-from handlers.models.files import edited, read_json, setting
+from handlers.models.files import Edits, edited, read_json, setting
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -142,7 +142,7 @@ class ModelFolder:
         return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
 
 
-def copy_config(model: ModelFolder, target: Path, edits: Json | None = None) -> None:
+def copy_config(model: ModelFolder, target: Path, edits: Edits | None = None) -> None:
     """Put the model's config.json and generation_config.json into `target`: byte by byte, or edited as JSON.
 
     They never go through transformers' own classes: those drop or rename what another release relies on.

@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Json
@@ -67,7 +66,7 @@ def run_module(
         raise ToolchainFailedError(f"{module} ended with exit code {process.returncode} and no answer: {_last_line(text)}")
     if "error" in said:
         raise ToolchainFailedError(f"{said['error']['type']}: {said['error']['message']}")
-    result: dict[str, Any] = said["answer"]
+    result: Json = said["answer"]
     return result
 
 

@@ -66,7 +66,7 @@ def open_journal(paths: Paths, *, target_of: TargetOf | None = None, reserve: in
 
 
 def _suspicion(paths: Paths) -> Json | None:
-    """The record about the journal that the last process left; {} if it can't be read any more."""
+    """The record about the journal that the last process left; {} where it can't be read, None where there is none."""
     try:
         value = json.loads(paths.suspect.read_bytes())
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def _lost(paths: Paths) -> str | None:
 
 
 def _still_wrong(journal: Journal, suspicion: Json | None) -> str | None:
-    """Whether a journal that could be opened is nevertheless one to give up."""
+    """Why a journal that could be opened must be rebuilt all the same; None where it need not be."""
     if suspicion is None:
         return None
     rebuilt = rebuilt_state(journal.database)
@@ -242,7 +242,7 @@ class JournalMaintenance:
         return JournalCare(self.checked, self.backed_up, self.problem, rebuilt)
 
     def check_integrity(self) -> None:
-        """Look at all of it; one that is damaged is rebuilt by the next start."""
+        """Check all of it; one that is damaged is rebuilt at the next start."""
         with self._told("check the journal"):
             problems = self.database.check(full=True)
             if problems:

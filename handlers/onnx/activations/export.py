@@ -105,7 +105,7 @@ class WithActivations:
         self._outputs: tuple[str, ...] = ()
 
     def shaped(self, form: Form) -> WithActivations:
-        """The plain family's other form, with activations; NotApplicableError for fixed axes, which the contract does not know."""
+        """The plain family's other form, with activations; NotApplicableError for fixed axes, which activations.json can't describe."""
         if form.axes != "all":
             raise NotApplicableError("activations have only graphs whose axes are all dynamic")
         return WithActivations(shaped(self.plain, form), self.torchs, self._added, self.folder)

@@ -24,7 +24,7 @@ _OWN_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 class UnknownInputError(ValueError):
-    """A graph has an input, or an axis, that nothing here knows how to fill."""
+    """A graph has an input, or an axis, for which there is no rule here."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Maker:
         return InputShape(rows, tokens, past, min(shape.left, holes), min(shape.right, tokens - 1))
 
     def make(self, shape: InputShape, seed: int) -> RandomInputs:
-        """Inputs of one shape; UnknownInputError where the graph wants something unknown."""
+        """Inputs of one shape; UnknownInputError where the graph has an input that is not known here."""
         generator = np.random.default_rng(seed)
         lengths = {
             "batch": shape.rows, "sequence": shape.tokens, "past": shape.past, "total": shape.past + shape.tokens,

@@ -35,7 +35,7 @@ WIDTH = 200
 
 @dataclass(frozen=True)
 class Optimized:
-    """The folder's graphs as they are now, and what became of each step."""
+    """The folder's graphs as they are now, and the result of each step."""
 
     graphs: GraphSet
     reports: tuple[StepReport, ...]
@@ -43,7 +43,7 @@ class Optimized:
     bytes_before: int
     bytes_after: int
     error: float | None = None
-    """What `verify` said of the folder as it now is; None where no step was kept."""
+    """What `verify` gave for the folder as it now is; None where no step was kept."""
     warnings: tuple[str, ...] = ()
 
     @property

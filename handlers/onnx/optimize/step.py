@@ -47,7 +47,7 @@ class Step:
 
 @dataclass
 class StepReport:
-    """What became of one step on one graph. Milliseconds are medians by what was run: "prefill", "decode"."""
+    """The result of one step on one graph. Milliseconds are medians by what was run: "prefill", "decode"."""
 
     graph: str
     name: str

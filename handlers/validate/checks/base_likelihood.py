@@ -23,7 +23,7 @@ from handlers.validate.workers.protocol import CanRebase, Rebase
 
 VALUES = ("original", "dequantized", "dequantized-double")
 MARGIN = 3.0
-"""Standard errors by which another base must be better before it is said: two others are tried, and neighbouring tokens are alike."""
+"""Standard errors by which another base must be better before a warning says so: two others are tried, and neighbours are alike."""
 
 
 def taken(context: StageContext) -> str:
@@ -58,7 +58,7 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
         reason = reason or live.ask(CanRebase()).reason
         figures = None if reason else _measured(live, reference, chosen, folder, progress)
     except (WorkerFailed, ValueError) as error:
-        progress(1.0, "comparing bases")  # told to stop, the stage ends here: then the worker was ended with it
+        progress(1.0, "comparing bases")  # ends the stage if it was told to stop, in which case the worker was ended too
         figures, reason = None, error.cause if isinstance(error, WorkerFailed) else str(error)
     if figures is None:
         if asked:

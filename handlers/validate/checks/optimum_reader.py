@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.errors import CkptdError
 from daemon.contract.files import remove_tree
@@ -43,6 +44,17 @@ class OwnAnswer:
     """A .npy file of (len(sample.keep), V)."""
     tokens: Sequence[int]
     """What it decoded; empty for an encoder."""
+
+
+class _Answer(BaseModel):
+    """What the reader's module says, as far as it is needed here."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    reader: str = Field(alias="class")
+    """Name of the class that was chosen."""
+    adjusted: list[str]
+    """What of it had to be put right first."""
 
 
 def compare(context: StageContext, own: OwnAnswer, limit: float, *, safe_point: Callable[[], None] = lambda: None) -> ForeignFigures | None:
@@ -75,12 +87,12 @@ def _read(
         "folder": own.folder, "task": own.subject.task, "inputs": inputs, "outputs": outputs, "new_tokens": count,
         "prompt": len(own.sample.ids), "threads": threads,
     }  # fmt: skip
-    said = use.run_module(toolchain, MODULE, options, scratch, safe_point=safe_point)
+    said = _Answer.model_validate(use.run_module(toolchain, MODULE, options, scratch, safe_point=safe_point))
     with np.load(outputs) as made:
         error = _error(_rows(own.subject, made)[own.sample.keep], np.load(own.rows))
         identical = made["tokens"][0].tolist() == list(own.tokens[:count]) if count else None
     return ForeignFigures(
-        engine=f"{NAME} {said['class']}", greedy_identical=identical, error_max_absolute=error, adjusted=said["adjusted"],
+        engine=f"{NAME} {said.reader}", greedy_identical=identical, error_max_absolute=error, adjusted=said.adjusted,
         differs=not error <= limit,
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from daemon.contract.values import Json
 
 @dataclass(frozen=True)
 class Rules:
-    """What the choice of target tokens obeys."""
+    """The rules by which target tokens are chosen."""
 
     start: int
     """The decoder's first input, which is no output."""
