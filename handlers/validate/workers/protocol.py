@@ -6,12 +6,13 @@ arrays go through .npy files. Numbers that JSON lacks (infinity, NaN) cross it a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import Field
 
 from daemon.contract.values import Frozen, Json
 
-Ids = Sequence[int]
+Ids = list[int]
 """Token ids, or the segment of each token."""
 
 
@@ -188,8 +189,8 @@ class Encode(Request[Encoding]):
 
     command = "encode"
 
-    texts: Sequence[str]
-    firsts: Sequence[str] | None = None
+    texts: list[str]
+    firsts: list[str] | None = None
     """Of pairs, the texts that go before `texts`."""
 
 
@@ -223,10 +224,10 @@ class Teacher(Request[Rows]):
     command = "teacher"
 
     ids: Ids
-    keep: Sequence[int]
+    keep: list[int]
     """Rows that are written."""
     out: str
-    targets: Ids = ()
+    targets: Ids = Field(default_factory=list)
     """What was decoded after `ids`."""
     types: Ids | None = None
     bare: bool = False
@@ -259,10 +260,10 @@ class Greedy(Request[Decoding]):
 class PaddedBatch(Frozen):
     """The rows of a batch of unlike lengths."""
 
-    prompts: Sequence[Ids]
-    continuations: Sequence[Ids]
+    prompts: list[Ids]
+    continuations: list[Ids]
     """What is decoded after each prompt: all of one length, or all empty."""
-    types: Sequence[Ids] | None = None
+    types: list[Ids] | None = None
 
 
 class Padding(Request[Difference]):
