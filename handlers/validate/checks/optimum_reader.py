@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.errors import CkptdError
 from daemon.contract.files import remove_tree
@@ -22,6 +21,7 @@ from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json
 from handlers.toolchains import use
+from handlers.toolchains.optimum_reader import Reading
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.task_profile import ValidatedTask
@@ -44,17 +44,6 @@ class OwnAnswer:
     """A .npy file of (len(sample.keep), V)."""
     tokens: Sequence[int]
     """What it decoded; empty for an encoder."""
-
-
-class _Answer(BaseModel):
-    """What the reader's module says, as far as it is needed here."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    reader: str = Field(alias="class")
-    """Name of the class that was chosen."""
-    adjusted: list[str]
-    """What of it had to be put right first."""
 
 
 def compare(context: StageContext, own: OwnAnswer, limit: float, *, safe_point: Callable[[], None] = lambda: None) -> ForeignFigures | None:
@@ -87,7 +76,7 @@ def _read(
         "folder": own.folder, "task": own.subject.task, "inputs": inputs, "outputs": outputs, "new_tokens": count,
         "prompt": len(own.sample.ids), "threads": threads,
     }  # fmt: skip
-    said = _Answer.model_validate(use.run_module(toolchain, MODULE, options, scratch, safe_point=safe_point))
+    said = use.run_module(toolchain, MODULE, options, scratch, Reading, safe_point=safe_point)
     with np.load(outputs) as made:
         error = _error(_rows(own.subject, made)[own.sample.keep], np.load(own.rows))
         identical = made["tokens"][0].tolist() == list(own.tokens[:count]) if count else None
