@@ -27,6 +27,7 @@ from daemon.toolchains.registry import Toolchains
 from handlers.onnx.options import OnnxOptions
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker
+from handlers.validate.workers.protocol import Time
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
 VARIANTS = (
@@ -103,12 +104,12 @@ def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int)
     try:
         for worker in workers.values():
             worker.load()
-            worker.ask("timed", ids=ids, tokens=4)
+            worker.ask(Time(ids=ids, tokens=4))
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
         for _ in range(rounds):
             for name, worker in workers.items():
-                answer = worker.ask("timed", ids=ids, tokens=tokens)
-                found[name].append((answer["prefill_seconds"], tokens / answer["decode_seconds"]))
+                answer = worker.ask(Time(ids=ids, tokens=tokens))
+                found[name].append((answer.prefill_seconds, tokens / answer.decode_seconds))
     finally:
         for worker in workers.values():
             worker.close()

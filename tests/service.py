@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,7 +74,8 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """What `ckptd status --json` tells."""
-        return snapshot(self.state)
+        value: dict[str, Any] = json.loads(json.dumps(asdict(snapshot(self.state))))
+        return value
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 120) -> dict[str, Any]:
         """Wait until the status fulfils a condition; fails with the log's end when it does not in time."""

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from daemon.contract.safetensors import find_hole, has_zero_tail, parse_header
+from daemon.contract.values import Json
 
 _WHOLE_JSON = 1 << 20
 """JSON files up to this many bytes are parsed; of larger ones only the end is looked at."""
 
 
-def read_object(path: Path, name: str, missing: list[str]) -> dict[str, Any] | None:
+def read_object(path: Path, name: str, missing: list[str]) -> Json | None:
     """The JSON object in the file `name`; None, with the reason appended to `missing`, where there is none."""
     value = _read_json(path, name, missing)
     if isinstance(value, dict):

@@ -19,6 +19,7 @@ from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE,
 from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, step_of
 from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
+from daemon.contract.values import Json
 
 _KEPT = re.compile(
     r".+\.(json|jinja|txt|model|spm|safetensors)|(adapter_model|pytorch_model.*)\.bin|(configuration|modeling|tokenization)_.+\.py"
@@ -47,7 +48,7 @@ class Inspection:
     method: str = ""
     base_name: str | None = None
     base_revision: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Json = field(default_factory=dict)
     patience_seconds: float = 0.0
     """Seconds without a change, beyond the settle time, before the watcher may take it: used where no last file shows that it is done."""
     refusal: Fault | None = None
@@ -123,7 +124,7 @@ def inspect(path: Path) -> Inspection:
     )
 
 
-def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[dict[str, Any] | None, int | None, bool]:
+def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json | None, int | None, bool]:
     """The parsed state, its step, and whether the trainer claims to be done. What has a last file must have it."""
     if TRAINER_STATE not in look.names:
         if layout.last_file or (layout.refusal and look.of_trainer):
@@ -142,7 +143,7 @@ def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[dict
     return state, step, True
 
 
-def _training_metadata(state: dict[str, Any]) -> dict[str, Any]:
+def _training_metadata(state: Json) -> Json:
     """What training recorded, for display."""
     logged = state.get("log_history")
     history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []

@@ -18,6 +18,7 @@ from daemon.checkpoints.completeness import archive_problems, read_object, side_
 from daemon.checkpoints.names import CHECKPOINT_NAME, is_staging_name
 from daemon.checkpoints.unsupported import refuse_deepspeed, refuse_fsdp, refuse_lightning, refuse_litgpt
 from daemon.contract.errors import Fault
+from daemon.contract.values import Json
 
 TRAINER_STATE = "trainer_state.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -83,7 +84,7 @@ class Weights:
     method: str = ""
     base_name: str | None = None
     base_revision: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.layouts import TRAINER_STATE
 from daemon.checkpoints.names import CHECKPOINT_NAME, run_of, step_of
 from daemon.config.settings import SelectSettings
+from daemon.contract.values import Json
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Selection:
     reason: str
 
 
-def best_step(state: Mapping[str, Any]) -> int | None:
+def best_step(state: Json) -> int | None:
     """The step that a trainer's state names as the best so far; None where it names none."""
     leaf = re.split(r"[/\\]", str(state.get("best_model_checkpoint") or "").rstrip("/\\"))[-1]
     if match := CHECKPOINT_NAME.fullmatch(leaf):
@@ -39,15 +38,13 @@ def best_step(state: Mapping[str, Any]) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def is_final(step: int, state: Mapping[str, Any]) -> bool:
+def is_final(step: int, state: Json) -> bool:
     """Whether a checkpoint is the last one of its training: it has made all the steps that it was to make."""
     last = state.get("max_steps")
     return isinstance(last, int) and not isinstance(last, bool) and 0 < last == step
 
 
-def choose(
-    step: int, state: Mapping[str, Any], select: SelectSettings, *, later: Mapping[str, Any] | None = None, ending: bool = False
-) -> Selection:
+def choose(step: int, state: Json, select: SelectSettings, *, later: Json | None = None, ending: bool = False) -> Selection:
     """Whether the checkpoint of `step` is wanted.
 
     `state`: what its own trainer state says. `later`: what the newest checkpoint of its run says, which knows more.
@@ -69,7 +66,7 @@ def choose(
     return Selection(False, "the trainer names no best checkpoint; let it load_best_model_at_end or set metric_for_best_model")
 
 
-def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
+def later_state(checkpoint: Path, step: int) -> Json:
     """The trainer state of the newest whole checkpoint beside this one with a greater step; {} where there is none."""
     with os.scandir(run_of(checkpoint)) as entries:
         beside = {entry.path: CHECKPOINT_NAME.fullmatch(entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)}
@@ -81,14 +78,14 @@ def later_state(checkpoint: Path, step: int) -> dict[str, Any]:
     return {}
 
 
-def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Selection, dict[str, Any]]:
+def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Selection, Json]:
     """Whether `[select]` wants a complete checkpoint, and what a later one of its run says where the policy asks for that."""
     later = later_state(inspection.path, inspection.step) if select.policy == "best" else {}
     ending = step_of(inspection.path) is None
     return choose(inspection.step, inspection.metadata, select, later=later, ending=ending), later
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(path: Path) -> Json:
     """The object in a JSON file; {} where it is none, or still being written."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -31,5 +32,9 @@ def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
 
 
 def print_json(value: Any) -> None:
-    """The answer of a verb under --json."""
-    print(json.dumps(value, indent=2, default=str))
+    """The answer of a verb under --json; a dataclass is an object of its fields."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)

@@ -2,98 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from daemon.operating.explain import local_time
+from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation, local_time
 from daemon.system.box import human
 
 _LISTED = 40
 """Files that are listed; a directory with more ends in how many more there are."""
 
 
-def print_explanation(value: Mapping[str, Any]) -> None:
+def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
     """The answer of `daemon.operating.explain.explain`, for people."""
     console = Console(highlight=False, soft_wrap=True)
-    if value["kind"] == "run":
+    if isinstance(value, RunExplanation):
         _print_run(console, value)
     else:
         _print_checkpoint(console, value)
 
 
-def _verdict(value: Mapping[str, Any]) -> str:
-    if value["refusal"] and value["complete"]:
+def _verdict(value: CheckpointExplanation) -> str:
+    if value.refusal and value.complete:
         return "[yellow]complete, not exported as it is[/yellow]"
-    return "[green]complete[/green]" if value["complete"] else "[yellow]incomplete[/yellow]"
+    return "[green]complete[/green]" if value.complete else "[yellow]incomplete[/yellow]"
 
 
-def _fate(value: Mapping[str, Any]) -> str:
-    """What the journal says became of it, as half a sentence; "" where it knows nothing."""
-    known = value["journal"]
+def _recorded(value: CheckpointExplanation) -> str:
+    """What the journal holds about it, as a clause; "" where it holds nothing."""
+    known = value.journal
     if not known:
         return ""
-    job = f" as job {known['job']}" + (f" ({known['job_state']})" if known["job_state"] else "") if known["job"] else ""
-    what = {"taken": "taken", "known": "known already", "skipped": "skipped", "damaged": "reported as damaged"}.get(known["verdict"])
-    where = "" if known["by"] == "daemon" else " by `ckptd export`"
-    then = "" if known["current"] else "; written again since"
-    return f"{what or known['verdict']}{job}{where} at {local_time(known['at'])}{then}"
+    job = f" as job {known.job}" + (f" ({known.job_state})" if known.job_state else "") if known.job else ""
+    what = {"taken": "taken", "known": "known already", "skipped": "skipped", "damaged": "reported as damaged"}.get(known.verdict)
+    where = "" if known.by == "daemon" else " by `ckptd export`"
+    then = "" if known.current else "; written again since"
+    return f"{what or known.verdict}{job}{where} at {local_time(known.at)}{then}"
 
 
-def _print_run(console: Console, value: Mapping[str, Any]) -> None:
-    console.print(f"[bold]{escape(value['path'])}[/bold]")
-    for row in value["checkpoints"]:
-        name = row["path"].removeprefix(value["path"]).lstrip("/") or "."
-        about = "; ".join(row["missing"]) or row["refusal"] or _fate(row) or "not taken yet"
-        console.print(f"{escape(name)}: {_verdict(row)}, {escape(row['layout'] or 'nothing yet')}, step {row['step']}: {escape(about)}")
-    for problem in value["unreadable"]:
+def _print_run(console: Console, value: RunExplanation) -> None:
+    console.print(f"[bold]{escape(value.path)}[/bold]")
+    for row in value.checkpoints:
+        name = row.path.removeprefix(value.path).lstrip("/") or "."
+        about = "; ".join(row.missing) or row.refusal or _recorded(row) or "not taken yet"
+        console.print(f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
+    for problem in value.unreadable:
         console.print(f"[red]{escape(problem)}[/red]")
 
 
-def _print_checkpoint(console: Console, value: Mapping[str, Any]) -> None:
+def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     def line(label: str, text: str, style: str = "") -> None:
         console.print(f"[bold]{label:<9}[/bold] " + (f"[{style}]{escape(text)}[/{style}]" if style else escape(text)))
 
-    console.print(f"[bold]{escape(value['path'])}[/bold]: {_verdict(value)}")
-    line("layout", f"{value['layout']} ({value['writer']}), step {value['step']}" if value["layout"] else "none is recognized yet")
-    if value["method"]:
-        line("model", value["method"] + (f" on {value['base']}" if value["base"] else ""))
-    for problem in value["missing"]:
+    console.print(f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
+    line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "none is recognized yet")
+    if value.method:
+        line("model", value.method + (f" on {value.base}" if value.base else ""))
+    for problem in value.missing:
         line("missing", problem, "yellow")
-    if value["incomplete_seconds"] is not None:
-        line("since", f"the daemon has known it to be incomplete for {value['incomplete_seconds']} s")
-    if value["quiet_seconds"] is not None:
-        line("quiet", f"what an export reads last changed {value['quiet_seconds']:.0f} s ago")
-    if value["settles_in_seconds"] is not None:
-        line("settles", f"in {value['settles_in_seconds']:.0f} s, unless it changes again")
-    if value["refusal"]:
-        line("refused", value["refusal"], "yellow")
+    if value.incomplete_seconds is not None:
+        line("since", f"the daemon has known it to be incomplete for {value.incomplete_seconds} s")
+    if value.quiet_seconds is not None:
+        line("quiet", f"what an export reads last changed {value.quiet_seconds:.0f} s ago")
+    if value.settles_in_seconds is not None:
+        line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
+    if value.refusal:
+        line("refused", value.refusal, "yellow")
     _print_decision(line, value)
-    _print_files(console, value["files"])
+    _print_files(console, value.files)
 
 
-def _print_decision(line: Any, value: Mapping[str, Any]) -> None:
-    line("journal", _fate(value) or "knows nothing of it")
-    if value["selected"]:
-        line("select", ("wanted: " if value["selected"]["wanted"] else "not wanted: ") + value["selected"]["reason"])
-        if value["selected"]["warning"]:
-            line("warning", value["selected"]["warning"], "yellow")
-    if not value["watched"]:
+def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> None:
+    line("journal", _recorded(value) or "knows nothing of it")
+    if value.selected:
+        line("select", ("wanted: " if value.selected.wanted else "not wanted: ") + value.selected.reason)
+        if value.selected.warning:
+            line("warning", value.selected.warning, "yellow")
+    if not value.watched:
         line("watched", "no: it is not found below any of watch.roots", "yellow")
-    elif not value["daemon_running"]:
+    elif not value.daemon_running:
         line("watched", "yes, but no daemon runs on this state directory", "yellow")
 
 
-def _print_files(console: Console, files: list[Mapping[str, Any]]) -> None:
+def _print_files(console: Console, files: Sequence[FileRow]) -> None:
     table = Table(header_style="bold", box=None, pad_edge=False)
     table.add_column("file")
     table.add_column("size", justify="right")
     table.add_column("read by an export")
     for row in files[:_LISTED]:
-        table.add_row(escape(row["name"]), "" if row["bytes"] is None else human(row["bytes"]), "yes" if row["read"] else "")
+        table.add_row(escape(row.name), "" if row.bytes is None else human(row.bytes), "yes" if row.read else "")
     console.print(table)
     if len(files) > _LISTED:
         console.print(f"and {len(files) - _LISTED} more")

@@ -10,8 +10,8 @@ import json
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from daemon.checkpoints.base_models import is_model
 from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
@@ -25,18 +25,27 @@ from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.plan import stage_names
+from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, JobRow
 from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
-from daemon.operating.status import snapshot
+from daemon.operating.status import JobStatus, snapshot
 from daemon.watching.intake import damaged
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
 PATIENCE_SECONDS = 30.0
 """How long the runner may fail, round after round, before the export ends with its error: longer than a journal is ever busy."""
+
+
+@dataclass(frozen=True)
+class ExportedJob(JobStatus):
+    """A job that was exported in the foreground."""
+
+    report: Json | None
+    """What its report.json holds; None where none was written."""
 
 
 def is_published(target: Path) -> bool:
@@ -46,8 +55,8 @@ def is_published(target: Path) -> bool:
 
 def export_now(
     settings: Settings, checkpoint: Path, *, output: Path | None, base: Path | None, force: bool, quiet: bool = False
-) -> dict[str, Any]:
-    """Export one checkpoint; gives its job as `status` shows it, with its report under "report".
+) -> ExportedJob:
+    """Export one checkpoint; gives its job with its report.
 
     Raises UsageError for a path that is no checkpoint, Permanent for one that is damaged (after writing its
     report), Retryable when disk or memory are lacking now.
@@ -64,10 +73,10 @@ def export_now(
             view.say("already exported; --force makes it again")
         else:
             _work(parts, job, view)
-        value: dict[str, Any] = next(row for row in snapshot(state)["jobs"] if row["id"] == job)
-    report = Path(value["target"]) / "report.json"
-    value["report"] = json.loads(report.read_bytes()) if report.is_file() else None
-    view.finish(value)
+        status = next(row for row in snapshot(state).jobs if row.id == job)
+    report = Path(status.target) / "report.json"
+    value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
+    view.finish(value, value.report)
     if not found.complete:
         raise Permanent(**damaged(found).model_dump())
     return value

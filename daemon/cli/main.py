@@ -76,7 +76,7 @@ def export(
     answer = export_now(settings, checkpoint, output=output, base=base, force=force, quiet=json_)
     if json_:
         print_json(answer)
-    raise typer.Exit(EXIT_OF_STATE.get(answer["state"], EXIT_FAILED))
+    raise typer.Exit(EXIT_OF_STATE.get(answer.state, EXIT_FAILED))
 
 
 @app.command()
@@ -93,7 +93,7 @@ def explain(
         from daemon.cli.explanation import print_explanation
 
         print_explanation(value)
-    if not value["complete"]:
+    if not value.complete:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -116,7 +116,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """List checkpoints that were taken, with what training knew of them."""
     from daemon.operating.status import snapshot
 
-    jobs = snapshot(load_settings(config).state_directory, limit=10_000)["jobs"]
+    jobs = snapshot(load_settings(config).state_directory, limit=10_000).jobs
     if json_:
         print_json(jobs)
     else:
@@ -130,7 +130,7 @@ def show(
     job: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")], config: ConfigOption = None, json_: JsonOption = False
 ) -> None:
     """Show one export: its stages, attempts, errors and where it lies."""
-    value = queue.find_job(load_settings(config), job, attempts=True)
+    value = queue.find_job(load_settings(config), job)
     if json_:
         print_json(value)
     else:
@@ -167,7 +167,7 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
         from daemon.cli.tables import print_check
 
         print_check(value)
-    if value["problems"]:
+    if value.problems:
         raise typer.Exit(EXIT_USAGE)
 
 

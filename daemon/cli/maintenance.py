@@ -1,6 +1,6 @@
 """The verbs that look after what has been made: `verify`, `fsck`, `prune`. Thin; `daemon.cli` registers them.
 
-Exit codes: 0 all is well, 1 something is not, 2 usage or configuration.
+Exit codes: 0 nothing is wrong, 1 something is, 2 usage or configuration.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.contract.values import Json
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -44,7 +45,7 @@ def verify_command(
     with _progress([export for export, _ in wanted], quiet=json_) as on_bytes:
         found = [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
     if json_:
-        print_json({"sound": all(one.sound for one in found), "exports": [_plain(one) for one in found]})
+        print_json({"sound": all(one.sound for one in found), "exports": [_with_verdict(one) for one in found]})
     else:
         for one in found:
             _print_verification(one)
@@ -52,7 +53,7 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _plain(one: Verification) -> dict[str, Any]:
+def _with_verdict(one: Verification) -> Json:
     return {"sound": one.sound, **dataclasses.asdict(one)}
 
 
@@ -67,7 +68,7 @@ def _print_verification(one: Verification) -> None:
 
 @contextmanager
 def _progress(exports: list[Path], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """What is told of every block read; a bar on a terminal where there is much to read."""
+    """What takes the size in bytes of every block that was read: a progress bar on a terminal from BIG bytes on, else nothing."""
     total = _size(exports) if sys.stderr.isatty() and not quiet else 0
     if total < BIG:
         yield lambda count: None
@@ -94,7 +95,7 @@ def fsck_command(
     """Check that nothing is lost, nothing twice and nothing half. Exit code 1: something is."""
     found = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
     if json_:
-        print_json({"sound": not any(one.findings for one in found), "states": [dataclasses.asdict(one) for one in found]})
+        print_json({"sound": not any(one.findings for one in found), "states": found})
     else:
         for one in found:
             _print_findings(one)
@@ -152,7 +153,7 @@ def prune_command(
     kept = [(export, reason) for export, reason in plan_removal(exports, rules, moment).kept if export.path not in gone]
     if json_:
         print_json({
-            "dry_run": dry_run, "freed": sum(one.freed for one in removed), "removed": [dataclasses.asdict(one) for one in removed],
+            "dry_run": dry_run, "freed": sum(one.freed for one in removed), "removed": removed,
             "kept": [{"path": export.path, "run": export.run, "step": export.step, "reason": reason} for export, reason in kept],
         })  # fmt: skip
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from daemon.contract.fault_codes import FaultCode
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.journal.journal import Journal
+    from daemon.operating.status import JobDetails
 
 OPEN = ("pending", "running")
 JobArgument = Annotated[str, typer.Argument(help="Id of the job, or its beginning.")]
@@ -31,11 +32,11 @@ def register(app: typer.Typer) -> None:
         app.command()(verb)
 
 
-def find_job(settings: Settings, wanted: str, *, attempts: bool = False) -> dict[str, Any]:
-    """The one job whose id is, or begins with, `wanted`, as `status` shows it. Raises UsageError unless it is exactly one."""
+def find_job(settings: Settings, wanted: str) -> JobDetails:
+    """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one."""
     from daemon.operating.status import find
 
-    found = find(settings.state_directory, wanted, attempts=attempts)
+    found = find(settings.state_directory, wanted)
     if len(found) != 1:
         cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"
         raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`")
@@ -54,8 +55,8 @@ def _journal(settings: Settings) -> Iterator[Journal]:
         journal.close()
 
 
-def _refuse(job: dict[str, Any], operation: str, remedy: str) -> UsageError:
-    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job['id']}", f"it is {job['state']}", remedy)
+def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
+    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", f"it is {job.state}", remedy)
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:
@@ -64,8 +65,8 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
 
     settings = load_settings(config)
     found = find_job(settings, job)
-    retry_job(settings, found["id"])
-    print(f"{found['id']} is back in the queue.")
+    retry_job(settings, found.id)
+    print(f"{found.id} is back in the queue.")
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
@@ -73,9 +74,9 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     settings = load_settings(config)
     found = find_job(settings, job)
     with _journal(settings) as journal:
-        if not journal.controls.cancel(found["id"], "cancelled by hand"):
+        if not journal.controls.cancel(found.id, "cancelled by hand"):
             raise _refuse(found, "cancel", "cancel only what waits or runs; remove a finished export by deleting its folder")
-    print(f"{found['id']} is cancelled; `ckptd retry {found['id']}` takes it up again.")
+    print(f"{found.id} is cancelled; `ckptd retry {found.id}` takes it up again.")
 
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
@@ -87,10 +88,10 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
             print(f"The queue {said}; `ckptd resume` lets it go on.")
             return
         found = find_job(settings, job)
-        if found["state"] not in OPEN:
+        if found.state not in OPEN:
             raise _refuse(found, "pause", "pause only what waits or runs")
-        said = "is paused now" if journal.controls.pause(found["id"], True) else "was paused already"
-        print(f"{found['id']} {said}; `ckptd resume {found['id']}` lets it go on.")
+        said = "is paused now" if journal.controls.pause(found.id, True) else "was paused already"
+        print(f"{found.id} {said}; `ckptd resume {found.id}` lets it go on.")
 
 
 def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
@@ -101,7 +102,7 @@ def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
             print("The queue goes on." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
         found = find_job(settings, job)
-        print(f"{found['id']} goes on." if journal.controls.pause(found["id"], False) else f"{found['id']} was not paused.")
+        print(f"{found.id} goes on." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
@@ -109,9 +110,9 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     settings = load_settings(config)
     found = find_job(settings, job)
     with _journal(settings) as journal:
-        if not journal.controls.prefer(found["id"]):
+        if not journal.controls.prefer(found.id):
             raise _refuse(found, "prefer", "prefer only what waits")
-    print(f"{found['id']} is next{' once it is resumed' if found['paused'] else ''}.")
+    print(f"{found.id} is next{' once it is resumed' if found.paused else ''}.")
 
 
 def reload(config: ConfigOption = None) -> None:

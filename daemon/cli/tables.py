@@ -15,10 +15,13 @@ from rich.table import Table
 
 from daemon.checkpoints.inspection import Inspection
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.values import Json
 from daemon.system.box import human
 
 if TYPE_CHECKING:
     from daemon.journal.rows import StageRow
+    from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
+    from daemon.operating.status import JobDetails, JobStatus, Snapshot
     from daemon.running.children import Running
 
 STATE_STYLE = {
@@ -90,21 +93,21 @@ class ExportView:
         if self._live:
             self._progress.stop()
 
-    def finish(self, job: Mapping[str, Any]) -> None:
+    def finish(self, job: JobStatus, report: Json | None) -> None:
         """The verdicts, and where the export lies."""
         if self._quiet:
             return
-        if job["report"]:
-            Console(highlight=False).print(artifact_table(job["report"]))
-        for stage in job["stages"]:
-            if stage["error"] and stage["state"] == "failed":
-                self._console.print(f"[red]{escape(stage['error'])}[/red]")
-        for failure in _rejections(job["report"]):
+        if report:
+            Console(highlight=False).print(artifact_table(report))
+        for stage in job.stages:
+            if stage.error and stage.state == "failed":
+                self._console.print(f"[red]{escape(stage.error)}[/red]")
+        for failure in _rejections(report):
             self._console.print(f"[yellow]{escape(failure)}[/yellow]")
-        Console(highlight=False, soft_wrap=True).print(f"{styled(job['state'])}: {escape(job['target'])}")
+        Console(highlight=False, soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
 
-def _rejections(report: Mapping[str, Any] | None) -> list[str]:
+def _rejections(report: Json | None) -> list[str]:
     artifacts = (report or {}).get("artifacts", [])
     return [f"{one['variant']}: {'; '.join(one['reasons'])}" for one in artifacts if one["verdict"] != "passed" and one.get("reasons")]
 
@@ -117,7 +120,7 @@ def _percent(share: Any) -> str:
     return _figure(share * 100 if isinstance(share, int | float) else None, "{:.4g}%")
 
 
-def artifact_table(report: Mapping[str, Any]) -> Table:
+def artifact_table(report: Json) -> Table:
     """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
     table = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
     for title in ("artifact", "verdict"):
@@ -135,44 +138,40 @@ def artifact_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def print_status(value: Mapping[str, Any]) -> None:
+def print_status(value: Snapshot) -> None:
     """`ckptd status`."""
     console = Console(highlight=False)
-    daemon = value["daemon"]
-    if daemon["running"]:
-        health = "healthy" if daemon["healthy"] else "[red]unwell[/red]"
-        console.print(f"[green]running[/green] (pid {daemon['pid']}, since {daemon['started']}, {health})")
+    daemon = value.daemon
+    if daemon.running:
+        health = "healthy" if daemon.healthy else "[red]unwell[/red]"
+        console.print(f"[green]running[/green] (pid {daemon.pid}, since {daemon.started}, {health})")
     else:
         console.print("[yellow]not running[/yellow]: start it with `ckptd run --config FILE`")
     for notice in _notices(value):
         console.print(notice)
-    for root in value["roots"]:
-        console.print(
-            f"root   {escape(root['path'])} ({root['backend']}{'' if root['exists'] else ', [yellow]does not exist yet[/yellow]'})"
-        )
-    for one in value["incomplete"]:
-        console.print(f"[yellow]incomplete[/yellow] {escape(one['path'])} for {one['seconds']} s: {escape('; '.join(one['missing']))}")
-    for one in value["lost"][:5]:
-        console.print(
-            f"[red]lost[/red]   {escape(one['path'])} at {one['last_seen']}: deleted {one['lived']:.1f} s after it was first seen"
-        )
-    waiting = value["outbox"].get("pending", 0)
+    for root in value.roots:
+        console.print(f"root   {escape(root.path)} ({root.backend}{'' if root.exists else ', [yellow]does not exist yet[/yellow]'})")
+    for one in value.incomplete:
+        console.print(f"[yellow]incomplete[/yellow] {escape(one.path)} for {one.seconds} s: {escape('; '.join(one.missing))}")
+    for row in value.lost[:5]:
+        console.print(f"[red]lost[/red]   {escape(row.path)} at {row.last_seen}: deleted {row.lived:.1f} s after it was first seen")
+    waiting = value.outbox.get("pending", 0)
     if waiting:
         console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
-    print_jobs(value["jobs"])
+    print_jobs(value.jobs)
 
 
-def _notices(value: Mapping[str, Any]) -> list[str]:
+def _notices(value: Snapshot) -> list[str]:
     """What a person should know before anything else."""
     notices = []
-    if value["paused"]:
-        notices.append(f"[yellow]paused[/yellow] since {value['paused']}: no stage is started; `ckptd resume` lets it go on")
-    if (value["daemon"]["configuration"] or {}).get("problem"):
-        notices.append(f"[red]the last reload was refused[/red]: {escape(str(value['daemon']['configuration']['problem']))}")
-    if (value["daemon"]["journal"] or {}).get("problem"):
-        notices.append(f"[red]journal[/red] {escape(str(value['daemon']['journal']['problem']))}")
-    if value["journal"]:
-        rebuilt = value["journal"]
+    if value.paused:
+        notices.append(f"[yellow]paused[/yellow] since {value.paused}: no stage is started; `ckptd resume` lets it go on")
+    if (loaded := value.daemon.configuration) and loaded.problem:
+        notices.append(f"[red]the last reload was refused[/red]: {escape(loaded.problem)}")
+    if (journal := value.daemon.journal) and journal.problem:
+        notices.append(f"[red]journal[/red] {escape(journal.problem)}")
+    if value.journal:
+        rebuilt = value.journal
         notices.append(
             f"[yellow]the journal was damaged and rebuilt[/yellow] from {rebuilt.get('from')} at {rebuilt.get('at')};"
             f" the damaged file is {escape(str(rebuilt.get('set_aside')))}"
@@ -180,7 +179,7 @@ def _notices(value: Mapping[str, Any]) -> list[str]:
     return notices
 
 
-def print_jobs(jobs: list[dict[str, Any]]) -> None:
+def print_jobs(jobs: Sequence[JobStatus]) -> None:
     """A row per job."""
     console = Console(highlight=False)
     if not jobs:
@@ -190,44 +189,42 @@ def print_jobs(jobs: list[dict[str, Any]]) -> None:
     for title in ("job", "run", "step", "loss", "state", "now", "artifacts"):
         table.add_column(title, overflow="fold", no_wrap=title in ("job", "step", "state"))
     for job in jobs:
-        active = next((stage for stage in job["stages"] if stage["state"] == "running"), None)
-        what = f"{active['name']} {100 * (active['fraction'] or 0):.0f} %" if active else ""
-        what = "[yellow]paused[/yellow]" if job["paused"] and not active and job["state"] in ("pending", "running") else what
-        verdicts = " ".join(f"{name}:{styled(verdict)}" for name, verdict in job["artifacts"].items())
-        loss = "–" if job["loss"] is None else f"{job['loss']:.3f}"
-        table.add_row(escape(job["id"]), escape(job["run"]), str(job["step"]), loss, styled(job["state"]), what, verdicts)
+        active = next((stage for stage in job.stages if stage.state == "running"), None)
+        what = f"{active.name} {100 * (active.fraction or 0):.0f} %" if active else ""
+        what = "[yellow]paused[/yellow]" if job.paused and not active and job.state in ("pending", "running") else what
+        verdicts = " ".join(f"{name}:{styled(verdict)}" for name, verdict in job.artifacts.items())
+        loss = "–" if job.loss is None else f"{job.loss:.3f}"
+        table.add_row(escape(job.id), escape(job.run), str(job.step), loss, styled(job.state), what, verdicts)
     console.print(table)
     for job in jobs:
-        for text, style in ((job["waiting_for"], "yellow"), (job["error"], "red"), *((text, "yellow") for text in job["warnings"])):
+        for text, style in ((job.waiting_for, "yellow"), (job.error, "red"), *((text, "yellow") for text in job.warnings)):
             if text:
-                console.print(f"[{style}]{escape(job['id'])}: {escape(text)}[/{style}]")
+                console.print(f"[{style}]{escape(job.id)}: {escape(text)}[/{style}]")
 
 
-def print_job(job: Mapping[str, Any]) -> None:
+def print_job(job: JobDetails) -> None:
     """`ckptd show`."""
     console = Console(highlight=False)
     for key in (
         "id", "run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target", "created",
         "started", "ended",
     ):  # fmt: skip
-        if (value := job[key]) is not None:
+        if (value := getattr(job, key)) is not None:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             console.print(f"[bold]{key:<11}[/bold] {styled(text) if key == 'state' else escape(text)}", soft_wrap=True)
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("stage", "state", "attempts", "seconds", "error"):
         table.add_column(title, overflow="fold")
-    for stage in job["stages"]:
-        seconds = "" if stage["seconds"] is None else f"{stage['seconds']:.1f}"
-        table.add_row(stage["name"], styled(stage["state"]), str(stage["attempts"]), seconds, escape(stage["error"] or ""))
+    for stage in job.stages:
+        seconds = "" if stage.seconds is None else f"{stage.seconds:.1f}"
+        table.add_row(stage.name, styled(stage.state), str(stage.attempts), seconds, escape(stage.error or ""))
     console.print(table)
-    for attempt in job.get("attempts", []):
-        if attempt["outcome"] not in ("succeeded", None):
-            console.print(
-                f"{attempt['stage']} attempt {attempt['number']}: {attempt['outcome']}; log {escape(attempt['log'])}", soft_wrap=True
-            )
-    failed = [attempt for attempt in job.get("attempts", []) if attempt["outcome"] in ("retryable", "permanent")]
-    if failed and job["state"] in ("failed", "partial"):
-        console.print(f"To run the last failed one by hand: python -m handlers {escape(failed[-1]['job_file'])}", soft_wrap=True)
+    for attempt in job.attempts:
+        if attempt.outcome not in ("succeeded", None):
+            console.print(f"{attempt.stage} attempt {attempt.number}: {attempt.outcome}; log {escape(attempt.log)}", soft_wrap=True)
+    failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
+    if failed and job.state in ("failed", "partial"):
+        console.print(f"To run the last failed one by hand: python -m handlers {escape(failed[-1].job_file)}", soft_wrap=True)
 
 
 def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
@@ -251,7 +248,7 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
         return
 
 
-def log_line(record: dict[str, Any]) -> str:
+def log_line(record: Json) -> str:
     """One record as a readable line of rich markup."""
     rest = {key: value for key, value in record.items() if key not in ("timestamp", "level", "event", "logger", "exception")}
     level = str(record.get("level", "info"))
@@ -267,45 +264,46 @@ def log_line(record: dict[str, Any]) -> str:
     return text + (f"\n{escape(str(record['exception']))}" if record.get("exception") else "")
 
 
-def print_check(value: Mapping[str, Any]) -> None:
+def print_check(value: Diagnosis) -> None:
     """`ckptd check`."""
     console = Console(highlight=False, soft_wrap=True)
-    for key, fact in value["facts"].items():
+    for key, fact in value.facts.items():
         console.print(f"[bold]{key:<18}[/bold] {escape(str(fact))}")
-    for problem in value["problems"]:
+    for problem in value.problems:
         console.print(f"[red]wrong[/red]  {escape(problem)}")
-    for warning in value["warnings"]:
+    for warning in value.warnings:
         console.print(f"[yellow]note[/yellow]   {escape(warning)}")
-    if not value["problems"]:
+    if not value.problems:
         console.print("[green]The configuration is valid.[/green]")
 
 
-def print_formats(value: Mapping[str, Any]) -> None:
+def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
     table = Table(header_style="bold", box=None, pad_edge=False)
     for title in ("variant", "here", "what it is"):
         table.add_column(title, overflow="fold")
-    for name, row in value["variants"].items():
-        lacks = ", ".join(row["lacks"])
-        table.add_row(name, "[green]yes[/green]" if row["available"] else f"[yellow]lacks {lacks}[/yellow]", row["about"])
+    for name, row in value.variants.items():
+        lacks = ", ".join(row.lacks)
+        table.add_row(name, "[green]yes[/green]" if row.available else f"[yellow]lacks {lacks}[/yellow]", row.about)
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
-    for name, row in value["toolchains"].items():
-        state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
-        console.print(f"toolchain {name}: {state} ({escape(row['about'])})")
-    for problem in value["problems"]:
+    for name, chain in value.toolchains.items():
+        hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
+        state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"
+        console.print(f"toolchain {name}: {state} ({escape(chain.about)})")
+    for problem in value.problems:
         console.print(f"[red]{escape(problem)}[/red]")
-    _print_doubts(console, value["processor"])
+    _print_doubts(console, value.processor)
 
 
-def _print_doubts(console: Console, processor: Mapping[str, Any]) -> None:
-    """What this box's processor can't vouch for, the variants of one doubt together."""
-    names = " ".join(processor["features"]) or "of unknown instruction sets"
-    console.print(f"processor: {escape(processor['model'] or processor['architecture'])} ({escape(names)})", soft_wrap=False)
-    kernels = ", ".join(processor["not_run"])
+def _print_doubts(console: Console, processor: ProcessorHere) -> None:
+    """What a check on this box's processor leaves open for others; variants with the same text share a line."""
+    names = " ".join(processor.features) or "of unknown instruction sets"
+    console.print(f"processor: {escape(processor.model or processor.architecture)} ({escape(names)})", soft_wrap=False)
+    kernels = ", ".join(processor.not_run)
     console.print(f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}", soft_wrap=False)
     variants: dict[str, list[str]] = {}
-    for variant, doubt in processor["doubts"].items():
+    for variant, doubt in processor.doubts.items():
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
         console.print(f"checked only for processors like this one: {', '.join(those)}: {escape(doubt)}", soft_wrap=False)

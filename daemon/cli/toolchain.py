@@ -40,12 +40,12 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
     value = describe(_chains(load_settings(config)))
     if json_:
-        print_json(value)
+        print_json({"toolchains": value})
         return
-    for name, row in value["toolchains"].items():
-        size = human(sum(one["size"] for one in row["folders"]))
-        hint = f"installed, {size}" if row["installed"] else f"{row['state']}; `{row['command']}` brings it, up to {human(row['disk'])}"
-        print(f"{name}: {hint}\n  {row['about']}")
+    for name, row in value.items():
+        size = human(sum(one.size for one in row.folders))
+        hint = f"installed, {size}" if row.installed else f"{row.state}; `{row.command}` brings it, up to {human(row.disk)}"
+        print(f"{name}: {hint}\n  {row.about}")
 
 
 @_app.command()

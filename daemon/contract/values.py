@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
+
+Json: TypeAlias = Mapping[str, Any]
+"""A JSON object whose keys others decide: a configuration, a trainer's state, the file of a tokenizer. It is read, never changed."""
 
 
 class Frozen(BaseModel):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass, field
-from typing import Any
 
+from daemon.contract.values import Json
 from daemon.journal.controls import PAUSED
 from daemon.journal.rows import AttemptRow, JobRow, StageRow, attempt_of, job_of, stage_of
 
@@ -54,8 +54,22 @@ class Overview:
     """Newest first."""
     paused_since: str | None = None
     """When everything was paused; None while it is not."""
-    rebuilt: dict[str, Any] | None = None
+    rebuilt: Json | None = None
     """How the journal came back from damage; None where it never had to."""
+
+
+@dataclass(frozen=True)
+class JournalCare:
+    """How the journal is. Times are ISO 8601 in UTC; None where that did not happen since the daemon's start."""
+
+    checked: str | None
+    """When all of it was last found undamaged."""
+    backed_up: str | None
+    """When the last backup was taken."""
+    problem: str | None
+    """What is wrong with it or its backups now."""
+    rebuilt: Json | None
+    """How it came back from damage; None where it was never damaged."""
 
 
 @dataclass(frozen=True)

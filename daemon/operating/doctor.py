@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
@@ -15,7 +15,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import all_specs, spec_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
-from daemon.toolchains.registry import Toolchains, describe
+from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
 
 
 def _version(name: str) -> str | None:
@@ -25,26 +25,79 @@ def _version(name: str) -> str | None:
         return None
 
 
-def formats_here(state: Path) -> dict[str, Any]:
-    """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise; the processor,
-    and what a check on it leaves open."""
+@dataclass(frozen=True)
+class VariantHere:
+    """Whether a variant can be made on this box."""
+
+    available: bool
+    missing: tuple[str, ...]
+    """Packages that are not installed."""
+    about: str
+    toolchain: str | None
+    """The toolchain that it is made in; None where it needs none."""
+    lacks: tuple[str, ...]
+    """What is missing, in words."""
+    needs: tuple[str, ...]
+    """The same with what brings it, as clauses."""
+
+
+@dataclass(frozen=True)
+class ProcessorHere:
+    """This box's processor, and what a check on it can't say about others."""
+
+    architecture: str
+    vendor: str
+    model: str | None
+    features: tuple[str, ...]
+    """Instruction sets by which libraries choose their kernels, in the kernel's words."""
+    not_run: tuple[str, ...]
+    """Integer kernels that a check here can't run."""
+    doubts: dict[str, str]
+    """Variant → what is open for other processors."""
+
+
+@dataclass(frozen=True)
+class FormatsHere:
+    """What can be made on this box. The names are stable for programs."""
+
+    variants: dict[str, VariantHere]
+    problems: tuple[str, ...]
+    """Declarations of formats that could not be used, as sentences."""
+    toolchains: dict[str, ToolchainHere]
+    processor: ProcessorHere
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `ckptd check` found. The names are stable for programs."""
+
+    facts: dict[str, str]
+    """For people, by their label."""
+    problems: tuple[str, ...]
+    """Why the daemon would not start, or every export would fail."""
+    warnings: tuple[str, ...]
+
+
+def formats_here(state: Path) -> FormatsHere:
+    """What can be made with the toolchains of a state directory."""
     chains, rows, here = Toolchains(state), {}, cpu.here()
     for spec in all_specs():
         if spec.artifact:
             missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
             lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
-            rows[spec.name] = {
-                "available": not missing and lacking is None, "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
-                "lacks": missing + ([f"the toolchain {spec.toolchain}"] if lacking else []),
-                "needs": ([f"the packages {', '.join(missing)}; install them"] if missing else [])
-                + ([f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}"] if lacking else []),
-            }  # fmt: skip
-    return {
-        "variants": rows,
-        "problems": list(catalog().problems),
-        **describe(chains),
-        "processor": {**here.facts, "not_run": list(cpu.not_run_on(here)), "doubts": _doubts(here)},
-    }
+            needs = [f"the packages {', '.join(missing)}; install them"] if missing else []
+            if lacking:
+                needs.append(f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}")
+            rows[spec.name] = VariantHere(
+                available=not missing and lacking is None,
+                missing=tuple(missing),
+                about=spec.about,
+                toolchain=spec.toolchain or None,
+                lacks=(*missing, *([f"the toolchain {spec.toolchain}"] if lacking else [])),
+                needs=tuple(needs),
+            )
+    processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
+    return FormatsHere(rows, tuple(catalog().problems), describe(chains), processor)
 
 
 def _doubts(here: cpu.Cpu) -> dict[str, str]:
@@ -64,15 +117,15 @@ def _unwritable(key: str, folder: Path) -> list[str]:
     return [str(not_writable(key, folder, cause))]
 
 
-def examine(settings: Settings) -> dict[str, Any]:
-    """Facts, problems (the daemon would not start or every export would fail) and warnings."""
+def examine(settings: Settings) -> Diagnosis:
+    """Look at the configuration and this box."""
     problems: list[str] = []
     warnings: list[str] = []
     for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
         problems += _unwritable(key, folder)
     here = formats_here(settings.state_directory)
     problems += [
-        f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here["variants"][name]["needs"]
+        f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs
     ]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
@@ -97,10 +150,10 @@ def examine(settings: Settings) -> dict[str, Any]:
         "state": f"{settings.state_directory} ({human(free_disk(settings.state_directory))} free)",
         "variants": ", ".join(settings.variants),
         "toolchains": "; ".join(
-            f"{name} is {row['state']}" + ("" if row["installed"] else f" (`{row['command']}`)") for name, row in here["toolchains"].items()
+            f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()
         ),
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: _version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},
     }
-    return {"facts": facts, "problems": problems, "warnings": warnings}
+    return Diagnosis(facts, tuple(problems), tuple(warnings))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect
 from daemon.checkpoints.layouts import TABLE
@@ -24,16 +25,98 @@ from daemon.contract.errors import UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.database import reading
 from daemon.journal.overview import seen_as
-from daemon.operating.status import snapshot
+from daemon.operating.status import Snapshot, snapshot
 from daemon.watching.intake import digest_of_fingerprint
 from daemon.watching.scan import checkpoint_of, find_checkpoints
 
 
-def explain(settings: Settings, path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FileRow:
+    """A file or folder at the top of a checkpoint; a folder's name ends in a slash."""
+
+    name: str
+    bytes: int | None
+    """Its size; None of a folder."""
+    read: bool
+    """Whether an export reads it."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What was decided about the directory."""
+
+    by: Literal["daemon", "export"]
+    """Whose journal says so: the daemon's, or that of an export in the foreground."""
+    verdict: str
+    at: str
+    """When; ISO 8601 in UTC."""
+    job: str | None
+    job_state: str | None
+    current: bool
+    """Whether the directory is still as it was then."""
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Whether `[select]` wants the checkpoint."""
+
+    wanted: bool
+    reason: str
+    warning: str | None
+    """What is wrong with the run's own configuration."""
+
+
+@dataclass(frozen=True)
+class CheckpointExplanation:
+    """What can be said of a checkpoint. The names are stable for programs."""
+
+    kind: Literal["checkpoint"] = field(default="checkpoint", init=False)
+    path: str
+    layout: str | None
+    """Rule by which it was recognized; None where none fits yet."""
+    writer: str | None
+    """What writes such a layout."""
+    run: str
+    step: int
+    method: str | None
+    base: str | None
+    complete: bool
+    missing: tuple[str, ...]
+    """Why it is not complete, as sentences."""
+    incomplete_seconds: int | None
+    """How long the daemon has known it to be incomplete."""
+    quiet_seconds: float | None
+    """Since what an export reads last changed."""
+    settles_in_seconds: float | None
+    """Until the daemon takes it, unless it changes again; None where it does not wait for that."""
+    refusal: str | None
+    """Why it is not exported as it is."""
+    journal: Remembered | None
+    selected: Selected | None
+    """None while that can't be told."""
+    watched: bool
+    """Whether it is found below a watched root."""
+    daemon_running: bool
+    files: tuple[FileRow, ...]
+
+
+@dataclass(frozen=True)
+class RunExplanation:
+    """What can be said of the checkpoints in a run, or further down. The names are stable for programs."""
+
+    kind: Literal["run"] = field(default="run", init=False)
+    path: str
+    complete: bool
+    """Whether all of them are, and nothing was unreadable."""
+    checkpoints: tuple[CheckpointExplanation, ...]
+    unreadable: tuple[str, ...]
+    """What could not be read, as sentences."""
+
+
+def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplanation:
     """What can be said of a directory: a checkpoint's facts, or, for a run or anything above, those of each checkpoint in it.
 
-    Keys are stable for programs; "complete" is that of the checkpoint, or of all of them. Raises UsageError for a
-    path that is not there, and whatever keeps it from being read.
+    Raises UsageError for a path that is not there, and whatever keeps it from being read.
     """
     path = Path(os.path.abspath(path))
     if not path.exists():
@@ -48,14 +131,14 @@ def explain(settings: Settings, path: Path) -> dict[str, Any]:
         raise from_oserror(error, "explain", str(folder)) from error
     if not inside:
         return own
-    rows = [] if own["layout"] is None else [own]
+    rows = [] if own.layout is None else [own]
     for checkpoint in inside:
         try:
             rows.append(_checkpoint(settings, checkpoint, live))
         except OSError as error:
             unreadable.append(from_oserror(error, "look into the checkpoint", str(checkpoint)).fault.sentence())
-    complete = all(row["complete"] for row in rows) and not unreadable
-    return {"kind": "run", "path": str(folder), "complete": complete, "checkpoints": rows, "unreadable": unreadable}
+    complete = all(row.complete for row in rows) and not unreadable
+    return RunExplanation(str(folder), complete, tuple(rows), tuple(unreadable))
 
 
 def _below(folder: Path, depth: int, unreadable: list[str]) -> list[Path]:
@@ -68,62 +151,62 @@ def _below(folder: Path, depth: int, unreadable: list[str]) -> list[Path]:
     return sorted(found, key=lambda one: (str(run_of(one)), step_of(one) is None, step_of(one) or 0, one.name))
 
 
-def _checkpoint(settings: Settings, path: Path, live: dict[str, Any]) -> dict[str, Any]:
+def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExplanation:
     found = inspect(path)
     layout = next((row for row in TABLE if row.name == found.layout), None)
     files, quiet = _files(path)
     rest = settings.watch.settle_seconds + found.patience_seconds
     waiting = found.complete and found.refusal is None and quiet is not None and quiet < rest
-    return {
-        "kind": "checkpoint",
-        "path": str(path),
-        "layout": found.layout,
-        "writer": layout.writer if layout else None,
-        "run": run_of(path).name,
-        "step": found.step,
-        "method": found.method or None,
-        "base": found.base_name,
-        "complete": found.complete,
-        "missing": list(found.missing),
-        "incomplete_seconds": next((one["seconds"] for one in live["incomplete"] if one["path"] == str(path)), None),
-        "quiet_seconds": quiet,
-        "settles_in_seconds": round(rest - quiet, 1) if waiting and quiet is not None else None,
-        "refusal": found.refusal.sentence() if found.refusal else None,
-        "journal": _remembered(settings, path),
-        "selected": _selection(settings, found),
-        "watched": any(checkpoint_of(root, f"{path}/") == path for root in settings.watch.roots),
-        "daemon_running": live["daemon"]["running"],
-        "files": files,
-    }
+    return CheckpointExplanation(
+        path=str(path),
+        layout=found.layout,
+        writer=layout.writer if layout else None,
+        run=run_of(path).name,
+        step=found.step,
+        method=found.method or None,
+        base=found.base_name,
+        complete=found.complete,
+        missing=found.missing,
+        incomplete_seconds=next((one.seconds for one in live.incomplete if one.path == str(path)), None),
+        quiet_seconds=quiet,
+        settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
+        refusal=found.refusal.sentence() if found.refusal else None,
+        journal=_remembered(settings, path),
+        selected=_selection(settings, found),
+        watched=any(checkpoint_of(root, f"{path}/") == path for root in settings.watch.roots),
+        daemon_running=live.daemon.running,
+        files=files,
+    )
 
 
-def _files(path: Path) -> tuple[list[dict[str, Any]], float | None]:
+def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
     """The top of the directory with what an export would read marked, and the seconds since any of that changed."""
     read = set(export_files(path))
-    rows: list[dict[str, Any]] = []
+    rows: list[FileRow] = []
     newest: float | None = None
     for entry in sorted(os.scandir(path), key=lambda one: one.name):
         status = entry.stat(follow_symlinks=False)
         folder = entry.is_dir(follow_symlinks=False)
-        rows.append({"name": entry.name + "/" * folder, "bytes": None if folder else status.st_size, "read": entry.name in read})
+        rows.append(FileRow(entry.name + "/" * folder, None if folder else status.st_size, entry.name in read))
         if entry.name in read:
             newest = max(newest or 0.0, status.st_mtime)
-    return rows, None if newest is None else round(max(0.0, time.time() - newest), 1)
+    return tuple(rows), None if newest is None else round(max(0.0, time.time() - newest), 1)
 
 
-def _selection(settings: Settings, found: Inspection) -> dict[str, Any] | None:
+def _selection(settings: Settings, found: Inspection) -> Selected | None:
     """Whether `[select]`, with the run's own configuration over it, wants the checkpoint; None while that can't be told."""
     if not found.complete or found.refusal is not None:
         return None
     mine = effective(settings, run_of(found.path))
     choice, _ = choice_for(found, mine.settings.select)
-    return {"wanted": choice.wanted, "reason": choice.reason, "warning": mine.warning}
+    return Selected(choice.wanted, choice.reason, mine.warning)
 
 
-def _remembered(settings: Settings, path: Path) -> dict[str, Any] | None:
+def _remembered(settings: Settings, path: Path) -> Remembered | None:
     """What the daemon's journal, else that of a foreground export, holds of the directory."""
     state = settings.state_directory
-    for by, folder in (("daemon", state), ("export", foreground_state(state, path))):
+    journals: tuple[tuple[Literal["daemon", "export"], Path], ...] = (("daemon", state), ("export", foreground_state(state, path)))
+    for by, folder in journals:
         try:
             with reading(StatePaths(folder).journal) as connection:
                 row = seen_as(connection, str(path))
@@ -131,7 +214,7 @@ def _remembered(settings: Settings, path: Path) -> dict[str, Any] | None:
             continue  # no journal there, or one that can't be read now
         if row is not None:
             current = row.fingerprint == digest_of_fingerprint(fingerprint(path))
-            return {"by": by, "verdict": row.verdict, "at": row.at, "job": row.job, "job_state": row.job_state, "current": current}
+            return Remembered(by, row.verdict, row.at, row.job, row.job_state, current)
     return None
 
 

@@ -1,21 +1,30 @@
-"""What only the running daemon knows, for `ckptd status`: progress, waits, roots. Rewritten often, never needed."""
+"""The live file: what only the running daemon knows, for `ckptd status`. Rewritten every few seconds; nothing depends on it.
+
+The daemon writes it, `status`, `explain` and `reload` read it. What another version of ckptd wrote is read as far as it has these names.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
-from daemon.config.settings import Settings
 from daemon.contract.files import write_atomic
+from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
-from daemon.running.runner import Runner
-from daemon.watching.watcher import Watcher
+
+if TYPE_CHECKING:
+    from daemon.config.settings import Settings
+    from daemon.running.runner import Runner
+    from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("daemon")
 
@@ -28,39 +37,106 @@ class ConfigLoad:
     problem: str | None = None
 
 
-def live_view(
-    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: dict[str, Any]
-) -> dict[str, Any]:
-    """The live file's content."""
-    progress: dict[str, dict[str, Any]] = {}
+@dataclass(frozen=True)
+class RootState:
+    """A watched directory."""
+
+    path: str
+    backend: str
+    """How it is watched."""
+    exists: bool
+
+
+@dataclass(frozen=True)
+class IncompleteState:
+    """A directory that is not a complete checkpoint yet."""
+
+    path: str
+    missing: tuple[str, ...]
+    """Why, as sentences."""
+    seconds: int
+    """How long it has been known."""
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """What an attempt that runs now reported last."""
+
+    attempt: int
+    """Its number within the stage."""
+    fraction: float
+    message: str
+    seconds: float
+    """Since it was started."""
+    id: str
+    """As the executor knows it."""
+    memory: int
+    """Bytes that it held at the last look."""
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """Its content. Times are ISO 8601 in UTC; everything is empty where no daemon runs."""
+
+    pid: int | None = None
+    started: str | None = None
+    time: str | None = None
+    """When this was written."""
+    healthy: bool | None = None
+    configuration: ConfigLoad | None = None
+    journal: JournalCare | None = None
+    roots: tuple[RootState, ...] = ()
+    incomplete: tuple[IncompleteState, ...] = ()
+    progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
+    """Job → stage → its progress, of all that run."""
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    """Job → why none of its stages can start now."""
+
+
+def live_file(
+    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: JournalCare
+) -> LiveFile:
+    """The content at this moment."""
+    progress: dict[str, dict[str, StageProgress]] = {}
     for (job, stage), running in dict(runner.children.running).items():
         said = running.attempt.progress
-        progress.setdefault(job, {})[stage] = {
-            "attempt": running.id.number, "fraction": said.fraction, "message": said.message,
-            "seconds": round(time.monotonic() - running.began, 1), "id": running.attempt.id, "memory": running.attempt.memory,
-        }  # fmt: skip
-    return {
-        "pid": os.getpid(),
-        "started": started,
-        "time": now(),
-        "healthy": healthy,
-        "configuration": asdict(loaded),
-        "journal": care,
-        "roots": [
-            {"path": str(root), "backend": watcher.backend_of(root), "exists": root.is_dir()} for root in settings.watch.roots
-        ],
-        "incomplete": [
-            {"path": str(path), "missing": list(entry.missing), "seconds": round(time.monotonic() - entry.since)}
+        seconds = round(time.monotonic() - running.began, 1)
+        progress.setdefault(job, {})[stage] = StageProgress(
+            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.attempt.memory
+        )
+    return LiveFile(
+        pid=os.getpid(),
+        started=started,
+        time=now(),
+        healthy=healthy,
+        configuration=loaded,
+        journal=care,
+        roots=tuple(RootState(str(root), watcher.backend_of(root), root.is_dir()) for root in settings.watch.roots),
+        incomplete=tuple(
+            IncompleteState(str(path), tuple(entry.missing), round(time.monotonic() - entry.since))
             for path, entry in dict(watcher.tracker.incomplete).items()
-        ],
-        "progress": progress,
-        "waiting": {job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
-    }  # fmt: skip
+        ),
+        progress=progress,
+        waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
+    )
 
 
-def write_live(file: Path, value: dict[str, Any]) -> None:
-    """Replace the live file; where that fails, say so and go on."""
+def write_live(file: Path, value: LiveFile) -> None:
+    """Replace the live file; where that fails, log it and go on."""
     try:
-        write_atomic(file, json.dumps(value), durable=False)
+        write_atomic(file, json.dumps(asdict(value)), durable=False)
     except OSError as error:
         log.warning("cannot write the live file; work goes on", error=str(error))
+
+
+def read_live(file: Path) -> LiveFile:
+    """What the daemon wrote last; empty where that is nothing that this version can read."""
+    try:
+        return _reader().validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return LiveFile()
+
+
+@functools.cache
+def _reader() -> TypeAdapter[LiveFile]:
+    return TypeAdapter(LiveFile)

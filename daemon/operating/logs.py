@@ -20,6 +20,7 @@ from typing import IO, Any
 import structlog
 
 from daemon.config.settings import LogSettings
+from daemon.contract.values import Json
 
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
@@ -111,7 +112,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
     )  # fmt: skip
 
 
-def follow(file: Path, *, tail: int, forever: bool) -> Iterator[dict[str, Any]]:
+def follow(file: Path, *, tail: int, forever: bool) -> Iterator[Json]:
     """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation.
 
     The open file is read to its end before a new one by its name is opened, so that rotation loses nothing.
@@ -150,7 +151,7 @@ def _is_still(file: Path, stream: IO[bytes]) -> bool:
     return os.path.samestat(status, os.fstat(stream.fileno())) and status.st_size >= stream.tell()
 
 
-def _record(line: str) -> dict[str, Any]:
+def _record(line: str) -> Json:
     try:
         value = json.loads(line)
     except ValueError:

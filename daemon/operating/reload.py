@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.operating.live import read_live
 from daemon.system.lock import is_locked
 
 PATIENCE_SECONDS = 30.0
@@ -48,23 +46,14 @@ def ask_for_reload(settings: Settings) -> None:
     state, operation = settings.state_directory, "reload the configuration"
     if not is_locked(StatePaths(state).lock):
         raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
-    before = _configuration(state)
+    before = read_live(StatePaths(state).live).configuration
     os.kill(int(StatePaths(state).lock.read_text()), signal.SIGHUP)
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
-        now = _configuration(state)
-        if now.get("at") != before.get("at"):
-            if now.get("problem"):
-                raise UsageError(
-                    FaultCode.RELOAD_REFUSED, operation, str(now["problem"]).rstrip("."), "correct it and reload again", path=state
-                )
+        now = read_live(StatePaths(state).live).configuration
+        if now is not None and now.at != (before and before.at):
+            if now.problem:
+                raise UsageError(FaultCode.RELOAD_REFUSED, operation, now.problem.rstrip("."), "correct it and reload again", path=state)
             return
         time.sleep(0.1)
     raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
-
-
-def _configuration(state: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(StatePaths(state).live.read_bytes())["configuration"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}

@@ -30,7 +30,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, now
 from daemon.operating import logs, metrics, systemd
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import ConfigLoad, live_view, write_live
+from daemon.operating.live import ConfigLoad, live_file, write_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -113,7 +113,7 @@ class Daemon:
 
     def _announce_rebuilding(self) -> None:
         """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
-        rebuilt, notify = self._maintenance.state()["rebuilt"], self._parts.settings.notify
+        rebuilt, notify = self._maintenance.state().rebuilt, self._parts.settings.notify
         if rebuilt and notify.urls and "failed" in notify.on:
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
@@ -238,7 +238,7 @@ class Daemon:
             self._journal_written = time.monotonic()
 
     def _write_live(self) -> None:
-        write_live(self._parts.paths.live, live_view(
+        write_live(self._parts.paths.live, live_file(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, healthy=self.healthy(), loaded=self._loaded,
             care=self._maintenance.state(),
         ))  # fmt: skip

@@ -5,117 +5,226 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
+from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
-from daemon.journal.overview import JobView, Overview, attempts_of, jobs_named, overview
+from daemon.journal.overview import JobView, JournalCare, LostRow, Overview, attempts_of, jobs_named, overview
 from daemon.journal.rows import AttemptRow, StageRow
+from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
 from daemon.publishing.closing import target_of
 from daemon.system.lock import is_locked
 
 
-def _live(paths: StatePaths) -> dict[str, Any]:
-    try:
-        value = json.loads(paths.live.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+@dataclass(frozen=True)
+class DaemonState:
+    """The daemon of a state directory; what it last wrote of itself, None where none runs."""
+
+    running: bool
+    pid: int | None
+    started: str | None
+    healthy: bool | None
+    configuration: ConfigLoad | None
+    journal: JournalCare | None
 
 
-def _stage(stage: StageRow, progress: dict[str, Any]) -> dict[str, Any]:
-    live = progress.get(stage.name, {}) if stage.state == "running" else {}
-    return {
-        "name": stage.name,
-        "state": stage.state,
-        "attempts": stage.attempts,
-        "fraction": 1.0 if stage.state == "succeeded" else live.get("fraction"),
-        "message": live.get("message"),
-        "seconds": stage.result.seconds if stage.result else live.get("seconds"),
-        "error": stage.fault.sentence() if stage.fault else None,
-    }
+@dataclass(frozen=True)
+class StageStatus:
+    """A stage of a job."""
+
+    name: str
+    state: str
+    attempts: int
+    fraction: float | None
+    """How much of it is done; None where that is not known."""
+    message: str | None
+    """What it does now; None where it does not run."""
+    seconds: float | None
+    """How long it took, or has run up to now."""
+    error: str | None
 
 
-def snapshot(state: Path, *, limit: int = 50) -> dict[str, Any]:
-    """The daemon, its open jobs and the latest `limit` ended ones, and the outbox. Keys are stable for programs.
+@dataclass(frozen=True)
+class AttemptStatus:
+    """One attempt at a stage. Times are ISO 8601 in UTC."""
 
-    Raises ValueError where the journal can't be read.
-    """
+    stage: str
+    number: int
+    strategy: str
+    outcome: str | None
+    """None while it runs."""
+    estimate: int | None
+    """Bytes of memory that it was started for."""
+    started: str
+    ended: str | None
+    error: str | None
+    job_file: str
+    log: str
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """An export. Times are ISO 8601 in UTC; `loss` to `evaluation` are as the trainer wrote them, None where it did not."""
+
+    id: str
+    run: str
+    step: int
+    state: str
+    created: str
+    started: str | None
+    ended: str | None
+    checkpoint: str
+    """Folder in which training wrote it."""
+    method: str
+    base: str | None
+    """Folder of the base model, or its name where it was not found yet."""
+    loss: float | None
+    epoch: float | None
+    rank: int | None
+    best_metric: float | None
+    evaluation: Json | None
+    target: str
+    """Folder of the export."""
+    waiting_for: str | None
+    """Why none of its stages can start now."""
+    error: str | None
+    """Why it ended otherwise than asked for, or the first stage that failed."""
+    paused: bool
+    warnings: tuple[str, ...]
+    artifacts: Mapping[str, str]
+    """Variant → verdict."""
+    stages: tuple[StageStatus, ...]
+    """In the plan's order."""
+
+
+@dataclass(frozen=True)
+class JobDetails(JobStatus):
+    """An export with its attempts, in the order of their start."""
+
+    attempts: tuple[AttemptStatus, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The daemon, its open jobs and the latest ended ones, and the outbox. The names are stable for programs."""
+
+    version: str
+    state_directory: str
+    daemon: DaemonState
+    paused: str | None
+    """Since when everything is paused."""
+    journal: Json | None
+    """How the journal came back from damage; None where it was never damaged."""
+    roots: tuple[RootState, ...]
+    incomplete: tuple[IncompleteState, ...]
+    lost: tuple[LostRow, ...]
+    """Checkpoints that were deleted before they could be pinned, newest first."""
+    jobs: tuple[JobStatus, ...]
+    """In the order in which they were entered."""
+    counts: Mapping[str, int]
+    """State → number of jobs."""
+    outbox: Mapping[str, int]
+    """State → number of notifications."""
+
+
+def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
+    """The status of a state directory, with at most `limit` jobs. Raises ValueError where the journal can't be read."""
     paths = StatePaths(state)
     running = is_locked(paths.lock)
-    live = _live(paths) if running else {}
+    live = read_live(paths.live) if running else LiveFile()
     try:
         with reading(paths.journal) as connection:
             seen = overview(connection, limit)
     except FileNotFoundError:
         seen = Overview()
-    return {
-        "version": __version__,
-        "state_directory": str(state),
-        "daemon": {"running": running, **{key: live.get(key) for key in ("pid", "started", "healthy", "configuration", "journal")}},
-        "paused": seen.paused_since,
-        "journal": seen.rebuilt,
-        "roots": live.get("roots", []),
-        "incomplete": live.get("incomplete", []),
-        "lost": [asdict(row) for row in seen.lost],
-        "jobs": [_job(view, live) for view in seen.jobs],
-        "counts": seen.counts,
-        "outbox": seen.outbox,
-    }
+    return Snapshot(
+        version=__version__,
+        state_directory=str(state),
+        daemon=DaemonState(running, live.pid, live.started, live.healthy, live.configuration, live.journal),
+        paused=seen.paused_since,
+        journal=seen.rebuilt,
+        roots=live.roots,
+        incomplete=live.incomplete,
+        lost=seen.lost,
+        jobs=tuple(_job(view, live) for view in seen.jobs),
+        counts=seen.counts,
+        outbox=seen.outbox,
+    )
 
 
-def find(state: Path, wanted: str, *, attempts: bool = False) -> list[dict[str, Any]]:
-    """The jobs whose id is `wanted`, else those whose id begins with it, at most two; with their attempts if asked."""
+def find(state: Path, wanted: str) -> list[JobDetails]:
+    """The jobs whose id is `wanted`, else those whose id begins with it, at most two."""
     paths = StatePaths(state)
-    live = _live(paths) if is_locked(paths.lock) else {}
+    live = read_live(paths.live) if is_locked(paths.lock) else LiveFile()
     try:
         with reading(paths.journal) as connection:
-            found = []
-            for view in jobs_named(connection, wanted):
-                found.append(_job(view, live))
-                if attempts:
-                    found[-1]["attempts"] = [_attempt(one) for one in attempts_of(connection, view.job.id)]
-            return found
+            return [
+                JobDetails(**vars(_job(view, live)), attempts=tuple(_attempt(one) for one in attempts_of(connection, view.job.id)))
+                for view in jobs_named(connection, wanted)
+            ]
     except FileNotFoundError:
         return []
 
 
-def _attempt(row: AttemptRow) -> dict[str, Any]:
-    return {
-        **{key: getattr(row, key) for key in ("stage", "number", "strategy", "outcome", "estimate", "started", "ended")},
-        "error": row.fault.sentence() if row.fault else None,
-        "job_file": str(row.folder / JOB_FILE),
-        "log": str(row.folder / LOG_FILE),
-    }
+def _attempt(row: AttemptRow) -> AttemptStatus:
+    return AttemptStatus(
+        stage=row.stage,
+        number=row.number,
+        strategy=row.strategy,
+        outcome=row.outcome,
+        estimate=row.estimate,
+        started=row.started,
+        ended=row.ended,
+        error=row.fault.sentence() if row.fault else None,
+        job_file=str(row.folder / JOB_FILE),
+        log=str(row.folder / LOG_FILE),
+    )
 
 
-def _job(view: JobView, live: dict[str, Any]) -> dict[str, Any]:
+def _stage(stage: StageRow, progress: StageProgress | None) -> StageStatus:
+    live = progress if stage.state == "running" else None
+    return StageStatus(
+        name=stage.name,
+        state=stage.state,
+        attempts=stage.attempts,
+        fraction=1.0 if stage.state == "succeeded" else live.fraction if live else None,
+        message=live.message if live else None,
+        seconds=stage.result.seconds if stage.result else live.seconds if live else None,
+        error=stage.fault.sentence() if stage.fault else None,
+    )
+
+
+def _job(view: JobView, live: LiveFile) -> JobStatus:
     job, checkpoint = view.job, view.job.checkpoint
-    progress = (live.get("progress") or {}).get(job.id, {})
+    progress, metadata = live.progress.get(job.id, {}), checkpoint.metadata
     checks = [check for stage in view.stages if stage.result for check in stage.result.checks]
-    listed = [_stage(stage, progress) for stage in view.stages]
-    errors = [stage["error"] for stage in listed if stage["state"] == "failed" and stage["error"]]
-    return {
-        "id": job.id,
-        "run": checkpoint.run,
-        "step": checkpoint.step,
-        "state": job.state,
-        "created": job.created,
-        "started": job.started,
-        "ended": job.ended,
-        "checkpoint": checkpoint.path,
-        "method": checkpoint.method,
-        "base": str(job.base) if job.base else checkpoint.base_name,
-        **{key: checkpoint.metadata.get(key) for key in ("loss", "epoch", "rank", "best_metric", "evaluation")},
-        "target": str(target_of(job, job.state)),
-        "waiting_for": (live.get("waiting") or {}).get(job.id),
-        "error": job.reason or (errors[0] if errors else None),
-        "paused": job.paused,
-        "warnings": list(job.warnings),
-        "artifacts": {check.variant: str(check.verdict) for check in checks},
-        "stages": listed,
-    }
+    stages = tuple(_stage(stage, progress.get(stage.name)) for stage in view.stages)
+    errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
+    return JobStatus(
+        id=job.id,
+        run=checkpoint.run,
+        step=checkpoint.step,
+        state=job.state,
+        created=job.created,
+        started=job.started,
+        ended=job.ended,
+        checkpoint=checkpoint.path,
+        method=checkpoint.method,
+        base=str(job.base) if job.base else checkpoint.base_name,
+        loss=metadata.get("loss"),
+        epoch=metadata.get("epoch"),
+        rank=metadata.get("rank"),
+        best_metric=metadata.get("best_metric"),
+        evaluation=metadata.get("evaluation"),
+        target=str(target_of(job, job.state)),
+        waiting_for=live.waiting.get(job.id),
+        error=job.reason or (errors[0] if errors else None),
+        paused=job.paused,
+        warnings=job.warnings,
+        artifacts={check.variant: str(check.verdict) for check in checks},
+        stages=stages,
+    )

@@ -17,16 +17,16 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from daemon.checkpoints.selection import best_step
 from daemon.config.settings import RetentionSettings
 from daemon.contract import failpoints
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.files import fsync_directory, make_folders, remove_tree
+from daemon.contract.values import Json
 from daemon.publishing.publication import is_export, manifest_of
 from daemon.publishing.swap import hidden
 
@@ -46,7 +46,7 @@ class Export:
     failed: bool = False
     published: float = 0.0
     """Epoch seconds."""
-    training: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    training: Json = field(default_factory=dict, hash=False)
     """What training recorded, as the report holds it."""
     linked: bool = False
     busy: bool = False
@@ -72,7 +72,7 @@ class Removal:
 
 
 def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float) -> RetentionDecision:
-    """Which exports go. Each run is judged by itself; an export stays when any active rule wants it. `now`: epoch seconds."""
+    """Which exports go. Each run is judged by itself; an export stays when any active rule keeps it. `now`: epoch seconds."""
     runs: dict[str, list[Export]] = {}
     for export in exports:
         runs.setdefault(export.run, []).append(export)
@@ -179,7 +179,7 @@ def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
     )]  # fmt: skip
 
 
-def _training(path: Path) -> dict[str, Any]:
+def _training(path: Path) -> Json:
     """What the report says that training knew; {} where it says nothing."""
     try:
         report = json.loads((path / "report.json").read_bytes())
@@ -193,7 +193,7 @@ def prune(
     folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
     busy: Collection[str] = (), now: float | None = None,
 ) -> list[Removal]:  # fmt: skip
-    """Remove from `folders` what no rule wants of `run` (None: of each run there).
+    """Remove from `folders` what no rule keeps of `run` (None: of each run there).
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
     first, so that readers see an export whole or not at all. `busy`: ids of open jobs, whose exports stay.

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,6 +25,7 @@ from daemon.contract.errors import UsageError
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry
+from daemon.contract.values import Json
 
 _BLOCK = 1 << 22
 _MANIFEST_LIMIT = 64 << 20
@@ -110,7 +110,7 @@ def _is_still(root: int, folder: Path) -> bool:
         return False
 
 
-def _compare(look: _Look) -> dict[str, Any]:
+def _compare(look: _Look) -> Json:
     found = _walk(look)
     manifest = _manifest(look, found)
     entries = _entries(look, manifest)
@@ -167,7 +167,7 @@ def _opened(look: _Look, path: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _manifest(look: _Look, found: set[str]) -> dict[str, Any]:
+def _manifest(look: _Look, found: set[str]) -> Json:
     """The manifest as an object; {} with the problem where it is none."""
     if MANIFEST not in found:
         if not any(problem.path == MANIFEST for problem in look.problems):
@@ -189,7 +189,7 @@ def _manifest(look: _Look, found: set[str]) -> dict[str, Any]:
     return {}
 
 
-def _entries(look: _Look, manifest: dict[str, Any]) -> dict[str, FileEntry] | None:
+def _entries(look: _Look, manifest: Json) -> dict[str, FileEntry] | None:
     """Path → what the manifest says of it; None where it can't be gone by at all."""
     if not manifest:
         return None

@@ -14,7 +14,6 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ByteSize, ValidationError
 
@@ -87,7 +86,7 @@ class Installed:
 
     @property
     def broken(self) -> str:
-        """Why it can't be used although it is there; "" where nothing speaks against it. Cheap: nothing is run."""
+        """Why it can't be used although it is there; "" where no reason is known. Cheap: nothing is run."""
         return "" if os.access(self.python, os.X_OK) else "the Python that it was made of is gone"
 
 
@@ -159,18 +158,55 @@ class Toolchains:
                 fresh.replace(link)
 
 
-def describe(chains: Toolchains) -> dict[str, Any]:
-    """Every known toolchain, under "toolchains": what it is, whether it is installed, which stages need it, what brings it."""
+@dataclass(frozen=True)
+class ToolchainFolder:
+    """One folder of a toolchain; from `name` on, its manifest."""
+
+    folder: str
+    current: bool
+    """It was made of the requirements as they are now."""
+    name: str
+    digest: str
+    python: str
+    installed: str
+    seconds: float
+    size: int
+    packages: dict[str, str]
+    probe: dict[str, object]
+
+
+@dataclass(frozen=True)
+class ToolchainHere:
+    """A known toolchain, for people and programs. The names are stable."""
+
+    about: str
+    installed: bool
+    state: str
+    """As the end of "it is …"."""
+    command: str | None
+    """What installs it; None where it is installed."""
+    disk: int
+    """Bytes that installing takes at its peak."""
+    stages: tuple[str, ...]
+    """The stages that need it."""
+    folders: tuple[ToolchainFolder, ...]
+
+
+def describe(chains: Toolchains) -> dict[str, ToolchainHere]:
+    """Name → what is known of each toolchain."""
     rows = {}
     for name, definition in chains.known.items():
         lacking = chains.lacking(name, "use it")
-        rows[name] = {
-            "about": definition.about, "installed": lacking is None, "state": chains.state(name),
-            "command": None if lacking is None else f"ckptd toolchain install {name}",
-            "disk": int(definition.disk), "stages": [spec.name for spec in plan.all_specs() if spec.toolchain == name],
-            "folders": [{"folder": str(one.folder), "current": one.current, **one.manifest.model_dump()} for one in chains.versions(name)],
-        }  # fmt: skip
-    return {"toolchains": rows}
+        rows[name] = ToolchainHere(
+            about=definition.about,
+            installed=lacking is None,
+            state=chains.state(name),
+            command=None if lacking is None else f"ckptd toolchain install {name}",
+            disk=int(definition.disk),
+            stages=tuple(spec.name for spec in plan.all_specs() if spec.toolchain == name),
+            folders=tuple(ToolchainFolder(str(one.folder), one.current, **one.manifest.model_dump()) for one in chains.versions(name)),
+        )
+    return rows
 
 
 def _manifest(folder: Path) -> Manifest | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from daemon.contract.jobs.messages import ArtifactCheck, Fallback
+from daemon.contract.values import Json
 
 MIN_INTERVAL = 0.1
 HEARTBEAT_SECONDS = 5.0
@@ -66,13 +67,13 @@ class Reporter:
             count += 1
             time.sleep(seconds)
 
-    def _say(self, value: dict[str, Any]) -> None:
+    def _say(self, value: Json) -> None:
         try:
             with self._lock:
                 self._stream.write(json.dumps(value) + "\n")
                 self._stream.flush()
         except (OSError, ValueError):
-            # Nobody listens any more: the attempt's outcome goes through the result file, so work goes on.
+            # Nothing reads the stream any more: the attempt's outcome goes through the result file, so work goes on.
             pass
 
 

@@ -15,7 +15,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -28,6 +28,9 @@ from handlers.merge.plan.output_layout import plan
 from handlers.merge.plan.prepare import apply_format, match_none
 from handlers.merge.weights.base_digest import base_digest
 from handlers.models.folder import INDEX, SINGLE, ModelFolder, copy_config
+
+if TYPE_CHECKING:
+    import torch
 
 CONVERTED = ".converted"
 """Folder in the output for the converted model, until its weights have been streamed."""
@@ -125,7 +128,7 @@ def place_weights(model: ModelFolder, output: Path) -> None:
         _place_or_copy(model.path / name, output / name)
 
 
-def _unpickle(path: Path) -> dict[str, Any]:
+def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a `.bin` file by name, mapped where its format allows it. Permanent when there is anything but tensors to run."""
     import pickle
 
@@ -152,7 +155,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
     return tensors
 
 
-def _unshared(table: dict[str, Any], tied: bool) -> dict[str, Any]:
+def _unshared(table: dict[str, torch.Tensor], tied: bool) -> dict[str, torch.Tensor]:
     """Contiguous tensors that share no memory; a head that is its embedding is left out when config.json ties them."""
     seen: set[int] = set()
     result = {}

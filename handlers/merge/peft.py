@@ -19,6 +19,7 @@ from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
 from handlers.merge.weights.model_structure import model_class
+from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 PREFIX = "base_model.model."
@@ -30,7 +31,7 @@ SHARD = "5GB"
 class PeftMerge:
     """What the merge did besides writing weights."""
 
-    edits: dict[str, Any] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     """Keys of config.json that have to change; None removes one."""
     warnings: list[str] = field(default_factory=list)
 

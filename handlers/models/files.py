@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import open_regular
+from daemon.contract.values import Json
 
 MAX_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest known index has a few million."""
@@ -52,7 +53,7 @@ def read_json(path: Path, operation: str) -> Any:
         ) from None
 
 
-def setting(config: Mapping[str, Any], key: str) -> Any:
+def setting(config: Json, key: str) -> Any:
     """A model-wide setting of config.json: from the top level, else from `text_config`; None when unset."""
     if key in config:
         return config[key]
@@ -60,8 +61,12 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
     return nested.get(key) if isinstance(nested, dict) else None
 
 
-def edited(config: Mapping[str, Any], edits: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with `edits` applied at the level where each key is; a value of None removes the key.
+Edits: TypeAlias = dict[str, Any]
+"""Key of config.json → its new value, None to remove the key."""
+
+
+def edited(config: Json, edits: Edits) -> Json:
+    """`config` with `edits` applied at the level where each key is.
 
     A key that is at neither level is added at the top level, and in `text_config` too if there is one.
     """

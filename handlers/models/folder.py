@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from typing import Any
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
-from handlers.models.files import edited, read_json, setting
+from daemon.contract.values import Json
+from handlers.models.files import Edits, edited, read_json, setting
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -64,9 +64,9 @@ class ModelFolder:
         return model
 
     @functools.cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """config.json. Permanent when it is missing or is not JSON."""
-        found: dict[str, Any] = read_json(self.path / "config.json", f"read the {self.noun}'s configuration")
+        found: Json = read_json(self.path / "config.json", f"read the {self.noun}'s configuration")
         return found
 
     @functools.cached_property
@@ -142,7 +142,7 @@ class ModelFolder:
         return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
 
 
-def copy_config(model: ModelFolder, target: Path, edits: Mapping[str, Any] | None = None) -> None:
+def copy_config(model: ModelFolder, target: Path, edits: Edits | None = None) -> None:
     """Put the model's config.json and generation_config.json into `target`: byte by byte, or edited as JSON.
 
     They never go through transformers' own classes: those drop or rename what another release relies on.

@@ -6,11 +6,11 @@ is not imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from daemon.contract.values import Json
 from handlers.models.files import read_json
 
 Kind = Literal["causal", "seq2seq", "encoder"]
@@ -41,7 +41,7 @@ TASKS: tuple[Task, ...] = (
 BY_NAME = {task.name: task for task in TASKS}
 
 
-def task_of_config(config: Mapping[str, Any]) -> Task | None:
+def task_of_config(config: Json) -> Task | None:
     """The task that a model's configuration names by its architecture; None where it names none that is known here.
 
     The longest ending wins: `XLMWithLMHeadModel` predicts masked tokens, `GPT2LMHeadModel` next ones.

@@ -7,13 +7,13 @@ facts and the machine, never the artifacts themselves.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs import verdicts
 from daemon.contract.jobs.figures import LiveFigures, MergeFigures, ReferenceFigures, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
+from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.report import headline, machine
 from handlers.report.blindness import blindness
@@ -69,7 +69,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     return Report.model_validate(plain)
 
 
-def _as_written(facts: JobFacts, name: str) -> dict[str, Any]:
+def _as_written(facts: JobFacts, name: str) -> Json:
     """An object among the figures of the stage `reference`, whole, for the page's details; {} where it is missing."""
     result = next((entry.result for entry in facts.stages if entry.name == "reference"), None)
     value = result.figures.get(name) if result else None

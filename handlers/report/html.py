@@ -13,6 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from daemon.contract.values import Json
 from handlers.report import charts, units
 from handlers.report.model import Report
 
@@ -60,7 +61,7 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:
     """The leaves of nested mappings as (dotted name, value)."""
     rows: list[tuple[str, Any]] = []
     for name, item in value.items():

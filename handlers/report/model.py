@@ -7,7 +7,7 @@ are ISO 8601 in UTC. Fields may be added within a version; none is renamed, remo
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.figures import ArtifactFigures, LiveFigures, Processor, figures_of
 from daemon.contract.jobs.messages import Fallback, Status, Verdict
+from daemon.contract.values import Json
 
 
 class ReportPart(BaseModel):
@@ -42,7 +43,7 @@ class Checkpoint(ReportPart):
     """SHA-256, in hex, of root, run, step and digest: what makes this checkpoint this one."""
     method: str
     """PEFT method as adapter_config.json names it, or `full` for a full fine-tune."""
-    metadata: dict[str, Any]
+    metadata: Json
     """What training knew (epoch, loss, best metric, rank…); `loss_history` is a list of [step, loss]."""
 
 
@@ -130,7 +131,7 @@ class Stage(ReportPart):
     """What the stage warned of."""
     fault: Fault | None
     """Why it failed; null when it succeeded, even if earlier attempts failed."""
-    figures: dict[str, Any]
+    figures: Json
     """What the stage counted and measured, the unit in each name."""
 
 
@@ -157,9 +158,9 @@ class Artifact(ReportPart):
     """`size_bytes` over the base's `size_bytes`."""
     needs: str | None = None
     """Which processors give the answers that were checked, and what is open for others; null where nobody looked."""
-    limits: dict[str, Any]
+    limits: Json
     """What validation demanded: smallest `agreement`, largest `kl` (nats a token), largest `error` (standard deviations of the logits)."""
-    figures: dict[str, Any]
+    figures: Json
     """What validation measured against the live model, the unit in each name; `error_max` is in standard deviations of the logits."""
 
     @property
@@ -232,17 +233,17 @@ class Report(ReportPart):
     """What the model is for, as model hubs name it: `text-generation`, `text-classification`…; null where that is not known."""
     variants: tuple[str, ...]
     """Variants asked for, once the quantization level is applied."""
-    configuration: dict[str, Any]
+    configuration: Json
     """Effective configuration: every setting that changes the output."""
     versions: dict[str, str]
     """Versions of ckptd, Python and the libraries that the stages loaded."""
     machine: Machine
     """Where it ran."""
-    reference: dict[str, Any]
+    reference: Json
     """The live model that artifacts were compared with: `dtype`, `method`, `tokens_per_second`, `load_seconds`, `peak_rss_bytes`."""
-    checked_on: dict[str, Any] = Field(default_factory=dict)
+    checked_on: Json = Field(default_factory=dict)
     """The processor that validation ran on: `architecture`, `vendor`, `model`, `features`."""
-    bases: dict[str, Any]
+    bases: Json
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
     stages: tuple[Stage, ...]
     """Stages in the order of the plan."""

@@ -6,6 +6,7 @@ Used by the modules that `handlers.toolchains.use` starts, and by the probes. Im
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -13,9 +14,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-Work = Callable[[argparse.Namespace], dict[str, Any]]
+
+class Answer(Protocol):
+    """A dataclass of JSON values."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Work = Callable[[argparse.Namespace], Answer]
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
@@ -31,7 +39,7 @@ def main(parser: argparse.ArgumentParser, work: Work) -> None:
     parser.add_argument("--answer", required=True, type=Path)
     options = parser.parse_args()
     try:
-        said: dict[str, Any] = {"answer": work(options)}
+        said: dict[str, object] = {"answer": dataclasses.asdict(work(options))}
     except Exception as error:
         traceback.print_exc()
         said = {"error": {"type": type(error).__name__, "message": str(error)[:4000]}}

@@ -2,11 +2,11 @@
 
     handlers.toolchains.use.run_module(folder, "handlers.toolchains.optimum_export",
         {"source": merged, "target": new_folder, "task": "text-generation", "opset": 18, "cache": 1,
-         "scratch": new_folder}, temporary)
+         "scratch": new_folder}, temporary, Exported)
 
-Always fp32. `cache` 0 leaves the KV cache out where the task decodes. The answer names the files, the opset, the seconds and the versions;
-an error names its type. Files: model.onnx, or encoder_model.onnx, decoder_model.onnx and, with a cache, decoder_with_past_model.onnx; each
-with its weights beside it where they are large. config.json is the caller's to copy: what optimum writes is of its older transformers.
+Always fp32. `cache` 0 leaves the KV cache out where the task decodes. An error names its type. Files: model.onnx, or encoder_model.onnx,
+decoder_model.onnx and, with a cache, decoder_with_past_model.onnx; each with its weights beside it where they are large. config.json is
+the caller's to copy: what optimum writes is of its older transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,20 @@ def _load(source: Path, auto: str) -> Any:
     return model.eval()
 
 
-def export(options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    files: list[str]
+    opset: int
+    task: str
+    """Name in `handlers.models.tasks`."""
+    seconds: float
+    """That exporting took."""
+    versions: dict[str, str]
+
+
+def export(options: argparse.Namespace) -> Exported:
     """Export to `options.target`, a new folder. Raises ExportError, or whatever optimum raises."""
     import onnx
     import torch
@@ -69,10 +83,7 @@ def export(options: argparse.Namespace) -> dict[str, Any]:
             opset = next(one.version for one in onnx.load(path, load_external_data=False).opset_import if one.domain in ("", "ai.onnx"))
             if opset != options.opset:
                 raise ExportError(f"{path.name} has opset {opset}, and {options.opset} was asked for")
-    return {
-        "files": files, "opset": options.opset, "task": task.name, "seconds": round(time.monotonic() - started, 3),
-        "versions": inside.versions(LIBRARIES),
-    }  # fmt: skip
+    return Exported(files, options.opset, task.name, round(time.monotonic() - started, 3), inside.versions(LIBRARIES))
 
 
 def _parser() -> argparse.ArgumentParser:

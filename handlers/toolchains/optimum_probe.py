@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from dataclasses import dataclass
 
 from handlers.toolchains import inside
 
 
-def probe(options: argparse.Namespace) -> dict[str, Any]:
-    """Add two numbers in a graph; give the versions that matter. Raises whatever is wrong."""
+@dataclass(frozen=True)
+class Probed:
+    """What was tried."""
+
+    versions: dict[str, str]
+    """Versions of the libraries that must fit each other."""
+
+
+def probe(options: argparse.Namespace) -> Probed:
+    """Add two numbers in a graph. Raises whatever is wrong."""
     import numpy as np
     import onnx
     import onnxruntime
@@ -27,7 +35,7 @@ def probe(options: argparse.Namespace) -> dict[str, Any]:
     answer = session.run(None, {"a": np.array([1.5], np.float32)})[0]
     if float(answer[0]) != float(torch.tensor(1.5) * 2):
         raise RuntimeError(f"ONNX Runtime says that 1.5 + 1.5 is {answer[0]}")
-    return {"versions": inside.versions(("optimum-onnx", "transformers", "torch", "onnx", "onnxruntime"))}
+    return Probed(inside.versions(("optimum-onnx", "transformers", "torch", "onnx", "onnxruntime")))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
 """A second reader: loads and runs an ONNX folder with optimum's ORTModel classes. Runs inside the toolchain `optimum`.
 
     handlers.toolchains.use.run_module(folder, "handlers.toolchains.optimum_reader",
-        {"folder": exported, "task": "text-generation", "inputs": "in.npz", "outputs": "out.npz", "new_tokens": 8, "threads": 1}, temporary)
+        {"folder": exported, "task": "text-generation", "inputs": "in.npz", "outputs": "out.npz", "new_tokens": 8, "threads": 1}, temporary,
+        Reading)
 
 `inputs`: int64 arrays (batch, length) by name, `input_ids` and optionally `attention_mask`, `token_type_ids`, `decoder_input_ids`; no
 tokenizer is loaded. `outputs`: `logits` (batch, length, vocabulary), (batch, labels) or (batch, length, labels), `start_logits` and
 `end_logits` (batch, length), `last_hidden_state` (batch, length, width), in float32; with `new_tokens` the greedy `tokens` (batch,
-new_tokens) too, end tokens ignored: after all of `input_ids`, or after the first `prompt` of them. The answer tells the class, the
-files and what had to be put right to get there (`adjusted`). `threads` bounds ONNX Runtime, 1 unless told.
+new_tokens) too, end tokens ignored: after all of `input_ids`, or after the first `prompt` of them. The answer is a `Reading`.
+`threads` bounds ONNX Runtime, 1 unless told.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,23 @@ def _session_options(threads: int) -> Any:
     return options
 
 
-def read(options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Reading:
+    """How the folder was read; the arrays are in the file `outputs`."""
+
+    reader: str
+    """Name of the class that was chosen."""
+    files: list[str]
+    adjusted: list[str]
+    """What of the class had to be put right first."""
+    load_seconds: float
+    run_seconds: float
+    outputs: dict[str, list[int]]
+    """Array → its shape."""
+    versions: dict[str, str]
+
+
+def read(options: argparse.Namespace) -> Reading:
     """Load and run. Raises whatever optimum, transformers or ONNX Runtime raise."""
     import numpy as np
     import optimum.onnxruntime  # type: ignore[import-not-found]
@@ -102,11 +120,15 @@ def read(options: argparse.Namespace) -> dict[str, Any]:
             made["tokens"] = _greedy(model, prompt, options.new_tokens, options.task).numpy()
     np.savez(options.outputs, **made)
     files = sorted(path.name for path in options.folder.glob("*.onnx"))
-    return {
-        "class": name, "files": files, "adjusted": adjusted, "load_seconds": round(loaded - started, 3),
-        "run_seconds": round(time.monotonic() - loaded, 3), "outputs": {key: list(value.shape) for key, value in made.items()},
-        "versions": inside.versions(("optimum-onnx", "transformers", "onnxruntime")),
-    }  # fmt: skip
+    return Reading(
+        reader=name,
+        files=files,
+        adjusted=adjusted,
+        load_seconds=round(loaded - started, 3),
+        run_seconds=round(time.monotonic() - loaded, 3),
+        outputs={key: list(value.shape) for key, value in made.items()},
+        versions=inside.versions(("optimum-onnx", "transformers", "onnxruntime")),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

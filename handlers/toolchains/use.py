@@ -12,10 +12,14 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.values import Json
 
+A = TypeVar("A")
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 POLL_SECONDS = 0.05
 _TAIL = 4000
@@ -37,11 +41,13 @@ def command(toolchain: Path, module: str, *arguments: str) -> list[str]:
 
 
 def run_module(
-    toolchain: Path, module: str, options: Mapping[str, object], scratch: Path, *, safe_point: Callable[[], None] = lambda: None
-) -> dict[str, Any]:  # fmt: skip
-    """Run `module` with `--key value` for each of `options` and give its answer. `scratch`: an existing folder for small files.
+    toolchain: Path, module: str, options: Mapping[str, object], scratch: Path, kind: type[A], *,
+    safe_point: Callable[[], None] = lambda: None,
+) -> A:  # fmt: skip
+    """Run `module` with `--key value` for each of `options` and give its answer, a `kind`.
 
-    `safe_point` is called all the time, and may raise to end it. Raises ToolchainFailedError.
+    `scratch`: an existing folder for small files. `safe_point` is called all the time, and may raise to end it. Raises
+    ToolchainFailedError, also for an answer of another kind.
     """
     answer = scratch / f"{module.rsplit('.', 1)[-1]}.answer.json"
     log = answer.with_suffix(".log")
@@ -66,11 +72,13 @@ def run_module(
         raise ToolchainFailedError(f"{module} ended with exit code {process.returncode} and no answer: {_last_line(text)}")
     if "error" in said:
         raise ToolchainFailedError(f"{said['error']['type']}: {said['error']['message']}")
-    result: dict[str, Any] = said["answer"]
-    return result
+    try:
+        return TypeAdapter(kind).validate_python(said["answer"])
+    except ValidationError as error:
+        raise ToolchainFailedError(f"{module} gave another answer than was expected: {error.errors()[0]['msg']}") from None
 
 
-def _read(answer: Path) -> dict[str, Any] | None:
+def _read(answer: Path) -> Json | None:
     try:
         value = json.loads(answer.read_bytes())
     except (OSError, ValueError):

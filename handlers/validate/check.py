@@ -22,6 +22,7 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, engines
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -55,15 +56,15 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         examination = examine(
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
         )
-        stats = worker.ask("stats")
-    examination.figures = examination.figures.plus(load_seconds=stats["load_seconds"], peak_rss_bytes=stats["peak_rss_bytes"])
-    tokens = examination.prompts[0].get("tokens", [])
+        stats = worker.ask(AskStats())
+    examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
+    tokens = examination.prompts[0].tokens or []
     own = optimum_reader.OwnAnswer(Path(folder), reference.subject, reference.samples[0], logits_file(outputs, 0), tokens)
     foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)
     if foreign is not None:
         examination.figures = examination.figures.plus(foreign=foreign)
     remove_tree(outputs)
     examination.example = external.example_fault(spec, reference, examination)
-    portable, examination.portability = portability.check(Path(folder), variant.arithmetic)
-    examination.figures = examination.figures.plus(**portable)
+    found, examination.portability = portability.check(Path(folder), variant.arithmetic)
+    examination.figures = examination.figures.plus(**found.given)
     return examination

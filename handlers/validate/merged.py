@@ -17,6 +17,7 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -47,6 +48,6 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
-        stats = worker.ask("stats")
-    examination.figures = examination.figures.plus(load_seconds=stats["load_seconds"], peak_rss_bytes=stats["peak_rss_bytes"])
+        stats = worker.ask(AskStats())
+    examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     return examination

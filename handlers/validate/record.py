@@ -16,9 +16,10 @@ from daemon.contract import cpu
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
-from daemon.contract.jobs.figures import Likeness, LiveFigures, Processor, figures_of
+from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures, Processor, figures_of
 from daemon.contract.jobs.messages import ArtifactCheck, Fallback, StageContext, Verdict
 from daemon.contract.jobs.plan import check_of
+from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import Reference
@@ -51,6 +52,7 @@ def write_reference(folder: Path, reference: Reference) -> None:
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
     value["figures"] = reference.figures.written()
     value["adapter"] = reference.adapter.written() if reference.adapter else None
+    value["bases"] = reference.bases.written() if reference.bases else None
     _write(folder / REFERENCE, value)
 
 
@@ -65,7 +67,8 @@ def read_reference(folder: Path) -> Reference:
         subject = ValidatedTask(labels=None if labels is None else tuple(labels), **value.pop("subject"))
         figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
         adapter = figures_of(value.pop("adapter"), Likeness)
-        return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, **value)
+        bases = figures_of(value.pop("bases"), BasesFigures)
+        return Reference(samples=samples, fallbacks=fallbacks, subject=subject, figures=figures, adapter=adapter, bases=bases, **value)
     except (OSError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise Permanent(
             FaultCode.BAD_RECORD,
@@ -90,7 +93,7 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
     """Put a check into the stage's result and, with a summary of each prompt, into its folder; say what did not pass."""
     check = check.model_copy(update={"figures": finite(check.figures)})
     output.checks.append(check)
-    prompts = {"prompts": examination.prompts} if examination else {}
+    prompts = {"prompts": [one.written() for one in examination.prompts]} if examination else {}
     _write(folder / CHECK, check.model_dump(mode="json") | {"run": examination is not None} | prompts)
     if check.verdict is not Verdict.PASSED:
         reporter.warn(f"{check.variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
@@ -105,7 +108,7 @@ def was_run(context: StageContext, variant: str) -> bool:
     return path.is_file() and bool(json.loads(path.read_bytes())["run"])
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
+def _write(path: Path, value: Json) -> None:
     write_atomic(path, json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -21,6 +21,7 @@ from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -35,7 +36,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         reference=reference.figures, checked_on=record.processor(), prompts=tuple(sample.text for sample in reference.samples)
     )
     if reference.bases is not None:
-        figures = figures.plus(bases=record.finite(reference.bases))
+        figures = figures.plus(bases=reference.bases)
     return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
 
 
@@ -55,7 +56,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
             logits = record.logits_folder(Path(context.staging))
             model = LiveModel(live, subject, base_likelihood.taken(context))
             reference = measure(model, texts, context.work.validation, logits, reporter.progress)
-            stats = live.ask("stats")
+            stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:
             reporter.checkpoint()  # a stage that is told to stop loses its workers too
@@ -66,8 +67,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
     reference.figures = LiveFigures(
         dtype="float32",
         method=base_likelihood.method(context),
-        peak_rss_bytes=stats["peak_rss_bytes"],
-        load_seconds=stats["load_seconds"],
+        peak_rss_bytes=stats.peak_rss_bytes,
+        load_seconds=stats.load_seconds,
         adapter=reference.adapter,
     )
     if subject.kind != "causal":

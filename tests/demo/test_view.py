@@ -14,22 +14,36 @@ from daemon.cli.demo import ASKED, results
 from daemon.cli.demo.setup import configure
 from daemon.cli.demo.view import Training, changes, live
 from daemon.config.loading import load
+from daemon.operating.status import DaemonState, JobStatus, Snapshot, StageStatus
 
 NAMES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "report")
 VARIANTS = ("pytorch", "onnx", "onnx-int8")
 
 
-def stage(name: str, state: str, **values: Any) -> dict[str, Any]:
-    return {"name": name, "state": state, "fraction": None, "message": None, "seconds": None, "error": None, **values}
+def stage(name: str, state: str, **values: Any) -> StageStatus:
+    return StageStatus(
+        **{"name": name, "state": state, "attempts": 1, "fraction": None, "message": None, "seconds": None, "error": None, **values}
+    )
 
 
-def job(step: int, state: str, stages: list[dict[str, Any]], target: Path | str = "/exports", **values: Any) -> dict[str, Any]:
-    plain = {"id": f"job-{step}", "run": "asyncio", "step": step, "state": state, "target": str(target), "error": None, "artifacts": {}}
-    return {**plain, "stages": stages, **values}
+def job(step: int, state: str, stages: list[StageStatus], target: Path | str = "/exports", **values: Any) -> JobStatus:
+    named = dict.fromkeys(("started", "ended", "base", "loss", "epoch", "rank", "best_metric", "evaluation", "waiting_for", "error"))
+    plain: dict[str, Any] = {
+        **named,
+        "created": "now",
+        "checkpoint": "/runs",
+        "method": "LORA",
+        "paused": False,
+        "warnings": (),
+        "artifacts": {},
+    }
+    given = {"id": f"job-{step}", "run": "asyncio", "step": step, "state": state, "target": str(target), "stages": tuple(stages)}
+    return JobStatus(**{**plain, **given, **values})
 
 
-def snapshot(*jobs: dict[str, Any]) -> dict[str, Any]:
-    return {"daemon": {"running": True, "pid": 4711}, "jobs": list(jobs), "outbox": {}}
+def snapshot(*jobs: JobStatus) -> Snapshot:
+    daemon = DaemonState(running=True, pid=4711, started=None, healthy=True, configuration=None, journal=None)
+    return Snapshot("1", "/state", daemon, None, None, (), (), (), jobs, {}, {})
 
 
 def at_80_columns(renderable: RenderableType) -> str:
@@ -40,7 +54,7 @@ def at_80_columns(renderable: RenderableType) -> str:
     return text
 
 
-def write_export(target: Path, step: int, **verdicts: str) -> dict[str, Any]:
+def write_export(target: Path, step: int, **verdicts: str) -> JobStatus:
     """An export's folder with a report, and the job that a snapshot shows for it."""
     artifacts = []
     for variant in VARIANTS:

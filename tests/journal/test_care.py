@@ -207,7 +207,7 @@ def test_a_backup_leaves_the_free_space_alone_that_is_reserved_and_keeps_the_old
         greedy.back_up()
     assert backups.listed(paths.backups) == before
     assert [record["log_level"] for record in logs] == ["error"], "said once"
-    assert "limits.disk_reserve keeps" in str(greedy.state()["problem"])
+    assert "limits.disk_reserve keeps" in str(greedy.state().problem)
     journal.close()
 
 

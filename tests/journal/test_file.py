@@ -84,7 +84,7 @@ def test_the_state_can_be_read_before_the_daemon_is_started_again_after_such_a_c
     enter(journal)
     journal.close()
     kill_in_the_middle_of_a_commit(file)
-    assert [job["id"] for job in snapshot(file.parent)["jobs"]] == ["job"]
+    assert [job.id for job in snapshot(file.parent).jobs] == ["job"]
 
 
 def test_a_journal_of_a_newer_ckptd_is_refused_in_one_sentence_and_left_alone(file: Path) -> None:
@@ -170,10 +170,10 @@ def test_a_folder_of_any_name_can_be_read(tmp_path: Path, name: str) -> None:
     journal = Journal(file)
     enter(journal)
     journal.close()
-    assert [job["id"] for job in snapshot(file.parent)["jobs"]] == ["job"]
+    assert [job.id for job in snapshot(file.parent).jobs] == ["job"]
 
 
 def test_a_folder_without_a_journal_has_no_jobs(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), reading(tmp_path / "journal.sqlite3"):
         pass
-    assert snapshot(tmp_path)["jobs"] == []
+    assert snapshot(tmp_path).jobs == ()

@@ -75,13 +75,13 @@ def test_nothing_of_an_old_journal_is_lost_and_the_new_rules_hold_in_it(old: Pat
     finally:
         journal.close()
     assert version(old) == SCHEMA_VERSION
-    assert [row["path"] for row in snapshot(old.parent)["lost"]] == ["/gone"]
+    assert [row.path for row in snapshot(old.parent).lost] == ["/gone"]
 
 
 def test_the_status_of_an_old_journal_can_be_read_before_the_daemon_was_started_on_it(old: Path) -> None:  # R6.1
     value = snapshot(old.parent)
-    assert [(job["id"], job["warnings"], job["error"]) for job in value["jobs"]] == [("job", [], None)]
-    assert (value["lost"], version(old)) == ([], 1)
+    assert [(job.id, job.warnings, job.error) for job in value.jobs] == [("job", (), None)]
+    assert (value.lost, version(old)) == ((), 1)
 
 
 FILL_2 = """
@@ -173,15 +173,15 @@ def test_an_attempt_without_a_process_has_no_id_after_the_upgrade(old: Path) -> 
 @pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
 def test_the_status_of_an_earlier_version_is_that_of_the_same_journal_brought_up_to_date(old: Path, number: int) -> None:
     at(old, number)
-    before, found = snapshot(old.parent), find(old.parent, "jo", attempts=True)
+    before, found = snapshot(old.parent), find(old.parent, "jo")
     assert seen(old) == ("taken", "job", "running")
     Journal(old).close()
-    assert (before, found) == (snapshot(old.parent), find(old.parent, "jo", attempts=True))
+    assert (before, found) == (snapshot(old.parent), find(old.parent, "jo"))
     assert seen(old) == ("taken", "job", "running")
-    assert (before["counts"], before["outbox"], before["paused"]) == ({"running": 1}, {"pending": 1}, None)
-    assert [row["path"] for row in before["lost"]] == ([] if number == 1 else ["/lost"])
-    ((attempt,),) = [job["attempts"] for job in found]
-    assert (attempt["stage"], attempt["job_file"], attempt["log"]) == ("merge", "/a/job.json", "/a/log.txt")
+    assert (before.counts, before.outbox, before.paused) == ({"running": 1}, {"pending": 1}, None)
+    assert [row.path for row in before.lost] == ([] if number == 1 else ["/lost"])
+    ((attempt,),) = [job.attempts for job in found]
+    assert (attempt.stage, attempt.job_file, attempt.log) == ("merge", "/a/job.json", "/a/log.txt")
 
 
 def seen(file: Path) -> tuple[str, str | None, str | None]:
@@ -193,7 +193,7 @@ def seen(file: Path) -> tuple[str, str | None, str | None]:
 
 def test_a_journal_that_was_only_just_made_shows_nothing(file: Path) -> None:
     file.touch()
-    assert (snapshot(file.parent)["jobs"], find(file.parent, "job")) == ([], [])
+    assert (snapshot(file.parent).jobs, find(file.parent, "job")) == ((), [])
 
 
 def test_a_result_that_this_version_cannot_read_does_not_hide_the_job(file: Path, journal: Journal) -> None:
@@ -201,8 +201,8 @@ def test_a_result_that_this_version_cannot_read_does_not_hide_the_job(file: Path
     with closing(sqlite3.connect(file)) as raw:
         raw.execute("UPDATE stage SET result = '{\"of\": \"another version\"}' WHERE name = 'merge'")
         raw.commit()
-    (job,) = snapshot(file.parent)["jobs"]
-    assert (job["id"], job["stages"][0]["seconds"]) == ("job", None)
+    (job,) = snapshot(file.parent).jobs
+    assert (job.id, job.stages[0].seconds) == ("job", None)
 
 
 def test_a_fault_of_another_version_with_a_code_that_is_gone_is_read_and_shown(old: Path) -> None:
@@ -214,8 +214,8 @@ def test_a_fault_of_another_version_with_a_code_that_is_gone_is_read_and_shown(o
     journal = Journal(old)
     assert journal.stages.of("job")["merge"].fault == fault and [one.fault for one in journal.attempts.of("job")] == [fault]
     journal.close()
-    (job,) = find(old.parent, "job", attempts=True)
-    assert (job["error"], job["attempts"][0]["error"]) == (fault.sentence(), fault.sentence())
+    (job,) = find(old.parent, "job")
+    assert (job.error, job.attempts[0].error) == (fault.sentence(), fault.sentence())
 
 
 @pytest.mark.parametrize("number", range(0, SCHEMA_VERSION))

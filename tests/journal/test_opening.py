@@ -266,7 +266,7 @@ def test_damage_that_is_found_while_the_daemon_works_is_mended_by_the_next_start
         maintenance.check_integrity()
         maintenance.check_integrity()
     assert [record["code"] for record in logs] == ["journal-damaged"], "said loudly, once"
-    assert maintenance.state()["problem"] == maintenance.problem and "restart ckptd" in str(maintenance.problem)
+    assert maintenance.state().problem == maintenance.problem and "restart ckptd" in str(maintenance.problem)
     journal.close()
     jobs, told = looked_at(paths)
     assert jobs == sorted(JOBS) and told is not None and told["from"] == "backup"

@@ -34,9 +34,9 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_on(whole: Path) -> None:
     figures, fault = portability.check(whole)
     assert fault is not None and "overflow on processors without VNNI" in fault
-    assert figures["needs"] == "a processor with VNNI, or one that is not x86-64"
-    assert figures["integer_products"]["overflowing_products"] == 1
-    examination = Examination(CheckFigures(**AT_THE_LIMITS | figures), portability=fault)
+    assert figures.needs == "a processor with VNNI, or one that is not x86-64"
+    assert figures.integer_products is not None and figures.integer_products.overflowing_products == 1
+    examination = Examination(CheckFigures(**AT_THE_LIMITS).plus(**figures.given), portability=fault)
     check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
     assert check.verdict is Verdict.FAILED and check.reasons == (fault,)
     assert check.remedy is not None and "export onnx-int8 again" in check.remedy and "session.x64quantprecision" in check.remedy
@@ -45,23 +45,24 @@ def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_
 def test_what_the_stages_write_passes_and_says_what_it_needs(tmp_path: Path) -> None:
     graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "int8", "model", [])
     figures, fault = portability.check(tmp_path / "int8")
-    assert fault is None and figures["needs"] == "any x86-64 or ARM64 processor"
-    assert figures["integer_products"]["largest_pair_sum"] <= figures["integer_products"]["pair_sum_limit"]
+    assert fault is None and figures.needs == "any x86-64 or ARM64 processor"
+    products = figures.integer_products
+    assert products is not None and products.largest_pair_sum is not None and products.largest_pair_sum <= products.pair_sum_limit
 
 
 def test_what_can_not_be_read_is_not_vouched_for(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     figures, fault = portability.check(tmp_path)
-    assert figures == {} and fault is not None and "could not be found out" in fault
+    assert figures == CheckFigures() and fault is not None and "could not be found out" in fault
     (tmp_path / "model.onnx").unlink()
-    assert portability.check(tmp_path) == ({}, None)
+    assert portability.check(tmp_path) == (CheckFigures(), None)
 
 
 def test_what_a_processor_may_do_otherwise_is_part_of_what_an_artifact_needs(tmp_path: Path) -> None:
     graphs.store(graphs.plain(graphs.hostile_weights()), tmp_path / "plain", "model", [])
-    assert portability.check(tmp_path / "plain")[0] == {"needs": "any x86-64 or ARM64 processor"}
+    assert portability.check(tmp_path / "plain")[0] == CheckFigures(needs="any x86-64 or ARM64 processor")
     blocks, _ = portability.check(tmp_path / "plain", "blocks")
-    assert blocks["needs"].startswith("any x86-64 or ARM64 processor; at accuracy level 4")
+    assert blocks.needs.startswith("any x86-64 or ARM64 processor; at accuracy level 4")
 
 
 def test_the_command_for_users_says_it_in_a_sentence(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
-from daemon.operating.status import snapshot
+from daemon.operating.status import Snapshot, snapshot
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.watching.intake import Intake
@@ -76,7 +76,7 @@ class Desk:
         assert found is not None
         return found
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Snapshot:
         return snapshot(self.home / "state")
 
     def clear(self) -> None:

@@ -75,7 +75,7 @@ def test_overwritten_while_it_waits_a_job_ends_as_superseded_and_its_pin_goes(de
     here.clear()
     assert [path.name for path in here.pins.iterdir()] == [second.id]
     assert here.journal.jobs.untidy() == []
-    assert {job["id"]: job["error"] for job in here.status()["jobs"]} == {first.id: ended.reason, second.id: None}
+    assert {job.id: job.error for job in here.status().jobs} == {first.id: ended.reason, second.id: None}
 
 
 def test_content_that_comes_back_after_its_job_was_superseded_is_exported_after_all(desk: Desks, add: Add) -> None:

@@ -18,20 +18,20 @@ def test_a_checkpoint_that_is_deleted_before_it_settles_is_reported_with_its_tim
     here = desk()
     checkpoint = add(here, 4)
     here.look(seconds=2.0)
-    assert here.status()["lost"] == []
+    assert here.status().lost == ()
     shutil.rmtree(checkpoint)
     here.look(seconds=0.5)
     (record,) = here.told(f"The checkpoint {checkpoint} was deleted before it could be pinned: first seen 20")
     assert record["log_level"] == "warning"
     assert "lived 2.0 s; raise save_total_limit or lower watch.settle_seconds" in record["event"]
-    (lost,) = here.status()["lost"]
-    assert (lost["path"], lost["lived"]) == (str(checkpoint), 2.0)
-    assert lost["first_seen"] in record["event"]
-    assert lost["last_seen"] in record["event"]
+    (lost,) = here.status().lost
+    assert (lost.path, lost.lived) == (str(checkpoint), 2.0)
+    assert lost.first_seen in record["event"]
+    assert lost.last_seen in record["event"]
     print_status(here.status())
     assert "lost" in capsys.readouterr().out  # type: ignore[attr-defined]
     here.look()
-    assert len(here.status()["lost"]) == 1
+    assert len(here.status().lost) == 1
 
 
 def test_one_that_was_taken_skipped_or_known_is_no_loss_not_even_while_it_is_deleted_file_by_file(desk: Desks, add: Add) -> None:
@@ -44,7 +44,7 @@ def test_one_that_was_taken_skipped_or_known_is_no_loss_not_even_while_it_is_del
         here.look(seconds=0.5)
         shutil.rmtree(checkpoint)
     here.look()
-    assert here.status()["lost"] == here.told("The checkpoint") == []
+    assert (here.status().lost, here.told("The checkpoint")) == ((), [])
 
 
 def test_an_empty_directory_or_a_root_that_goes_is_no_loss(desk: Desks, add: Add) -> None:
@@ -57,7 +57,7 @@ def test_an_empty_directory_or_a_root_that_goes_is_no_loss(desk: Desks, add: Add
     here.look(seconds=0.5)
     os.rename(here.root, here.home / "elsewhere")
     here.look()
-    assert here.status()["lost"] == []
+    assert here.status().lost == ()
 
 
 def test_an_incomplete_one_that_goes_without_an_event_is_noticed_by_the_next_scan(desk: Desks, add: Add) -> None:
@@ -69,7 +69,7 @@ def test_an_incomplete_one_that_goes_without_an_event_is_noticed_by_the_next_sca
     shutil.rmtree(checkpoint)
     here.look(seconds=0.5)
     assert here.tracker.incomplete == {}
-    assert [row["path"] for row in here.status()["lost"]] == [str(checkpoint)]
+    assert [row.path for row in here.status().lost] == [str(checkpoint)]
 
 
 def test_with_rotation_after_every_save_each_checkpoint_is_taken_or_reported(desk: Desks, add: Add) -> None:  # R1.1
@@ -82,7 +82,7 @@ def test_with_rotation_after_every_save_each_checkpoint_is_taken_or_reported(des
         before = add(here, step)
         here.look(seconds=4.0 if step in slow or step == 8 else 1.0)
     assert here.steps() == [4, 6, 8]
-    assert sorted(Path(row["path"]).name for row in here.status()["lost"]) == [f"checkpoint-{step}" for step in (2, 3, 5, 7)]
+    assert sorted(Path(row.path).name for row in here.status().lost) == [f"checkpoint-{step}" for step in (2, 3, 5, 7)]
     for job in here.jobs():
         assert (job.pin / "adapter_model.safetensors").is_file()
 
@@ -93,4 +93,4 @@ def test_a_rewrite_that_comes_before_the_first_content_settled_is_one_checkpoint
     here.look(seconds=1.0)
     change_weights(checkpoint, 0.5)
     here.look()
-    assert (len(here.jobs()), here.status()["lost"]) == (1, [])
+    assert (len(here.jobs()), here.status().lost) == (1, ())

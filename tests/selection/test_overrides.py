@@ -123,4 +123,4 @@ def test_the_warning_is_logged_once_and_stays_with_the_job_its_status_and_its_re
     for job in here.jobs():
         assert job.work == here.settings.work
         assert facts_of(here.journal, job).warnings == (record["event"],)
-    assert [job["warnings"] for job in here.status()["jobs"]] == [[record["event"]]] * 2
+    assert [job.warnings for job in here.status().jobs] == [(record["event"],)] * 2

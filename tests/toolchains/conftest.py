@@ -25,10 +25,14 @@ CONTRACT = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions",
 """What ckptd's entry for stages needs."""
 PROBE = """
 import argparse, os
+from dataclasses import dataclass
 from handlers.toolchains import inside
+@dataclass
+class Probed:
+    number: int
 def probe(options):
     {body}
-    return {{"number": 7}}
+    return Probed(7)
 inside.main(argparse.ArgumentParser(), probe)
 """
 
@@ -172,7 +176,8 @@ def offered(context: StageContext, folder: Path) -> StageContext:
 def stand_in(folder: Path, body: str) -> Path:
     """A toolchain whose Python runs `body` whatever module it is told to run.
 
-    `body` finds the options as strings in `options`, puts its answer into `answer` or raises, and has this environment's libraries.
+    `body` finds the options as strings in `options`, puts its answer into `answer` (which is that of an export before) or raises, and
+    has this environment's libraries.
     """
     (folder / "bin").mkdir(parents=True)
     (folder / "toolchain.json").write_text("{}")
@@ -181,7 +186,7 @@ def stand_in(folder: Path, body: str) -> Path:
         "import json, pathlib, shutil, sys\n"
         "options = dict(zip([key[2:].replace('-', '_') for key in sys.argv[2::2]], sys.argv[3::2]))\n"
         f"with open({str(folder / 'calls')!r}, 'a') as calls:\n    calls.write(json.dumps([sys.argv[1], options]) + '\\n')\n"
-        f"answer = {{}}\n{textwrap.dedent(body)}\n"
+        f"answer = {{'files': [], 'opset': 18, 'task': '', 'seconds': 0.0, 'versions': {{}}}}\n{textwrap.dedent(body)}\n"
         "pathlib.Path(options['answer']).write_text(json.dumps({'answer': answer}))\n"
     )
     python = folder / "bin" / "python"

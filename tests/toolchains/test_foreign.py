@@ -31,7 +31,9 @@ ANSWER = """
 import numpy
 shutil.copy(options['inputs'], {seen!r})
 numpy.savez(options['outputs'], **{{name: numpy.asarray(value, numpy.float32) for name, value in {made!r}.items()}})
-answer = {{'class': 'ORTModelForX', 'adjusted': []}}
+answer = {{
+    'reader': 'ORTModelForX', 'files': [], 'adjusted': [], 'load_seconds': 0.0, 'run_seconds': 0.0, 'outputs': {{}}, 'versions': {{}}
+}}
 """
 ROWS = np.asarray([[0.0, 1.0], [2.0, 0.0]], np.float32)
 

@@ -44,7 +44,7 @@ def test_a_toolchain_holds_what_its_lock_says_and_tells_what_it_is(fake: Fake) -
     assert "MiB are free" in fake.said[0] or "GiB are free" in fake.said[0]
     assert "fake takes up to 50.0 MiB" in fake.said[0]
     assert fake.said[1:3] == ["making its environment", "fetching its packages"] and fake.said[-1] == "probing it"
-    assert describe(fake.chains)["toolchains"]["fake"]["installed"]
+    assert describe(fake.chains)["fake"].installed
     assert toolchain_install.check(fake.chains, "fake") == fake.installed
 
 
@@ -76,7 +76,7 @@ def test_what_a_killed_install_left_is_nothing_and_can_be_removed(tmp_path: Path
         assert process.poll() is None
     killed(process)
     assert names(chains) == {f".fake.building.{process.pid}"}
-    assert chains.get("fake") is None and describe(chains)["toolchains"]["fake"]["state"] == "not installed"
+    assert chains.get("fake") is None and describe(chains)["fake"].state == "not installed"
     assert when_free(lambda: remove(chains, "fake")) == 0
     assert names(chains) == set()
 
@@ -150,7 +150,7 @@ def test_a_toolchain_of_other_requirements_is_not_taken_for_it(fake: Fake, tmp_p
     before = copied(fake, tmp_path)
     chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, "3.0"))
     assert chains.folder("fake") != before.folder("fake")
-    assert chains.get("fake") is None and "earlier version" in describe(chains)["toolchains"]["fake"]["state"]
+    assert chains.get("fake") is None and "earlier version" in describe(chains)["fake"].state
     define(tmp_path / "definitions", wheels, "1.0")
     text = (tmp_path / "definitions" / "fake.txt").read_text()
     (tmp_path / "definitions" / "fake.txt").write_text("# other words\n\n" + text)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from handlers.toolchains import use
+from handlers.toolchains.optimum_export import Exported as OptimumExported
+from handlers.toolchains.optimum_reader import Reading
 from tests import models
 from tests.onnx.conftest import Exported, make_model, prompts, torch_logits
 
@@ -34,26 +36,26 @@ def greedy(source: Path, auto: str, ids: np.ndarray, mask: np.ndarray, **feeds: 
     return made[:, -COUNT:].numpy()
 
 
-def read(optimum: Path, folder: Path, task: str, scratch: Path, new_tokens: int = 0, **inputs: np.ndarray) -> tuple[dict[str, Any], Any]:
+def read(optimum: Path, folder: Path, task: str, scratch: Path, new_tokens: int = 0, **inputs: np.ndarray) -> tuple[Reading, Any]:
     """What the foreign reader says and computes."""
     np.savez(scratch / "in.npz", **inputs)
     options = {
         "folder": folder, "task": task, "inputs": scratch / "in.npz", "outputs": scratch / "out.npz", "new_tokens": new_tokens,
     }  # fmt: skip
-    said = use.run_module(optimum, "handlers.toolchains.optimum_reader", options, scratch)
+    said = use.run_module(optimum, "handlers.toolchains.optimum_reader", options, scratch, Reading)
     return said, np.load(scratch / "out.npz")
 
 
-def exported(optimum: Path, source: Path, task: str, scratch: Path, opset: int = 18) -> tuple[dict[str, Any], Path]:
+def exported(optimum: Path, source: Path, task: str, scratch: Path, opset: int = 18) -> tuple[OptimumExported, Path]:
     """The model as optimum exports it, with the configuration beside it as our stages copy it."""
     (scratch / "scratch").mkdir()
     options = {"source": source, "target": scratch / "graphs", "scratch": scratch / "scratch", "task": task, "opset": opset}
-    said = use.run_module(optimum, "handlers.toolchains.optimum_export", options, scratch)
+    said = use.run_module(optimum, "handlers.toolchains.optimum_export", options, scratch, OptimumExported)
     shutil.copy(source / "config.json", scratch / "graphs")
     return said, scratch / "graphs"
 
 
-def agree(optimum: Path, export: Callable[..., Exported], source: Path, scratch: Path) -> dict[str, Any]:
+def agree(optimum: Path, export: Callable[..., Exported], source: Path, scratch: Path) -> Reading:
     """Compare what our stage makes of a causal model, read by optimum, with torch: logits, and greedy tokens with left padding."""
     folder = export(source).folder
     ids, mask = prompts(3, 9, 4)
@@ -66,13 +68,13 @@ def agree(optimum: Path, export: Callable[..., Exported], source: Path, scratch:
 
 def test_our_qwen3_generates_the_same_in_optimum(optimum: Path, export: Callable[..., Exported], trained: Path, tmp_path: Path) -> None:
     said = agree(optimum, export, trained, tmp_path)
-    assert said["class"] == "ORTModelForCausalLM" and said["files"] == ["model.onnx"]
+    assert said.reader == "ORTModelForCausalLM" and said.files == ["model.onnx"]
 
 
 def test_our_qwen3_with_wide_heads_needs_optimum_put_right(
     optimum: Path, export: Callable[..., Exported], million: Path, tmp_path: Path
 ) -> None:
-    assert agree(optimum, export, million, tmp_path)["adjusted"] != []
+    assert agree(optimum, export, million, tmp_path).adjusted != []
 
 
 def test_our_gpt2_generates_the_same_in_optimum(optimum: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_our_bert_heads_say_the_same_in_optimum(optimum: Path, export: Callable[
 
 def test_optimum_exports_what_torch_computes_in_spite_of_the_older_configuration(optimum: Path, million: Path, tmp_path: Path) -> None:
     said, folder = exported(optimum, million, "text-generation", tmp_path)
-    assert said["opset"] == 18 and said["files"] == ["model.onnx"] and said["versions"]["transformers"] == "4.57.6"
+    assert said.opset == 18 and said.files == ["model.onnx"] and said.versions["transformers"] == "4.57.6"
     ids, mask = prompts(2, 40, 3)
     _, made = read(optimum, folder, "text-generation", tmp_path, COUNT, input_ids=ids, attention_mask=mask)
     wanted, kept = torch_logits(million, ids, mask), mask[..., None].astype(bool)
@@ -132,7 +134,7 @@ def test_optimum_exports_what_torch_computes_in_spite_of_the_older_configuration
 
 def test_optimum_translates_an_encoder_decoder(optimum: Path, marian: Path, tmp_path: Path) -> None:
     said, folder = exported(optimum, marian, "text2text-generation", tmp_path)
-    assert said["files"] == ["decoder_model.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx"]
+    assert said.files == ["decoder_model.onnx", "decoder_with_past_model.onnx", "encoder_model.onnx"]
     ids, mask = prompts(2, 7, 0)
     start = np.full((2, 1), 319)
     _, made = read(
@@ -165,5 +167,5 @@ def test_our_encoder_decoder_translates_the_same_in_optimum(
     said, made = read(
         optimum, folder, "text2text-generation", tmp_path, COUNT, input_ids=ids, attention_mask=mask, decoder_input_ids=np.full((2, 1), 319)
     )  # fmt: skip
-    assert said["class"] == "ORTModelForSeq2SeqLM"
+    assert said.reader == "ORTModelForSeq2SeqLM"
     np.testing.assert_array_equal(made["tokens"], greedy(marian, "AutoModelForSeq2SeqLM", ids, mask))

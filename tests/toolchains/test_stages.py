@@ -85,15 +85,17 @@ def test_what_is_removed_is_offered_no_more(in_fake: StageContext, context: Stag
 def test_a_module_run_inside_answers_or_says_what_went_wrong(context: StageContext, fake: Fake, tmp_path: Path) -> None:
     folder = use.find(context, "fake")
     assert folder is not None
-    assert use.run_module(folder, "fakelib.probe", {}, tmp_path) == {"number": 7}
+    assert use.run_module(folder, "fakelib.probe", {}, tmp_path, dict[str, int]) == {"number": 7}
+    with pytest.raises(use.ToolchainFailedError, match=r"fakelib.probe gave another answer than was expected: .*list"):
+        use.run_module(folder, "fakelib.probe", {}, tmp_path, list[int])
     with pytest.raises(use.ToolchainFailedError, match=r"no_such_module ended with exit code 1 and no answer: .*No module named"):
-        use.run_module(folder, "no_such_module", {}, tmp_path)
+        use.run_module(folder, "no_such_module", {}, tmp_path, dict[str, int])
 
     def told() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        use.run_module(folder, "fakelib.probe", {}, tmp_path, safe_point=told)
+        use.run_module(folder, "fakelib.probe", {}, tmp_path, dict[str, int], safe_point=told)
 
 
 def test_formats_and_check_name_what_brings_a_missing_toolchain(
@@ -104,13 +106,13 @@ def test_formats_and_check_name_what_brings_a_missing_toolchain(
     catalog.use([*ours, toy])
     request.addfinalizer(lambda: catalog.use([*ours, FormatEntry(value="handlers.onnx.format:FORMAT")]))
     monkeypatch.setattr(registry, "definitions", lambda: fake.chains.known)
-    row = formats_here(tmp_path)["variants"]["onnx-int8"]
-    assert not row["available"] and row["lacks"] == ["the toolchain fake"]
-    assert formats_here(tmp_path)["toolchains"]["fake"]["stages"] == ["onnx-int8"]
+    row = formats_here(tmp_path).variants["onnx-int8"]
+    assert not row.available and row.lacks == ("the toolchain fake",)
+    assert formats_here(tmp_path).toolchains["fake"].stages == ("onnx-int8",)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
     lacks = "the toolchain fake, which is not installed; run `ckptd toolchain install fake`"
-    assert f"export.variants: onnx-int8 needs {lacks}, or leave it out" in examine(settings)["problems"]
-    assert formats_here(fake.state)["variants"]["onnx-int8"]["available"]
+    assert f"export.variants: onnx-int8 needs {lacks}, or leave it out" in examine(settings).problems
+    assert formats_here(fake.state).variants["onnx-int8"].available
 
 
 def test_the_resume_key_knows_the_toolchains_requirements(monkeypatch: pytest.MonkeyPatch, fake: Fake, context: StageContext) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -22,7 +21,8 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.verdict import judge
 from handlers.validate.workers import worker
-from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.client import EngineWorker, answer_in
+from handlers.validate.workers.protocol import A, Load, Loaded, Request
 
 
 class Direct:
@@ -32,17 +32,14 @@ class Direct:
         self.name, self.folder = name, spec.folder
         self._commands = worker.Commands(spec.model_dump())
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> Loaded:
         """Load the model."""
-        return self.ask("load")
+        return self.ask(Load())
 
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to one command; WorkerFailed where it fails."""
-        call = functools.partial(getattr(self._commands, command), **json.loads(json.dumps(arguments)))
-        answer: dict[str, Any] = json.loads(json.dumps(worker._answer(call)))
-        if error := answer.get("error"):
-            raise WorkerFailed(error["cause"], error["remedy"] or "", error["details"], code=error["code"])
-        return answer
+    def ask(self, request: Request[A]) -> A:
+        """The answer to one request; WorkerFailed where it fails."""
+        line = worker.answer(self._commands, json.loads(json.dumps(request.line)))
+        return answer_in(json.loads(json.dumps(line)), request)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import subject_of
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import A, Encode, Rebase, Request, Teacher
 from tests import models
 from tests.merge import helpers
 from tests.validate import zoo
@@ -116,12 +117,12 @@ def test_a_model_merged_into_the_base_of_a_qlora_training_equals_the_live_model_
 def test_the_live_model_goes_back_to_the_stored_base(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
     live = live_worker(pico_base, pico_checkpoint)
     live.load()
-    ids = live.ask("encode", texts=models.TEXTS[:1])["ids"][0]
+    ids = live.ask(Encode(texts=models.TEXTS[:1])).ids[0]
     rows = []
     for number, values in enumerate([None, "dequantized", "dequantized-double", "original"]):
         if values:
-            assert live.ask("rebase", values=values) == {"tensors": 14}
-        live.ask("teacher", ids=ids, keep=list(range(len(ids))), out=str(tmp_path / f"{number}.npy"))
+            assert live.ask(Rebase(values=values)).tensors == 14
+        live.ask(Teacher(ids=ids, keep=list(range(len(ids))), out=str(tmp_path / f"{number}.npy")))
         rows.append(np.load(tmp_path / f"{number}.npy"))
     assert np.array_equal(rows[0], rows[3])
     assert all(np.abs(rows[one] - rows[other]).max() > 0.01 for one, other in [(0, 1), (0, 2), (1, 2)])
@@ -187,14 +188,14 @@ def test_the_base_that_an_adapter_learnt_against_fits_its_own_data_best(
 ) -> None:
     figures, reference = compared(pico_base, trained[learnt], tmp_path, chosen, bases=True)
     # With double quantization the base is almost the same: which of the two is ahead may depend on rounding in the training.
-    assert figures["chosen"] == chosen and figures["best"].removesuffix("-double") == learnt
-    assert min(base_likelihood.VALUES[:2], key=figures["nll"].__getitem__) == learnt
-    assert figures["nll"].keys() == set(base_likelihood.VALUES) and figures["error"].keys() == figures["kl"].keys() == set(
+    assert figures.chosen == chosen and figures.best.removesuffix("-double") == learnt
+    assert min(base_likelihood.VALUES[:2], key=figures.nll.__getitem__) == learnt
+    assert figures.nll.keys() == set(base_likelihood.VALUES) and figures.error.keys() == figures.kl.keys() == set(
         base_likelihood.VALUES
     ) - {chosen}
-    assert figures["tokens"] == sum(len(sample.ids) - 1 for sample in reference.samples)
-    assert all(value > 0 for value in figures["kl"].values())
-    said = [warning for warning in reference.warnings if f'merge.base = "{figures["best"]}" would merge into it' in warning]
+    assert figures.tokens == sum(len(sample.ids) - 1 for sample in reference.samples)
+    assert all(value > 0 for value in figures.kl.values())
+    said = [warning for warning in reference.warnings if f'merge.base = "{figures.best}" would merge into it' in warning]
     assert len(said) == len(reference.warnings) == (learnt != chosen)
     assert not any("built-in" in warning for warning in said)
 
@@ -213,7 +214,7 @@ def test_the_likelihood_is_that_of_the_next_token_of_the_text(trained: dict[str,
         with torch.no_grad():
             total += float(model(input_ids=ids, labels=ids).loss) * (len(sample.ids) - 1)
         count += len(sample.ids) - 1
-    assert figures["nll"]["original"] == pytest.approx(total / count, rel=1e-5)
+    assert figures.nll["original"] == pytest.approx(total / count, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_nothing_is_compared_that_nobody_asked_for_or_that_could_not_be_merged(
     figures, reference = compared(pico_base, pin, tmp_path / "job", chosen, models.TEXTS[:1], **options)
     assert (figures is None) == (skipped is None)
     if skipped:
-        assert figures["chosen"] == chosen and skipped in figures["skipped"] and "nll" not in figures
+        assert figures.chosen == chosen and skipped in figures.skipped and not figures.has("nll")
     assert any("were not compared" in warning for warning in reference.warnings) == bool(options)
 
 
@@ -254,15 +255,16 @@ def test_a_base_that_is_stored_quantized_has_one_form(pico_base: Path, tmp_path:
 
 def test_a_worker_that_fails_while_comparing_costs_the_comparison_alone(pico_base: Path, pico_checkpoint: Path, tmp_path: Path) -> None:
     class Failing(Direct):
-        def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-            if command == "rebase":
+        def ask(self, request: Request[A]) -> A:
+            if isinstance(request, Rebase):
                 raise WorkerFailed("it ran out of memory", "", transient=True)
-            return super().ask(command, **arguments)
+            return super().ask(request)
 
     context = context_of(pico_base, pico_checkpoint, tmp_path, chosen="original", bases=True)
     live = cast(EngineWorker, Failing("live", EngineSpec(engine="live", folder=str(pico_checkpoint), base=str(pico_base))))
     reference = measure(LiveModel(live), models.TEXTS[:1], context.work.validation, tmp_path, QUIET)
-    assert base_likelihood.compare(live, reference, context, tmp_path, QUIET) == {"chosen": "original", "skipped": "it ran out of memory"}
+    found = base_likelihood.compare(live, reference, context, tmp_path, QUIET)
+    assert found is not None and found.written() == {"chosen": "original", "skipped": "it ran out of memory"}
     assert any("it ran out of memory" in warning for warning in reference.warnings)
 
 

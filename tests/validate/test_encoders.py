@@ -17,6 +17,7 @@ from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, context_length, labels_of, subject_of
+from handlers.validate.workers.protocol import CompareWrapper
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, Direct, measured
 from tests.validate.conftest import Validate
@@ -209,10 +210,10 @@ def test_the_wrapper_of_a_classifier_hands_segments_on(make: Make) -> None:
     model = make("labels")
     live = Direct("live", EngineSpec(engine="live", folder=str(model.adapter), base=str(model.base), task="text-classification"))
     live.load()
-    assert live.ask("wrapped", ids=[1, 40, 41, 2, 50, 51, 2], types=[0, 0, 0, 0, 1, 1, 1]) == {"wrapper_error": 0.0}
+    assert live.ask(CompareWrapper(ids=[1, 40, 41, 2, 50, 51, 2], types=[0, 0, 0, 0, 1, 1, 1])).max_absolute == 0.0
     merged = Direct("pytorch", EngineSpec(engine="torch", folder=str(model.merged), task="text-classification"))
     merged.load()
-    assert merged.ask("wrapped", ids=[1, 40, 2], types=[0, 0, 0]) == {"wrapper_error": None}
+    assert merged.ask(CompareWrapper(ids=[1, 40, 2], types=[0, 0, 0])).max_absolute is None
 
 
 def test_a_head_that_the_adapter_brings_makes_the_live_model_and_has_no_bare_base(make: Make) -> None:
@@ -298,14 +299,14 @@ def test_a_graph_is_found_by_the_folders_own_list(make: Make, tmp_path: Path) ->
 
 def test_figures_follow_the_head() -> None:
     mine, theirs = np.array([[2.0, -1.0], [0.5, 3.0]]), np.array([[2.0, -1.0], [3.0, 0.5]])
-    assert Comparison("choice").add(mine, theirs)["agreement"] == 0.5
+    assert Comparison("choice").add(mine, theirs).agreement == 0.5
     both = Comparison("labels").add(mine, theirs)
-    assert both["agreement"] == 1.0 and both["kl"] > 0
-    assert Comparison("labels").add(mine, -theirs)["agreement"] == 0.0
+    assert both.agreement == 1.0 and both.kl > 0
+    assert Comparison("labels").add(mine, -theirs).agreement == 0.0
     number = Comparison("value").add(mine, theirs)
-    assert number["agreement"] is None and number["kl"] is None and number["error_max_absolute"] == 2.5
+    assert number.agreement is None and number.kl is None and number.error_max_absolute == 2.5
     vectors = Comparison("vector")
-    assert vectors.add(mine, mine[::-1])["agreement"] == 0.0 and vectors.add(mine, mine * 3)["agreement"] == 1.0
+    assert vectors.add(mine, mine[::-1]).agreement == 0.0 and vectors.add(mine, mine * 3).agreement == 1.0
     assert -1 <= (vectors.figures(1.0).cosine_min or 0) < 0.9
 
 

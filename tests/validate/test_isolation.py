@@ -16,6 +16,7 @@ import pytest
 from daemon.contract.jobs.messages import ChildLimits, Outcome, Verdict
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import AskStats, Encode, Time
 from tests.validate import artifacts
 from tests.validate.conftest import LIMITS, Run, StartStage, Validate
 
@@ -83,7 +84,7 @@ def test_a_killed_worker_says_which_signal_and_what_to_do(folders: dict[str, Pat
         worker.load()
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerFailed, match="SIGKILL") as caught:
-            worker.ask("stats")
+            worker.ask(AskStats())
     assert caught.value.transient and "memory" in caught.value.remedy
 
 
@@ -93,7 +94,7 @@ def test_a_worker_that_hangs_is_ended_when_its_time_is_up(folders: dict[str, Pat
         os.kill(worker.pid, signal.SIGSTOP)
         started = time.monotonic()
         with pytest.raises(WorkerFailed, match="no answer to `stats` within 1 s"):
-            worker.ask("stats", limit=1.0)
+            worker.ask(AskStats(), limit=1.0)
         worker.close()
         assert time.monotonic() - started < 5
         assert not psutil.pid_exists(worker.pid)
@@ -103,17 +104,18 @@ def test_an_error_in_a_command_leaves_the_worker_usable(folders: dict[str, Path]
     with _onnx_worker(folders["onnx"], tmp_path) as worker:
         worker.load()
         with pytest.raises(WorkerFailed, match="indices element out of data bounds"):
-            worker.ask("timed", ids=[100_000], tokens=1)
-        assert worker.ask("timed", ids=[5, 6], tokens=1)["decode_seconds"] > 0
+            worker.ask(Time(ids=[100_000], tokens=1))
+        assert worker.ask(Time(ids=[5, 6], tokens=1)).decode_seconds > 0
 
 
 def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, Path], tmp_path: Path) -> None:
     script = (
         "import sys, numpy; from pathlib import Path; from daemon.contract.jobs.messages import ChildLimits;"
         " from handlers.validate.workers.client import EngineWorker;"
+        "from handlers.validate.workers.protocol import AskStats;"
         "from handlers.validate.engines.registry import EngineSpec; ballast = numpy.ones(60_000_000);"
         "worker = EngineWorker('onnx', EngineSpec(engine='onnx', folder=sys.argv[1]), Path(sys.argv[2]), ChildLimits(idle=False, nice=0));"
-        "worker.load(); print(worker.ask('stats')['peak_rss_bytes']); worker.close()"
+        "worker.load(); print(worker.ask(AskStats()).peak_rss_bytes); worker.close()"
     )
     done = subprocess.run([sys.executable, "-c", script, folders["onnx"], tmp_path], capture_output=True, text=True, check=True)
     assert 20e6 < int(done.stdout) < 300e6
@@ -122,8 +124,8 @@ def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, P
 def test_the_onnx_worker_imports_neither_torch_nor_transformers(folders: dict[str, Path], tmp_path: Path) -> None:
     with _onnx_worker(folders["onnx"], tmp_path) as worker:
         worker.load()
-        worker.ask("encode", texts=["a"])
-        assert set(worker.ask("stats")["versions"]) == {"python", "numpy", "onnxruntime", "tokenizers"}
+        worker.ask(Encode(texts=["a"]))
+        assert set(worker.ask(AskStats()).versions) == {"python", "numpy", "onnxruntime", "tokenizers"}
 
 
 def test_a_worker_with_another_parent_ends_itself(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -30,6 +29,7 @@ from daemon.cli.demo.view import ENDED, Training, changes, live
 from daemon.contract.errors import CkptdError, Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
+from daemon.operating.status import snapshot
 
 ASKED = ExportOptions().variants
 """What is exported: the demo's configuration leaves that as it is."""
@@ -40,7 +40,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAW_SECONDS = 0.25
 PATIENCE_SECONDS = 600.0
 """How long the exports may go on after the training's end: ten times what they take on two busy cores."""
-NOTHING: dict[str, Any] = {"daemon": {"running": False, "pid": None}, "jobs": [], "outbox": {}}
 
 
 class Ended(Exception):
@@ -58,7 +57,7 @@ class Demo:
         self.folder, self.console = folder, console
         self.checkpoints, self.base_seconds = checkpoints, base_seconds
         self.base, self.run = Training("base model"), Training("fine-tuning")
-        self.snapshot = NOTHING
+        self.snapshot = snapshot(self.folder / "state")
         self.children: list[processes.Child] = []
         self.started = time.monotonic()
         self._live: Live | None = None
@@ -108,8 +107,6 @@ class Demo:
     def look(self, daemon: processes.Child | None) -> None:
         """Read the daemon's state, draw, and pause. Raises Permanent when the daemon has ended."""
         if daemon is not None:
-            from daemon.operating.status import snapshot
-
             try:
                 now = snapshot(self.folder / "state")
             except sqlite3.OperationalError:
@@ -128,7 +125,7 @@ class Demo:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             self.look(daemon)
-            ended = {job["step"] for job in self.snapshot["jobs"] if job["state"] in ENDED}
+            ended = {job.step for job in self.snapshot.jobs if job.state in ENDED}
             if set(self.run.saved) <= ended:
                 return
         self.tell(f"Not every export ended within {PATIENCE_SECONDS:.0f} s")
@@ -175,7 +172,7 @@ class Demo:
         self.say("tok/s beside PyTorch's own, fp32, measured in turns on this machine.")
         for line in results.complaints(rows):
             self.console.print(escape(line), style="red", soft_wrap=True)
-        targets = {job["step"]: Path(job["target"]) for job in self.snapshot["jobs"]}
+        targets = {job.step: Path(job.target) for job in self.snapshot.jobs}
         for step in self.run.saved:
             if step in targets and (report := targets[step] / "report.html").is_file():
                 self.say(f"Report of checkpoint-{step}: {report}")

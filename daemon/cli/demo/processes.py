@@ -16,7 +16,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from daemon.contract.values import Json
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -38,14 +39,14 @@ class Child:
     log: Path
     _read: int = field(default=0)
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Json]:
         """The events that came since the last call; a line that is still being written waits for the next one."""
         with open(self.lines, "rb") as stream:
             stream.seek(self._read)
             new = stream.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        events = []
+        events: list[Json] = []
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):
                 value = json.loads(line)

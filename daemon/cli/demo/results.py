@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -18,6 +17,8 @@ from rich.text import Text
 
 from daemon.cli.demo.view import STYLES
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.values import Json
+from daemon.operating.status import Snapshot
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Row:
         return self.verdict == "passed"
 
 
-def rows_of(snapshot: dict[str, Any], steps: Iterable[int], variants: Iterable[str]) -> list[Row]:
+def rows_of(snapshot: Snapshot, steps: Iterable[int], variants: Iterable[str]) -> list[Row]:
     """A row for each variant of each step that training saved, whether an export of it exists or not."""
-    jobs = {job["step"]: job for job in snapshot["jobs"]}
+    jobs = {job.step: job for job in snapshot.jobs}
     asked = tuple(variants)
     rows = []
     for step in steps:
@@ -52,19 +53,19 @@ def rows_of(snapshot: dict[str, Any], steps: Iterable[int], variants: Iterable[s
         if job is None:
             rows += [Row(step, variant, "missing", "the checkpoint was not exported") for variant in asked]
             continue
-        target = Path(job["target"])
+        target = Path(job.target)
         try:
             report = json.loads((target / "report.json").read_bytes())
             artifacts = {artifact["variant"]: artifact for artifact in report["artifacts"]}
         except (OSError, ValueError, KeyError) as error:
-            why = job["error"] or f"its report can't be read: {error}"
+            why = job.error or f"its report can't be read: {error}"
             rows += [Row(step, variant, "missing", why) for variant in asked]
             continue
         rows += [_row(step, variant, artifacts.get(variant), target) for variant in asked]
     return rows
 
 
-def _row(step: int, variant: str, artifact: dict[str, Any] | None, target: Path) -> Row:
+def _row(step: int, variant: str, artifact: Json | None, target: Path) -> Row:
     if artifact is None:
         return Row(step, variant, "missing", "the report says nothing about it")
     verdict, why = artifact["verdict"], "; ".join(artifact.get("reasons") or ())

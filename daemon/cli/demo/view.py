@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -16,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.values import Json
+from daemon.operating.status import JobStatus, Snapshot
 
 MARKS = {"succeeded": "✓", "failed": "✗", "running": "▸", "skipped": "–"}
 STYLES = {"succeeded": "green", "passed": "green", "failed": "red", "partial": "yellow", "running": "cyan", "unverified": "yellow"}
@@ -42,8 +43,8 @@ class Training:
     """A prompt and what the trained base writes after it."""
     _next_line: float = 0.0
 
-    def take(self, event: dict[str, Any]) -> str | None:
-        """Take in one event; give the line that it is worth, if any."""
+    def take(self, event: Json) -> str | None:
+        """Take in one event; give the line that says so where a line is due, else None."""
         kind = event.get("event")
         if kind == "corpus":
             self.state = "reading"
@@ -70,7 +71,7 @@ class Training:
             return f"{self.title}: done, {self.losses()}"
         return None
 
-    def _take_step(self, event: dict[str, Any]) -> str | None:
+    def _take_step(self, event: Json) -> str | None:
         self.state, self.about = "training", ""
         self.step, self.fraction, self.loss = event["step"], event["fraction"], event["loss"]
         if self.first_loss is None:
@@ -107,40 +108,40 @@ def _training_row(grid: Table, training: Training) -> None:
     grid.add_row(Text(training.title, style="bold"), _bar(training.fraction), Text(told))
 
 
-def fraction_of(job: dict[str, Any]) -> float:
+def fraction_of(job: JobStatus) -> float:
     """How much of a job is done, 0 to 1, every stage counted alike."""
-    stages = job["stages"]
-    done = sum(1.0 if stage["state"] in ("succeeded", "failed", "skipped") else (stage["fraction"] or 0.0) for stage in stages)
+    stages = job.stages
+    done = sum(1.0 if stage.state in ("succeeded", "failed", "skipped") else (stage.fraction or 0.0) for stage in stages)
     return done / len(stages) if stages else 0.0
 
 
-def _told(job: dict[str, Any]) -> Text:
+def _told(job: JobStatus) -> Text:
     """What there is to say about a job now: its end, or the stage that runs."""
-    text = Text(job["state"], style=STYLES.get(job["state"], ""))
-    if job["state"] in ENDED:
-        for variant, verdict in job["artifacts"].items():
+    text = Text(job.state, style=STYLES.get(job.state, ""))
+    if job.state in ENDED:
+        for variant, verdict in job.artifacts.items():
             text.append(f"  {variant} ", style="default").append(verdict, style=STYLES.get(verdict, ""))
         return text
-    for stage in job["stages"]:
-        if stage["state"] == "running":
-            percent = "" if stage["fraction"] is None else f" {stage['fraction']:.0%}"
-            return Text(f"{stage['name']}{percent}", style="cyan").append(f"  {stage['message'] or ''}", style="dim")
-    if job.get("waiting_for"):
-        text.append(f"  {job['waiting_for']}", style="dim")
+    for stage in job.stages:
+        if stage.state == "running":
+            percent = "" if stage.fraction is None else f" {stage.fraction:.0%}"
+            return Text(f"{stage.name}{percent}", style="cyan").append(f"  {stage.message or ''}", style="dim")
+    if job.waiting_for:
+        text.append(f"  {job.waiting_for}", style="dim")
     return text
 
 
-def _stages(job: dict[str, Any]) -> Text:
+def _stages(job: JobStatus) -> Text:
     """The stages with their marks and times; the checks of the artifacts are counted together."""
-    parts, checks = [], [stage for stage in job["stages"] if (spec := find_spec(stage["name"])) and spec.checks]
-    for stage in job["stages"]:
+    parts, checks = [], [stage for stage in job.stages if (spec := find_spec(stage.name)) and spec.checks]
+    for stage in job.stages:
         if stage not in checks:
-            parts.append(_stage(stage["name"], stage["state"], stage["seconds"] or 0.0))
+            parts.append(_stage(stage.name, stage.state, stage.seconds or 0.0))
         elif stage is checks[-1]:
-            states = [one["state"] for one in checks]
+            states = [one.state for one in checks]
             ended = sum(state in ("succeeded", "failed", "skipped") for state in states)
             state = next((one for one in ("failed", "running", "waiting", "skipped") if one in states), "succeeded")
-            parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(one["seconds"] or 0.0 for one in checks)))
+            parts.append(_stage(f"checks {ended}/{len(checks)}", state, sum(one.seconds or 0.0 for one in checks)))
     return Text("  ", no_wrap=True, overflow="ellipsis").append_text(Text("  ").join(parts))
 
 
@@ -149,44 +150,44 @@ def _stage(name: str, state: str, seconds: float) -> Text:
     return Text(f"{MARKS.get(state, '·')} {name}{took}", style=STYLES.get(state, "dim"))
 
 
-def live(trainings: list[Training], snapshot: dict[str, Any], seconds: float) -> RenderableType:
+def live(trainings: list[Training], snapshot: Snapshot, seconds: float) -> RenderableType:
     """The whole picture after `seconds`: trainings, daemon, and two lines for each job that has not ended, one for others."""
     grid = _grid()
     for training in trainings:
         _training_row(grid, training)
-    pid = snapshot["daemon"].get("pid")
-    daemon = f"watching, process {pid}" if snapshot["daemon"].get("running") else "not running"
+    pid = snapshot.daemon.pid
+    daemon = f"watching, process {pid}" if snapshot.daemon.running else "not running"
     grid.add_row(Text("ckptd", style="bold"), Text(f"{seconds:.0f} s", style="dim"), Text(daemon, style="dim"))
     parts: list[RenderableType] = [grid]
     gone = {step for training in trainings for step in training.rotated}
-    for job in sorted(snapshot["jobs"], key=lambda job: job["step"]):
+    for job in sorted(snapshot.jobs, key=lambda job: job.step):
         row = _grid()
-        row.add_row(Text(f"checkpoint-{job['step']}"), _bar(fraction_of(job)), _told(job))
+        row.add_row(Text(f"checkpoint-{job.step}"), _bar(fraction_of(job)), _told(job))
         parts.append(row)
-        if job["state"] not in ENDED:
+        if job.state not in ENDED:
             parts.append(_stages(job))
-        if job["error"]:
-            parts.append(Text(f"  {job['error']}", style="red"))
-        elif job["step"] in gone and job["state"] not in ENDED:
+        if job.error:
+            parts.append(Text(f"  {job.error}", style="red"))
+        elif job.step in gone and job.state not in ENDED:
             parts.append(Text("  deleted by the trainer meanwhile; its pinned copy is exported", style="dim"))
     return Group(*parts)
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def changes(before: Snapshot, after: Snapshot) -> list[str]:
     """A line for each job that was found or ended and each stage that started or ended between two snapshots."""
     lines = []
-    old = {job["id"]: job for job in before["jobs"]}
-    for job in sorted(after["jobs"], key=lambda job: job["step"]):
-        name, known = f"checkpoint-{job['step']}", old.get(job["id"])
+    old = {job.id: job for job in before.jobs}
+    for job in sorted(after.jobs, key=lambda job: job.step):
+        name, known = f"checkpoint-{job.step}", old.get(job.id)
         if known is None:
             lines.append(f"ckptd: found {name}")
-        states = {stage["name"]: stage["state"] for stage in known["stages"]} if known else {}
-        for stage in job["stages"]:
-            if stage["state"] != states.get(stage["name"]) and stage["state"] in ("running", "succeeded", "failed", "skipped"):
-                took = f" in {stage['seconds']:.1f} s" if stage["seconds"] and stage["state"] != "running" else ""
-                why = f": {stage['error']}" if stage["error"] else ""
-                lines.append(f"ckptd: {name}: {stage['name']} {stage['state']}{took}{why}")
-        if job["state"] in ENDED and (known is None or known["state"] != job["state"]):
-            verdicts = ", ".join(f"{variant} {verdict}" for variant, verdict in job["artifacts"].items())
-            lines.append(f"ckptd: {name} {job['state']}: {verdicts or job['error'] or 'no artifact'}")
+        states = {stage.name: stage.state for stage in known.stages} if known else {}
+        for stage in job.stages:
+            if stage.state != states.get(stage.name) and stage.state in ("running", "succeeded", "failed", "skipped"):
+                took = f" in {stage.seconds:.1f} s" if stage.seconds and stage.state != "running" else ""
+                why = f": {stage.error}" if stage.error else ""
+                lines.append(f"ckptd: {name}: {stage.name} {stage.state}{took}{why}")
+        if job.state in ENDED and (known is None or known.state != job.state):
+            verdicts = ", ".join(f"{variant} {verdict}" for variant, verdict in job.artifacts.items())
+            lines.append(f"ckptd: {name} {job.state}: {verdicts or job.error or 'no artifact'}")
     return lines

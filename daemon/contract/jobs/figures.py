@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from daemon.contract.jobs.messages import JobFacts, Status
+from daemon.contract.values import Json
 
 
 class Figures(BaseModel):
@@ -60,7 +61,7 @@ def figures_of(written: object, model: type[Model]) -> Model | None:
         return None
 
 
-def _strict(written: Mapping[str, Any], model: type[Model]) -> Model:
+def _strict(written: Json, model: type[Model]) -> Model:
     known = {name: value for name, value in written.items() if name in model.model_fields}
     return model.model_validate_json(json.dumps(known, default=str), strict=True)
 
@@ -175,6 +176,25 @@ class Checking(Figures):
     """The processor."""
 
 
+class BasesFigures(Figures):
+    """Which base the adapter fits best on the prompts' own text. `nll`, `error` and `kl` are in nats a token, by the base's name."""
+
+    chosen: str
+    """The base that the adapter was merged into, as `merge.base` names it."""
+    skipped: str | None = None
+    """Why nothing was compared; beside `chosen` alone."""
+    best: str | None = None
+    """The base with the smallest `nll`."""
+    tokens: int | None = None
+    """Tokens that were scored."""
+    nll: dict[str, float] | None = None
+    """Mean negative log-likelihood of these tokens."""
+    error: dict[str, float | None] | None = None
+    """Standard error of each other base's difference from the chosen one; null for a single token."""
+    kl: dict[str, float | None] | None = None
+    """Divergence KL(chosen ‖ other)."""
+
+
 class ReferenceFigures(Checking):
     """What the stage `reference` found."""
 
@@ -182,8 +202,8 @@ class ReferenceFigures(Checking):
     """The live model."""
     prompts: tuple[str, ...] = ()
     """The prompts' texts, in the order in which they were asked."""
-    bases: dict[str, Any] | None = None
-    """Which base the adapter fits best on the prompts (`chosen`, `best`, `tokens`, `nll`, `error`, `kl`, or `skipped`); for people."""
+    bases: BasesFigures | None = None
+    """Which base the adapter fits best on the prompts; missing where that was not asked."""
 
 
 class SampleFigures(Figures):
@@ -212,6 +232,23 @@ class ForeignFigures(Figures):
     """What of the program had to be put right first."""
     differs: bool | None = None
     """Whether that error is more than rounding."""
+
+
+class IntegerProducts(Figures):
+    """The products of integers in an artifact's graphs, and whether any kernel may add them in too few bits."""
+
+    products: int
+    """Products there are."""
+    kinds: dict[str, int]
+    """How many there are of each pair of types, written `activations x weights`."""
+    largest_pair_sum: int | None
+    """Largest |sum| of two products that a kernel may add in 16 bits; null where it adds none, or where the weights are not constant."""
+    pair_sum_limit: int
+    """What 16 bits hold."""
+    overflowing_products: int
+    """Products in which such a sum may be larger."""
+    unknown_products: int
+    """Products of which that could not be found out."""
 
 
 class CheckFigures(Likeness):
@@ -243,8 +280,8 @@ class CheckFigures(Likeness):
     """What another program makes of it; missing where none was asked."""
     needs: str | None = None
     """Which processors give these answers, in words; missing where nobody looked."""
-    integer_products: dict[str, Any] | None = None
-    """The products of integers in its graphs; missing where it has none. For people."""
+    integer_products: IntegerProducts | None = None
+    """The products of integers in its graphs; missing where it has none."""
     log_end: str | None = None
     """The last lines of an engine that could not run it; beside nothing else."""
 

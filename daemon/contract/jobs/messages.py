@@ -8,7 +8,7 @@ Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.options import Work
-from daemon.contract.values import Frozen, digest_of
+from daemon.contract.values import Frozen, Json, digest_of
 
 CONTRACT_VERSION = 1
 
@@ -57,7 +57,7 @@ class CheckpointRef(Frozen):
     """PEFT method as adapter_config.json names it ("LORA", …), or "full" for a full fine-tune."""
     base_name: str | None = None
     base_revision: str | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: Json = Field(default_factory=dict)
     """What training knew: epoch, loss, best metric, rank, alpha…; for display, never part of the identity."""
 
     @property
@@ -97,7 +97,7 @@ class ArtifactCheck(Frozen):
     reasons: tuple[str, ...] = ()
     """Why it failed or could not be verified; empty when it passed."""
     remedy: str | None = None
-    figures: dict[str, Any] = Field(default_factory=dict)
+    figures: Json = Field(default_factory=dict)
 
 
 class StageResult(Frozen):
@@ -111,7 +111,7 @@ class StageResult(Frozen):
     fault: Fault | None = None
     retry_after: float | None = None
     files: tuple[FileEntry, ...] = ()
-    figures: dict[str, Any] = Field(default_factory=dict)
+    figures: Json = Field(default_factory=dict)
     checks: tuple[ArtifactCheck, ...] = ()
     """Filled by the validate stage alone."""
     warnings: tuple[str, ...] = ()

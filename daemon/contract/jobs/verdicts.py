@@ -7,12 +7,12 @@ look at files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
 from daemon.contract.jobs.plan import check_of, effective_variants, find_spec
+from daemon.contract.values import Json
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 
@@ -116,7 +116,7 @@ def is_published(check: ArtifactCheck) -> bool:
     return check.verdict is not Verdict.FAILED
 
 
-def checked_on(facts: JobFacts) -> dict[str, Any]:
+def checked_on(facts: JobFacts) -> Json:
     """The processor that the checks ran on (architecture, vendor, model, features), as they say; {} where none ran."""
     said = (figures_of(stage.result.figures, Checking) for stage in facts.stages if stage.result)
     return next((figures.checked_on.written() for figures in said if figures and figures.checked_on), {})

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -25,10 +24,11 @@ from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.values import Json
 from daemon.journal import backups
 from daemon.journal.database import Database, mark_suspect, reading
 from daemon.journal.journal import Journal
-from daemon.journal.overview import REBUILT
+from daemon.journal.overview import REBUILT, JournalCare
 from daemon.journal.rows import now
 from daemon.journal.sql import SCHEMA_VERSION
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
@@ -65,8 +65,8 @@ def open_journal(paths: Paths, *, target_of: TargetOf | None = None, reserve: in
     return Journal(paths.journal)
 
 
-def _suspicion(paths: Paths) -> dict[str, Any] | None:
-    """The record about the journal that the last process left; {} if it can't be read any more."""
+def _suspicion(paths: Paths) -> Json | None:
+    """The record about the journal that the last process left; {} where it can't be read, None where there is none."""
     try:
         value = json.loads(paths.suspect.read_bytes())
     except FileNotFoundError:
@@ -87,8 +87,8 @@ def _lost(paths: Paths) -> str | None:
     return None
 
 
-def _still_wrong(journal: Journal, suspicion: dict[str, Any] | None) -> str | None:
-    """Whether a journal that could be opened is nevertheless one to give up."""
+def _still_wrong(journal: Journal, suspicion: Json | None) -> str | None:
+    """Why a journal that could be opened must be rebuilt all the same; None where it need not be."""
     if suspicion is None:
         return None
     rebuilt = rebuilt_state(journal.database)
@@ -98,7 +98,7 @@ def _still_wrong(journal: Journal, suspicion: dict[str, Any] | None) -> str | No
     return "; ".join(problems[:3]) or None
 
 
-def rebuilt_state(database: Database) -> dict[str, Any] | None:
+def rebuilt_state(database: Database) -> Json | None:
     """How this journal was rebuilt after damage; None if it never was."""
     rows = database.read("SELECT value FROM control WHERE name = ?", REBUILT)
     value = json.loads(rows[0][0]) if rows else None
@@ -108,7 +108,7 @@ def rebuilt_state(database: Database) -> dict[str, Any] | None:
 # Rebuilding
 
 
-def _heal(paths: Paths, why: str, suspicion: dict[str, Any] | None, target_of: TargetOf) -> None:
+def _heal(paths: Paths, why: str, suspicion: Json | None, target_of: TargetOf) -> None:
     """Set the damaged journal aside and put another in its place."""
     token = str((suspicion or {}).get("rebuilding") or backups.timestamp())
     write_atomic(paths.suspect, json.dumps({"why": why, "at": now(), "rebuilding": token}))
@@ -149,7 +149,7 @@ def _set_aside(paths: Paths) -> Path | None:
     return aside
 
 
-def _build(paths: Paths, fresh: Path, facts: dict[str, Any], target_of: TargetOf) -> tuple[str, Rebuilt]:
+def _build(paths: Paths, fresh: Path, facts: Json, target_of: TargetOf) -> tuple[str, Rebuilt]:
     """Make the new journal at `fresh`, durably; gives what it was made from and what is in it."""
     source = "disk"
     for backup in [*backups.listed(paths.backups), *sorted(paths.backups.glob("before-schema-*.sqlite3"), reverse=True)]:
@@ -234,14 +234,15 @@ class JournalMaintenance:
     checked: str | None = None
     backed_up: str | None = None
 
-    def state(self) -> dict[str, Any]:
-        """For `ckptd status`: when it was checked and backed up, what is wrong, and how it was rebuilt, if it was."""
+    def state(self) -> JournalCare:
+        """For `ckptd status`."""
+        rebuilt = None
         with self._told("read the journal"):
-            return {"checked": self.checked, "backed_up": self.backed_up, "problem": self.problem, "rebuilt": rebuilt_state(self.database)}
-        return {"checked": self.checked, "backed_up": self.backed_up, "problem": self.problem, "rebuilt": None}
+            rebuilt = rebuilt_state(self.database)
+        return JournalCare(self.checked, self.backed_up, self.problem, rebuilt)
 
     def check_integrity(self) -> None:
-        """Look at all of it; one that is damaged is rebuilt by the next start."""
+        """Check all of it; one that is damaged is rebuilt at the next start."""
         with self._told("check the journal"):
             problems = self.database.check(full=True)
             if problems:

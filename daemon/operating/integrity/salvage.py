@@ -22,6 +22,7 @@ from daemon.contract.export_layout import MANIFEST
 from daemon.contract.jobs.figures import ReportFigures, figures_of
 from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
 from daemon.contract.jobs.options import Work
+from daemon.contract.values import Json
 from daemon.journal.entries import ENTRY, JobEntry, _Tolerant
 
 log = structlog.get_logger("journal")
@@ -46,7 +47,7 @@ class _JobFile(_Tolerant):
     pin: str
     base: str | None = None
     staging: str
-    work: dict[str, Any]
+    work: Json
     facts: _Facts | None = None
 
 
@@ -75,7 +76,7 @@ class FoundExport:
     status: str
     folder: Path
     clock: float
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Json = field(default_factory=dict)
 
     @property
     def ended(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from daemon.contract.values import Json
 from daemon.running.executor import Progress
 
 log = structlog.get_logger("worker")
@@ -68,7 +69,7 @@ class Channel:
             return False
         return True
 
-    def _understand(self, value: dict[str, Any]) -> None:
+    def _understand(self, value: Json) -> None:
         if "heartbeat" in value:
             return
         if "warning" in value:

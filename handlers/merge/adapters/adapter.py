@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
+from daemon.contract.values import Json
 from handlers.models.files import read_json
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class Adapter:
 
     folder: Path
     file: Path
-    config: dict[str, Any]
+    config: Json
     shapes: dict[str, tuple[int, ...]]
     headers: dict[str, TensorInfo]
     """Empty for a `.bin` adapter."""
-    unpickled: dict[str, Any]
+    unpickled: dict[str, torch.Tensor]
     """Tensors of a `.bin` adapter; empty for safetensors."""
 
     @property
@@ -67,8 +68,7 @@ class Adapter:
         from handlers.merge.weights.sources import TensorReader
 
         if self.unpickled:
-            tensor: torch.Tensor = self.unpickled[key]
-            return tensor.reshape(-1)[first : first + count]
+            return self.unpickled[key].reshape(-1)[first : first + count]
         info = self.headers[key]
         if info.dtype not in DTYPES:
             raise Permanent(
@@ -97,7 +97,7 @@ class AdapterSource:
         out.view(-1).copy_(self._adapter.part(self.name, first * self._width, count * self._width))
 
 
-def _unpickle(path: Path) -> dict[str, Any]:
+def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     import pickle
 
     import torch
@@ -149,14 +149,14 @@ def _pattern_key(patterns: Iterable[str], module: str) -> str | None:
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
 
 
-def rank_of(config: dict[str, Any], module: str) -> int:
+def rank_of(config: Json, module: str) -> int:
     """LoRA rank of a module: `r`, unless rank_pattern says otherwise."""
     patterns = config.get("rank_pattern") or {}
     key = _pattern_key(patterns, module)
     return int(config["r"] if key is None else patterns[key])
 
 
-def scale_of(config: dict[str, Any], module: str) -> float:
+def scale_of(config: Json, module: str) -> float:
     """Factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
     patterns = config.get("alpha_pattern") or {}
     key = _pattern_key(patterns, module)
@@ -165,7 +165,7 @@ def scale_of(config: dict[str, Any], module: str) -> float:
     return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
 
 
-def targeted(config: dict[str, Any], module: str) -> bool:
+def targeted(config: Json, module: str) -> bool:
     """Whether target_modules alone, without exclusions or layer choices, names the module."""
     targets = config.get("target_modules")
     if isinstance(targets, str):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.values import Json
 from handlers.merge.adapters.adapter import Adapter, rank_of, scale_of
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import OPERATION
@@ -120,7 +120,7 @@ def gather(adapter: Adapter, keys: Keys) -> dict[str, Change]:
     return found
 
 
-def named_in(config: dict[str, Any], setting: str, module: str) -> bool:
+def named_in(config: Json, setting: str, module: str) -> bool:
     """Whether a list in adapter_config.json names the module or one that holds it."""
     names: Iterable[str] = config.get(setting) or ()
     return any(f".{name}." in f".{module}." for name in names)

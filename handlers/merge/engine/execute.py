@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from daemon.contract.errors import Retryable
 from daemon.contract.failpoints import point
@@ -22,6 +21,7 @@ from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.resume_ledger import Ledger, States, file_state, purpose
 from handlers.merge.plan.matcher import Matched
 from handlers.merge.plan.output_layout import Plan
+from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 Progress = Callable[[float, str], None]
@@ -95,7 +95,7 @@ class MergeResult:
     strategy: str
     changed_modules: int = 0
     changed_parameters: int = 0
-    edits: dict[str, Any] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     """Keys of config.json that have to change; None removes one."""
     fallbacks: tuple[Fallback, ...] = ()
     warnings: tuple[str, ...] = ()

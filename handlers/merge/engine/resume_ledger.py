@@ -12,18 +12,18 @@ import os
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from daemon.contract import cpu
 from daemon.contract.failpoints import point
 from daemon.contract.files import fsync_directory, fsync_file, remove_tree, sha256_file, write_atomic
-from daemon.contract.values import digest_of
+from daemon.contract.values import Frozen, digest_of
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.weights.base_digest import OnBytes, digest_file
 from handlers.models.folder import ModelFolder
 
 LEDGER = ".merge-progress.json"
-VERSION = 1
+VERSION: Literal[1] = 1
 ENGINE = 3
 """Raised whenever the streaming merge writes other bytes for the same input."""
 
@@ -43,23 +43,42 @@ def file_states(model: ModelFolder) -> States:
     return {name: file_state(model.path / name) for name in model.files.names}
 
 
-def purpose(adapters: Sequence[Adapter], plan: Any, states: States) -> dict[str, Any]:
-    """Everything that determines the bytes of the merged files, as a JSON value: base, adapters, plan, and the software.
+class Purpose(Frozen):
+    """Everything that determines the bytes of the merged files: the software, base, adapters, and plan."""
 
-    `plan`: a JSON value that says what is done.
-    """
+    engine: int = ENGINE
+    torch: str
+    cpu: list[str]
+    """The processor: the last bit of the math library's sums depends on it."""
+    base: States
+    adapters: list[dict[str, str]]
+    """For each adapter, the SHA-256 of each of its files."""
+    plan: str
+    """Digest of what is done."""
+
+
+class FinishedFile(Frozen):
+    """A file that is complete."""
+
+    size: int
+    """In bytes."""
+    sha256: str
+
+
+class _Content(Frozen):
+    """What the ledger holds."""
+
+    version: Literal[1] = VERSION
+    made_for: Purpose
+    files: dict[str, FinishedFile]
+
+
+def purpose(adapters: Sequence[Adapter], plan: object, states: States) -> Purpose:
+    """The purpose of a merge now. `plan`: a JSON value that says what is done."""
     import torch
 
-    return {
-        "engine": ENGINE,
-        "torch": str(torch.__version__),
-        "cpu": cpu.here().key,  # the last bit of the math library's sums depends on it
-        "base": states,
-        "adapters": [
-            {path.name: sha256_file(path) for path in (adapter.folder / "adapter_config.json", adapter.file)} for adapter in adapters
-        ],
-        "plan": digest_of(plan),
-    }
+    digests = [{path.name: sha256_file(path) for path in (one.folder / "adapter_config.json", one.file)} for one in adapters]
+    return Purpose(torch=str(torch.__version__), cpu=cpu.here().key, base=states, adapters=digests, plan=digest_of(plan))
 
 
 def clear(folder: Path, keep: Collection[str] = ()) -> None:
@@ -77,27 +96,27 @@ class Ledger:
     """The finished files of one merge; opened once, before the merge writes anything."""
 
     def __init__(
-        self, folder: Path, made_for: dict[str, Any], names: Collection[str], reading: Callable[[str], OnBytes], keep: Collection[str] = ()
+        self, folder: Path, made_for: Purpose, names: Collection[str], reading: Callable[[str], OnBytes], keep: Collection[str] = ()
     ) -> None:
         """Find out which of the files `names` in `folder` are complete; remove everything else but the entries `keep`.
 
         `reading(name)` returns what is called with the number of bytes that were read of a file.
         """
-        self.digests: dict[str, str] = {}
-        """File → SHA-256, for every finished file."""
         self._folder = folder
         self._made_for = made_for
-        self._sizes: dict[str, int] = {}
         self._lock = threading.Lock()
-        for name, entry in self._read().items():
-            if name in names and self._is_complete(name, entry, reading):
-                self.digests[name], self._sizes[name] = entry["sha256"], entry["size"]
-        self.kept = tuple(sorted(self.digests))
+        self._files = {name: file for name, file in self._read().items() if name in names and self._is_complete(name, file, reading)}
+        self.kept = tuple(sorted(self._files))
         """Files that an earlier attempt finished."""
-        self.kept_bytes = sum(self._sizes.values())
+        self.kept_bytes = sum(file.size for file in self._files.values())
         clear(folder, keep=(*self.kept, *keep))
         self._write()
         point("merge.ledger.opened")
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """File → SHA-256, for every finished file."""
+        return {name: file.sha256 for name, file in self._files.items()}
 
     def record(self, name: str) -> None:
         """Flush a finished file to disk and write it into the ledger. May be called by several threads."""
@@ -106,7 +125,7 @@ class Ledger:
         point("merge.shard.synced")
         digest = digest_file(path)
         with self._lock:
-            self.digests[name], self._sizes[name] = digest, path.stat().st_size
+            self._files[name] = FinishedFile(size=path.stat().st_size, sha256=digest)
             self._write()
             point("merge.shard.recorded")
 
@@ -116,23 +135,20 @@ class Ledger:
         fsync_directory(self._folder)
         point("merge.ledger.removed")
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        """File → entry of the ledger in the folder; empty when there is none, or one of another merge or version."""
+    def _read(self) -> dict[str, FinishedFile]:
+        """The files that the ledger in the folder names; none when there is no ledger, or one of another merge or version."""
         try:
-            value = json.loads((self._folder / LEDGER).read_bytes())
-            if value["version"] != VERSION or value["made_for"] != self._made_for:
-                return {}
-            return {str(name): {"size": int(entry["size"]), "sha256": str(entry["sha256"])} for name, entry in value["files"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            content = _Content.model_validate_json((self._folder / LEDGER).read_bytes())
+        except (OSError, ValueError):
             return {}
+        return content.files if content.made_for == self._made_for else {}
 
     def _write(self) -> None:
-        files = {name: {"size": self._sizes[name], "sha256": digest} for name, digest in sorted(self.digests.items())}
-        value = {"version": VERSION, "made_for": self._made_for, "files": files}
-        write_atomic(self._folder / LEDGER, json.dumps(value, indent=1) + "\n")
+        content = _Content(made_for=self._made_for, files=dict(sorted(self._files.items())))
+        write_atomic(self._folder / LEDGER, json.dumps(content.model_dump(mode="json"), indent=1) + "\n")
 
-    def _is_complete(self, name: str, entry: dict[str, Any], reading: Callable[[str], OnBytes]) -> bool:
+    def _is_complete(self, name: str, file: FinishedFile, reading: Callable[[str], OnBytes]) -> bool:
         path = self._folder / name
-        if path.is_symlink() or not path.is_file() or path.stat().st_size != entry["size"]:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != file.size:
             return False
-        return bool(digest_file(path, reading(name)) == entry["sha256"])
+        return bool(digest_file(path, reading(name)) == file.sha256)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -26,6 +25,7 @@ from handlers.merge.plan.replacements import replaced, rows_of_tokens
 from handlers.merge.plan.task_heads import Head, new_head
 from handlers.merge.plan.tied_weights import TensorChange, tensor_changes
 from handlers.merge.weights.unpacked_base import UnpackedBase, header_dtype
+from handlers.models.files import Edits
 
 STREAMED_DTYPES = ("F32", "F16", "BF16")
 PLAIN_INITIALIZERS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -52,7 +52,7 @@ class Matched:
     """The outputs of a merge, and the keys of config.json that have to change with them."""
 
     outputs: list[Output]
-    edits: dict[str, Any] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -86,7 +86,7 @@ class _Matcher:
         self.changed: dict[str, Output] = {}
         self.low_rank: list[tuple[Change, str, Output]] = []
         """Low-rank changes, whose operations are made when all are known."""
-        self.edits: dict[str, Any] = {}
+        self.edits: Edits = {}
         self.warnings: list[str] = []
         self.resized: tuple[int, int] | None = None
 

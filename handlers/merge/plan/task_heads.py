@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -16,6 +15,7 @@ from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change
 from handlers.merge.adapters.name_mapping import OPERATION, Names
 from handlers.merge.weights.model_structure import HEADED, build, headed_class, structure
+from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 
@@ -25,7 +25,7 @@ class Head:
 
     added: tuple[str, ...] = ()
     drop: frozenset[str] = frozenset()
-    edits: dict[str, Any] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -66,7 +66,7 @@ def new_head(
         )
     lost = (built.state if built else frozenset()) - other.state
     drop = frozenset(name for name in names.stored if names.parameter(name) in lost)
-    edits: dict[str, Any] = {
+    edits: Edits = {
         "architectures": [cls.__name__],
         "id2label": {str(one): f"LABEL_{one}" for one in range(count)},
         "label2id": {f"LABEL_{one}": one for one in range(count)},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -18,6 +17,7 @@ from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change, digest, named_in, signature
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft
 from handlers.merge.weights.model_structure import Structure, build, model_class, structure
+from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 SHARED = (
@@ -44,7 +44,7 @@ class TensorChange:
     """That of `stored`."""
     base: str | None = None
     """The adapter's key with the values before the change, where they are not those of `stored`."""
-    edits: dict[str, Any] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 

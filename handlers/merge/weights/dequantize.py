@@ -11,13 +11,13 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import TensorInfo
+from daemon.contract.values import Json
 from handlers.merge.weights.sources import Source, TensorReader, row_elements
 from handlers.models.folder import ModelFolder
 
@@ -71,7 +71,7 @@ def _packing(model: ModelFolder, name: str, state: str) -> Packing:
         raise damaged(path, f"{state} is far too large for what it should hold")
     raw = bytes(_part(model, state, name).view(torch.uint8).tolist())
     try:
-        note: dict[str, Any] = json.loads(raw)
+        note: Json = json.loads(raw)
         shape = tuple(int(size) for size in note["shape"])
         found = Packing(
             str(note["quant_type"]), int(note["blocksize"]), FLOATS[note["dtype"]], shape,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from handlers.merge.weights.dequantize import (
 )
 from handlers.merge.weights.sources import CastSource, Source, StoredSource, torch_dtype
 from handlers.merge.weights.unpacked_base import UnpackedBase, can_unpack, header_dtype, method_of, quantization
+from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 FP8 = ("F8_E4M3", "F8_E5M2")
@@ -61,7 +61,7 @@ def unpack(model: ModelFolder) -> UnpackedBase:
     packed, dropped = (_bitsandbytes if method == "bitsandbytes" else _fp8)(model, dtype)
     _check_left(model, packed, dropped, method)
     name = str(dtype).removeprefix("torch.")
-    edits: dict[str, Any] = {"quantization_config": None, "dtype" if "dtype" in model.config else "torch_dtype": name}
+    edits: Edits = {"quantization_config": None, "dtype" if "dtype" in model.config else "torch_dtype": name}
     if "compression_config" in model.config:
         edits["compression_config"] = None
     warning = f"the base is stored quantized ({method}): {len(packed)} of its tensors were dequantized to {name} before the merge"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from daemon.contract.safetensors import DTYPES, TensorInfo
+from handlers.models.files import Edits
 from handlers.models.folder import ModelFolder
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class UnpackedBase:
     """In the order of the headers. The model's own headers where nothing has to be unpacked."""
     sources: Mapping[str, Source] = field(default_factory=dict)
     """How those tensors are read whose values are not their stored bytes."""
-    edits: Mapping[str, Any] = field(default_factory=dict)
+    edits: Edits = field(default_factory=dict)
     """Keys of config.json that have to change; None removes one."""
     warnings: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import torch
 
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.values import Json
 from handlers.child.progress import Reporter
 from handlers.onnx.activations.capture import take_attentions, watching
 from handlers.onnx.activations.contract import ActivationOutput
@@ -22,7 +23,7 @@ from handlers.onnx.activations.reference import Torchs, compare
 from handlers.onnx.export.attempts import try_strategies
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.export.stage import build
-from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, extra_facts, shaped
+from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, extra_facts, shaped
 from handlers.onnx.graphs.comparison import open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.graphset import GraphSet
@@ -104,7 +105,7 @@ class WithActivations:
         self._outputs: tuple[str, ...] = ()
 
     def shaped(self, form: Form) -> WithActivations:
-        """The plain family's other form, with activations; NotApplicableError for fixed axes, which the contract does not know."""
+        """The plain family's other form, with activations; NotApplicableError for fixed axes, which activations.json can't describe."""
         if form.axes != "all":
             raise NotApplicableError("activations have only graphs whose axes are all dynamic")
         return WithActivations(shaped(self.plain, form), self.torchs, self._added, self.folder)
@@ -124,7 +125,7 @@ class WithActivations:
         self._outputs = signature.outputs
         return [replace(part, module=Handing(part.module, self.torchs, self.folder).eval(), signature=signature)]
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, graphs: Graphs) -> Graphs:
         for model in graphs.values():
             part_outputs(model, self._outputs)
         return self.plain.finish(graphs)
@@ -132,7 +133,7 @@ class WithActivations:
     def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
         return {role: (file, Extended(plain, self._added)) for role, (file, plain) in self.plain.signatures(reference).items()}
 
-    def extra(self, reference: Any) -> dict[str, Any]:
+    def extra(self, reference: Any) -> Json:
         """The plain family's further facts for graphs.json."""
         return extra_facts(self.plain, reference)
 

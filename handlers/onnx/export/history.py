@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from daemon.contract.files import write_atomic
-from daemon.contract.values import Frozen
+from daemon.contract.values import Frozen, Json
 
 FILE = "onnx-history.json"
 LIMIT = 500
@@ -60,7 +60,7 @@ class History:
             write_atomic(self._path, json.dumps(self._raw, indent=1) + "\n")
 
 
-def key_of(architecture: str, config: Mapping[str, Any], opset: int, profile: str) -> str:
+def key_of(architecture: str, config: Json, opset: int, profile: str) -> str:
     """The key: what must be equal for an earlier success to be a useful hint (architecture and its variant, versions, opset, profile)."""
     rope = config.get("rope_parameters")
     features = [

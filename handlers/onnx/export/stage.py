@@ -28,7 +28,18 @@ from handlers.onnx.export.failure_report import failure_with_report
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.export.history import History, PastExport, key_of
 from handlers.onnx.export.optimization import optimize_export
-from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, architecture, extra_facts, has_experts, release, shaped
+from handlers.onnx.families.base import (
+    Family,
+    Form,
+    Graphs,
+    NotApplicableError,
+    Part,
+    architecture,
+    extra_facts,
+    has_experts,
+    release,
+    shaped,
+)
 from handlers.onnx.families.chain.family import CHAIN, Layered, divided, forms, place_example
 from handlers.onnx.folder import examples, tokenizer_files
 from handlers.onnx.graphs import graph_file
@@ -157,7 +168,7 @@ def _described(one: Any, signature: Signature, facts: dict[str, object]) -> None
     graph_file.describe(one, facts)
 
 
-def _finished(exported: dict[str, Any], family: Family, reference: Any, opset: int, facts: dict[str, object]) -> dict[str, Any]:
+def _finished(exported: Graphs, family: Family, reference: Any, opset: int, facts: dict[str, object]) -> Graphs:
     """The graphs that are written: tidied, with named axes and facts about themselves."""
     for one in exported.values():
         _tidied(one, opset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 
 import torch
 import transformers
@@ -17,11 +17,17 @@ import transformers
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.plan import plan, variant_names
+from daemon.contract.values import Json
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import Task
 from handlers.onnx.graphs.signature import Signature
 
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
 OPERATION = "export the model to ONNX"
+Graphs: TypeAlias = "Mapping[str, ir.Model]"
+"""Role → graph."""
 
 Axes = Literal["all", "lengths", "batch", "none"]
 """Which axes stay dynamic: all; all but the batch, which is 1; the batch alone; none."""
@@ -77,8 +83,8 @@ class Family(Protocol):
     def parts(self, model: Any, reference: Any) -> Sequence[Part]:
         """The graphs to export."""
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
-        """Role → onnx_ir model: the graphs that are written, made of those that were exported."""
+    def finish(self, graphs: Graphs) -> Graphs:
+        """The graphs that are written, made of those that were exported."""
 
     def signatures(self, reference: Any) -> Mapping[str, tuple[str, Signature]]:
         """Role → (file, signature) of the graphs that are written."""
@@ -103,7 +109,7 @@ def shaped(family: Family, form: Form) -> Family:
     return cast(Family, reshape(form))
 
 
-def extra_facts(family: Family, reference: Any) -> dict[str, Any]:
+def extra_facts(family: Family, reference: Any) -> Json:
     """What graphs.json should say beyond names and shapes: `family.extra(reference)` where the family has that, else nothing."""
     extra = getattr(family, "extra", None)
     return dict(extra(reference)) if extra is not None else {}

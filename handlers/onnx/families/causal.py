@@ -18,8 +18,9 @@ import onnxruntime
 import torch
 from transformers import DynamicCache
 
+from daemon.contract.values import Json
 from handlers.models.tasks import Task
-from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, unsupported
+from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, load_model, unsupported
 from handlers.onnx.families.trace_cases import TraceCase, make_cases, tested
 from handlers.onnx.families.uncached import Uncached
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
@@ -164,13 +165,13 @@ class Causal:
         example = example_inputs(model, signature, batch=2 if self.form.axes == "all" else 1)
         return [Part("model", MODEL_FILE, signature, FlatCacheModel(model, signature).eval(), example)]
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, graphs: Graphs) -> Graphs:
         return graphs
 
     def signatures(self, reference: CausalReference) -> Mapping[str, tuple[str, Signature]]:
         return {"model": (MODEL_FILE, reference.signature)}
 
-    def extra(self, reference: CausalReference) -> dict[str, Any]:
+    def extra(self, reference: CausalReference) -> Json:
         """What graphs.json says of a form that is not the usual one."""
         return {} if self.form.axes == "all" else {"dynamic_axes": self.form.axes}
 

@@ -19,7 +19,7 @@ import torch
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.models.tasks import Task
-from handlers.onnx.families.base import OPERATION, Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
+from handlers.onnx.families.base import OPERATION, Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.signature import BATCH, SEQUENCE, Signature
@@ -199,7 +199,7 @@ class Encoder:
         example = tuple(example_inputs(signature.inputs, reference.vocabulary, pad, 2, 5).values())
         return [Part("model", MODEL_FILE, signature, OnePass(model, signature).eval(), example)]
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, graphs: Graphs) -> Graphs:
         return graphs
 
     def signatures(self, reference: EncoderReference) -> Mapping[str, tuple[str, Signature]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from daemon.contract.values import Json
+
 HEADS, HEAD_SIZE, HIDDEN, INNER, VOCABULARY = 4, 16, 64, 128, 320
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
@@ -24,7 +26,7 @@ _SIZES: Mapping[str, int] = {
 _PER_FREQUENCY = ("short_factor", "long_factor")
 
 
-def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
+def shrunk(config: Json) -> dict[str, Any]:
     """The configuration in small; one that is small already stays as it is."""
     small = dict(config)
     kinds = config.get("layer_types")

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from daemon.contract.values import Json
+
 LONGEST = 300
 """Tokens of the longest prompt that is tried: a few thousand would need gigabytes for the logits alone."""
 
@@ -66,7 +68,7 @@ SHAPES: tuple[TraceShape, ...] = (
 
 def thresholds(config: Any) -> dict[int, str]:
     """Length → what a model does otherwise beyond it, as its configuration says."""
-    settings: Mapping[str, Any] = config.get_text_config().to_dict()
+    settings: Json = config.get_text_config().to_dict()
     found: dict[int, str] = {}
     window = settings.get("sliding_window")
     if isinstance(window, int) and settings.get("use_sliding_window", True):

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from daemon.contract.values import Json
 from handlers.models.files import setting
 from handlers.models.tasks import Task
-from handlers.onnx.families.base import Form, Part, Tracing, load_model
+from handlers.onnx.families.base import Form, Graphs, Part, Tracing, load_model
 from handlers.onnx.families.trace_cases import TraceCase, make_cases, tested
 from handlers.onnx.folder.fixed_window import Window
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
@@ -116,13 +117,13 @@ class Uncached:
         positions = (torch.arange(tokens).repeat(rows, 1),) if signature.position_ids else ()
         return [Part("model", MODEL_FILE, signature, PlainModel(model, signature).eval(), (ids, mask, *positions))]
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, graphs: Graphs) -> Graphs:
         return graphs
 
     def signatures(self, reference: UncachedReference) -> Mapping[str, tuple[str, Signature]]:
         return {"model": (MODEL_FILE, reference.signature)}
 
-    def extra(self, reference: UncachedReference) -> dict[str, Any]:
+    def extra(self, reference: UncachedReference) -> Json:
         """What graphs.json says of this form."""
         return {"cache": False, "dynamic_axes": self.form.axes, "window": reference.window}
 

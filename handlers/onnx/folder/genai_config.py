@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from daemon.contract.values import Json
 from handlers.models.files import read_json
 
 FILE = "genai_config.json"
@@ -21,13 +21,13 @@ SEARCH = (
 """Settings of generation_config.json that onnxruntime-genai knows under the same name."""
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> Json:
     """The configuration of a folder; Permanent where there is none."""
-    config: dict[str, Any] = read_json(folder / FILE, OPERATION)
+    config: Json = read_json(folder / FILE, OPERATION)
     return config
 
 
-def finish(folder: Path) -> dict[str, Any]:
+def finish(folder: Path) -> Json:
     """Complete what the builder wrote in `folder` from the model's own files beside it; gives the result.
 
     No provider is named, so that the folder runs wherever it is loaded; `Config.append_provider` chooses another than the CPU.
@@ -43,17 +43,17 @@ def finish(folder: Path) -> dict[str, Any]:
     return config
 
 
-def end_tokens(config: dict[str, Any]) -> tuple[int, ...]:
+def end_tokens(config: Json) -> tuple[int, ...]:
     """Tokens that end a text."""
     ends = config["model"]["eos_token_id"]
     return tuple(ends) if isinstance(ends, list) else (ends,)
 
 
-def _has_first_token(folder: Path, generation: dict[str, Any]) -> bool:
+def _has_first_token(folder: Path, generation: Json) -> bool:
     tokens = (generation.get("bos_token_id"), _json(folder / "config.json").get("bos_token_id"))
     return any(token is not None for token in tokens) or bool(_json(folder / "tokenizer_config.json").get("bos_token"))
 
 
-def _json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = read_json(path, OPERATION) if path.is_file() else {}
+def _json(path: Path) -> Json:
+    value: Json = read_json(path, OPERATION) if path.is_file() else {}
     return value

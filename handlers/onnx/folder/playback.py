@@ -30,7 +30,7 @@ _ORDER = ("encoder", "model", "decoder", "decoder_with_past", "decoder_merged")
 
 
 class UnknownInputError(Exception):
-    """A graph has an input that nothing here knows how to fill."""
+    """A graph has an input for which there is no rule here."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Player:
 
 def run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All outputs by name; inputs are cast to the float type that the graph takes."""
-    wanted: dict[str, Any] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
+    wanted: dict[str, type[np.floating[Any]]] = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
     cast = {
         value.name: feeds[value.name].astype(wanted[value.type], copy=False) if value.type in wanted else feeds[value.name]
         for value in session.get_inputs()

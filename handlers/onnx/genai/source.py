@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.jobs.plan import variant_names
-from handlers.models.files import copy_tokenizer, edited, read_json, setting
+from daemon.contract.values import Json
+from handlers.models.files import Edits, copy_tokenizer, edited, read_json, setting
 from handlers.models.folder import ModelFolder
 from handlers.onnx.families.base import architecture
 from handlers.onnx.graphs.graph_file import fresh_folder
@@ -51,7 +51,7 @@ def unsupported(folder: Path, cause: str) -> Permanent:
     return Permanent(FaultCode.UNSUPPORTED_ARCHITECTURE, OPERATION, cause, remedy, path=folder)
 
 
-def rope_type(config: dict[str, Any]) -> str:
+def rope_type(config: Json) -> str:
     """How the model scales its rotary angles, "default" where it doesn't."""
     parameters = setting(config, "rope_parameters") or setting(config, "rope_scaling") or {}
     kind = parameters.get("rope_type", parameters.get("type")) if isinstance(parameters, dict) else None
@@ -72,7 +72,7 @@ def check_supported(folder: Path) -> None:
         )
 
 
-def _as_wide_as_the_vocabulary(folder: Path, config: dict[str, Any]) -> str | None:
+def _as_wide_as_the_vocabulary(folder: Path, config: Json) -> str | None:
     """The name of a matrix with one row a token that is neither embedding nor output layer."""
     model = ModelFolder(folder)
     if model.pickled:
@@ -102,14 +102,14 @@ def prepare(context: StageContext) -> Path:
     return folder
 
 
-def _edits(config: dict[str, Any]) -> dict[str, Any]:
-    """What the builder must be told in words that it understands; the folder that is published keeps the model's own configuration."""
+def _edits(config: Json) -> Edits:
+    """Keys that the builder reads and the model's configuration lacks; the published folder keeps that configuration as it is."""
     name = (config.get("architectures") or [""])[0]
-    edits: dict[str, Any] = {}
+    edits: Edits = {}
     if name in _WINDOW_EVERYWHERE and config.get("sliding_window") and "layer_types" not in config:
         edits["layer_types"] = ["sliding_attention"] * int(config["num_hidden_layers"])  # without it the window would be left out
     if name == "Phi3ForCausalLM":
-        edits["original_max_position_embeddings"] = config.get("max_position_embeddings")  # else it looks for a second set of angles
+        edits["original_max_position_embeddings"] = config.get("max_position_embeddings")  # else it looks for a second set of rope factors
     return edits
 
 

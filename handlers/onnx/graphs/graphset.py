@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, ValidationError
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.values import Frozen
+from daemon.contract.values import Frozen, Json
 
 FILE = "graphs.json"
 OPERATION = "read what an ONNX folder holds"
@@ -54,7 +53,7 @@ class GraphSet(Frozen):
     """Of the weights: "float32", "float16", "int8", "int4"."""
     opset: int
     graphs: tuple[Graph, ...]
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: Json = Field(default_factory=dict)
     """Facts of one family or variant."""
 
     @property

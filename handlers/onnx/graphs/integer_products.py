@@ -29,6 +29,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from daemon.contract.jobs.figures import IntegerProducts
 from handlers.onnx.graphs.quantized_values import OTHER, SIGNED, UNKNOWN, UNSIGNED, dequantizer, input_of, integers, type_of
 
 LOWEST, HIGHEST = -(1 << 15), (1 << 15) - 1
@@ -95,19 +96,19 @@ class Portability:
     products: list[IntegerProduct] = field(default_factory=list)
 
     @property
-    def figures(self) -> dict[str, object] | None:
+    def figures(self) -> IntegerProducts | None:
         """For the report; None where no integers are multiplied."""
         if not self.products:
             return None
         kinds = Counter(f"{one.activations} x {one.weights}" for one in self.products)
-        return {
-            "products": len(self.products),
-            "kinds": dict(sorted(kinds.items())),
-            "largest_pair_sum": max((one.largest for one in self.products if one.largest is not None), default=None),
-            "pair_sum_limit": HIGHEST,
-            "overflowing_products": sum(one.exact is False for one in self.products),
-            "unknown_products": sum(one.exact is None for one in self.products),
-        }
+        return IntegerProducts(
+            products=len(self.products),
+            kinds=dict(sorted(kinds.items())),
+            largest_pair_sum=max((one.largest for one in self.products if one.largest is not None), default=None),
+            pair_sum_limit=HIGHEST,
+            overflowing_products=sum(one.exact is False for one in self.products),
+            unknown_products=sum(one.exact is None for one in self.products),
+        )
 
     @property
     def fault(self) -> str | None:
@@ -240,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"needs": found.needs, "integer_products": found.figures, "fault": found.fault}))
+        products = found.figures
+        print(json.dumps({"needs": found.needs, "integer_products": products.written() if products else None, "fault": found.fault}))
     elif found.products:
         print(found.fault or f"{len(found.products)} integer products, none overflows 16 bits: right on {found.needs}")
     else:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from daemon.contract.values import Json
 from handlers.models.files import setting
 from handlers.onnx.graphs.graphset import Graph, Port
 
@@ -24,7 +24,7 @@ _OWN_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
 class UnknownInputError(ValueError):
-    """A graph has an input, or an axis, that nothing here knows how to fill."""
+    """A graph has an input, or an axis, for which there is no rule here."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ _CACHED = (
 class Maker:
     """Makes inputs for one graph of a model with this configuration."""
 
-    def __init__(self, graph: Graph, config: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, config: Json) -> None:
         self.graph = graph
         self.config = config
         names = {port.name for port in graph.inputs}
@@ -97,7 +97,7 @@ class Maker:
         return InputShape(rows, tokens, past, min(shape.left, holes), min(shape.right, tokens - 1))
 
     def make(self, shape: InputShape, seed: int) -> RandomInputs:
-        """Inputs of one shape; UnknownInputError where the graph wants something unknown."""
+        """Inputs of one shape; UnknownInputError where the graph has an input that is not known here."""
         generator = np.random.default_rng(seed)
         lengths = {
             "batch": shape.rows, "sequence": shape.tokens, "past": shape.past, "total": shape.past + shape.tokens,
@@ -154,7 +154,7 @@ def _size(axis: int | str, lengths: Mapping[str, int], name: str) -> int:
     return lengths[axis]
 
 
-def _positions(config: Mapping[str, Any]) -> int:
+def _positions(config: Json) -> int:
     """Tokens that the model surely takes; some count positions from the padding token's number on."""
     known = setting(config, "max_position_embeddings") or setting(config, "n_positions")
     if not isinstance(known, int) or known <= 0:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
+from daemon.contract.values import Json
 from handlers.onnx.folder.playback import Player
 from handlers.onnx.folder.playback import UnknownInputError as UnplayedError
 from handlers.onnx.graphs import graph_file as graphs_on_disk
@@ -35,7 +35,7 @@ WIDTH = 200
 
 @dataclass(frozen=True)
 class Optimized:
-    """The folder's graphs as they are now, and what became of each step."""
+    """The folder's graphs as they are now, and the result of each step."""
 
     graphs: GraphSet
     reports: tuple[StepReport, ...]
@@ -43,7 +43,7 @@ class Optimized:
     bytes_before: int
     bytes_after: int
     error: float | None = None
-    """What `verify` said of the folder as it now is; None where no step was kept."""
+    """What `verify` gave for the folder as it now is; None where no step was kept."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -69,7 +69,7 @@ class OptimizeOptions:
 
 
 def optimize(
-    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Mapping[str, Any],
+    folder: Path, graphs: GraphSet, level: Level, verify: Callable[[Path], float], config: Json,
     options: OptimizeOptions = OptimizeOptions(), tell: Callable[[float, str], None] = lambda share, what: None,
 ) -> Optimized:  # fmt: skip
     """Optimize a written, verified folder in place and write its graphs.json anew.
@@ -118,7 +118,7 @@ class _Work:
     """All steps on one graph."""
 
     def __init__(
-        self, bench: Bench, graph: Graph, level: Level, config: Mapping[str, Any], options: OptimizeOptions, texts: Sequence[RandomInputs]
+        self, bench: Bench, graph: Graph, level: Level, config: Json, options: OptimizeOptions, texts: Sequence[RandomInputs]
     ) -> None:
         self.bench, self.graph, self.level, self.config, self.options = bench, graph, level, config, options
         self.path = bench.folder / graph.file

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx_ir as ir
+
+from daemon.contract.values import Json
 
 Level = Literal["none", "basic", "extended", "all"]
 RANK: Mapping[str, int] = {"none": 0, "basic": 1, "extended": 2, "all": 3}
@@ -26,7 +28,7 @@ class StepInput:
 
     model: ir.Model
     """The step may change it; large weights are in files and are read when needed."""
-    config: Mapping[str, Any]
+    config: Json
     """config.json."""
     scratch: Path
     """An empty folder for whatever the step writes."""
@@ -45,7 +47,7 @@ class Step:
 
 @dataclass
 class StepReport:
-    """What became of one step on one graph. Milliseconds are medians by what was run: "prefill", "decode"."""
+    """The result of one step on one graph. Milliseconds are medians by what was run: "prefill", "decode"."""
 
     graph: str
     name: str

@@ -19,6 +19,7 @@ from handlers.onnx.families.base import Part
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.options import OnnxOptions
 from handlers.toolchains import use
+from handlers.toolchains.optimum_export import Exported
 
 NAME = "optimum"
 MODULE = "handlers.toolchains.optimum_export"
@@ -59,7 +60,7 @@ def _export(opset: int, context: StageContext, toolchain: Path, scratch: Path, f
         "source": source, "target": folder, "scratch": work, "task": task.name, "opset": opset,
         "cache": int(context.work.options(OnnxOptions).cache),
     }  # fmt: skip
-    use.run_module(toolchain, MODULE, options, scratch)
+    use.run_module(toolchain, MODULE, options, scratch, Exported)
 
 
 def _hand_on_what_does_not_change(model: ir.Model, wanted: Sequence[str]) -> None:

@@ -1,28 +1,29 @@
 """Measures which base the adapter was trained on. The likelihood of the samples' own text on each base that `merge.base` can name.
 
-Called by the validate stage while the live worker still holds the model, after the reference was measured; `bases_live` does the
-worker's part. Language models alone, since the measure is the next token of a text. Nothing is decided here: figures and, where they are
-clear, a warning. Imports numpy and nothing heavier.
+Called by the stage `reference` while the live worker still holds the model, after the reference was measured; `engines.live_base` does the
+worker's part. Language models alone, since the measure is the next token of a text. Nothing is decided here: figures and, where they
+are clear, a warning. Imports numpy and nothing heavier.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from daemon.contract.jobs.figures import BasesFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json, setting
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Progress, Reference, teacher_forced
 from handlers.validate.checks.samples import Sample
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import CanRebase, Rebase
 
 VALUES = ("original", "dequantized", "dequantized-double")
 MARGIN = 3.0
-"""Standard errors by which another base must be better before it is said: two others are tried, and neighbouring tokens are alike."""
+"""Standard errors by which another base must be better before a warning says so: two others are tried, and neighbours are alike."""
 
 
 def taken(context: StageContext) -> str:
@@ -44,27 +45,25 @@ def stored_quantized(base: Path) -> bool:
     return bool(setting(config, "quantization_config") or config.get("compression_config"))
 
 
-def compare(live: EngineWorker, reference: Reference, context: StageContext, folder: Path, progress: Progress) -> dict[str, Any] | None:
+def compare(live: EngineWorker, reference: Reference, context: StageContext, folder: Path, progress: Progress) -> BasesFigures | None:
     """Run the samples on the other bases too; None where nobody asked. Adds to the reference's warnings; `folder` is for scratch.
 
-    The live worker holds another base afterwards. The figures are nats a token: "nll" the mean negative log-likelihood of the samples'
-    tokens, "error" the standard error of each other's difference to the chosen one, "kl" the divergence KL(chosen ‖ other); where
-    nothing could be compared there is "skipped", the reason, instead. A worker that fails is such a reason.
+    The live worker holds another base afterwards. Where nothing could be compared the figures say why; a worker that fails is a reason.
     """
     asked, chosen = context.work.validation.bases, taken(context)
     if context.base is None or not (asked or chosen != "original"):
         return None
     reason = _unfit(reference, Path(context.base))
     try:
-        reason = reason or live.ask("streams")["reason"]
-        figures = {} if reason else _measured(live, reference, chosen, folder, progress)
+        reason = reason or live.ask(CanRebase()).reason
+        figures = None if reason else _measured(live, reference, chosen, folder, progress)
     except (WorkerFailed, ValueError) as error:
-        progress(1.0, "comparing bases")  # told to stop, the stage ends here: then the worker was ended with it
-        reason = error.cause if isinstance(error, WorkerFailed) else str(error)
-    if reason:
+        progress(1.0, "comparing bases")  # ends the stage if it was told to stop, in which case the worker was ended too
+        figures, reason = None, error.cause if isinstance(error, WorkerFailed) else str(error)
+    if figures is None:
         if asked:
             reference.warnings.append(f"The bases that the adapter may have learnt against were not compared: {reason}.")
-        return {"chosen": chosen, "skipped": reason}
+        return BasesFigures(chosen=chosen, skipped=reason)
     if warning := better(figures, own=bool(context.work.validation.prompts)):
         reference.warnings.append(warning)
     return figures
@@ -81,13 +80,13 @@ def _unfit(reference: Reference, base: Path) -> str | None:
     return None if any(_scored(sample) for sample in reference.samples) else "no prompt has a second token"
 
 
-def _measured(live: EngineWorker, reference: Reference, chosen: str, folder: Path, progress: Progress) -> dict[str, Any]:
+def _measured(live: EngineWorker, reference: Reference, chosen: str, folder: Path, progress: Progress) -> BasesFigures:
     losses = {chosen: np.concatenate([surprise(sample, np.load(sample.logits, mmap_mode="r")) for sample in reference.samples])}
     divergence: dict[str, float | None] = {}
     for values in VALUES:
         if values == chosen:
             continue
-        live.ask("rebase", values=values)
+        live.ask(Rebase(values=values))
         comparison, found = Comparison(reference.subject.head), []
         for number, sample in enumerate(reference.samples):
             progress(1.0, f"{values} base, prompt {number + 1} of {len(reference.samples)}")
@@ -115,7 +114,7 @@ def surprise(sample: Sample, rows: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, float | None]) -> dict[str, Any]:
+def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, float | None]) -> BasesFigures:
     """The figures of `compare` from losses of the same tokens on each base. The standard error is that of paired differences."""
     means = {values: float(losses[values].mean()) for values in VALUES if values in losses}
     count = len(losses[chosen])
@@ -125,18 +124,18 @@ def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, fl
         if values != chosen
     }
     best = min(means, key=lambda values: (means[values], values != chosen))
-    return {"chosen": chosen, "best": best, "tokens": count, "nll": means, "error": errors, "kl": divergence}
+    return BasesFigures(chosen=chosen, best=best, tokens=count, nll=means, error=errors, kl=divergence)
 
 
-def better(figures: dict[str, Any], *, own: bool) -> str | None:
+def better(figures: BasesFigures, *, own: bool) -> str | None:
     """What to say when another base than the chosen one fits the samples clearly better; `own`: the prompts are the user's."""
-    chosen, best, nll = figures["chosen"], figures["best"], figures["nll"]
-    error = figures["error"].get(best)
-    if error is None or nll[chosen] - nll[best] <= MARGIN * error:
+    chosen, best, nll = figures.chosen, figures.best, figures.nll
+    error = figures.error.get(best) if figures.error and best else None
+    if nll is None or best is None or error is None or nll[chosen] - nll[best] <= MARGIN * error:
         return None
     caution = "" if own else ", which the built-in ones are not: set validate.prompts before you believe this"
     return (
         f"The samples fit the adapter on the {best} base better: {nll[best]:.4g} nats a token against {nll[chosen]:.4g} on the {chosen} one"
-        f" (they differ by {nll[chosen] - nll[best]:.2g} ± {error:.1g}, {figures['tokens']} tokens)."
+        f" (they differ by {nll[chosen] - nll[best]:.2g} ± {error:.1g}, {figures.tokens} tokens)."
         f' merge.base = "{best}" would merge into it. The prompts should be the run\'s own data{caution}.'
     )

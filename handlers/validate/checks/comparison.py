@@ -7,17 +7,31 @@ units of the standard deviation of the reference's logits, which makes them comp
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from daemon.contract.jobs.figures import Likeness
+from daemon.contract.jobs.figures import Figures, Likeness
 from handlers.validate.engines.task_profile import Head
 
 _ROWS = 16
 SMALLEST_SPREAD = 0.05
 """Of numbers that a model gives, the smallest deviation they are measured in, as a share of their root mean square: where all texts
 score alike, rounding would look like an error."""
+
+
+class PromptLikeness(Figures):
+    """How near a model's outputs are to a reference's, on one prompt."""
+
+    positions: int
+    """Rows that were compared."""
+    agreement: float | None
+    """Share of them with the same choice; None for a task without one."""
+    kl: float | None
+    """Mean divergence from the reference, in nats a position; None for a task without one."""
+    error_max_absolute: float
+    """Largest |Δ| of an output."""
+    worst_position: int
+    """Row in which that is."""
 
 
 class Comparison:
@@ -40,7 +54,7 @@ class Comparison:
         self._error_max = 0.0
         self._cosines: list[float] = []
 
-    def add(self, reference: np.ndarray, other: np.ndarray) -> dict[str, Any]:
+    def add(self, reference: np.ndarray, other: np.ndarray) -> PromptLikeness:
         """Compare rows (P, V) of one prompt; give that prompt's summary.
 
         Raises ValueError when the shapes differ or `other` holds values that are not finite.
@@ -64,13 +78,13 @@ class Comparison:
         self._agreeing += agreeing
         self._kl += sum(divergences)
         self._error_max = max(self._error_max, *errors)
-        return {
-            "positions": len(reference),
-            "agreement": self._share(agreeing, len(reference)),
-            "kl": self._divergence(sum(divergences), len(reference)),
-            "error_max_absolute": max(errors),
-            "worst_position": int(np.argmax(errors)),
-        }
+        return PromptLikeness(
+            positions=len(reference),
+            agreement=self._share(agreeing, len(reference)),
+            kl=self._divergence(sum(divergences), len(reference)),
+            error_max_absolute=max(errors),
+            worst_position=int(np.argmax(errors)),
+        )
 
     def _agreeing_rows(self, reference: np.ndarray, start: int, mine: np.ndarray, theirs: np.ndarray) -> int:
         if self._head == "choice":

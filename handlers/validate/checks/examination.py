@@ -5,21 +5,39 @@ Called by the validate stage for the merged model and for every variant.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
-from handlers.validate.checks.comparison import Comparison
-from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_work, teacher_forced
+from handlers.validate.checks.comparison import Comparison, PromptLikeness
+from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_error, teacher_forced
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import labels_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import Encode, Greedy
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
+
+
+class PromptFigures(PromptLikeness):
+    """What was measured on one prompt. A name that is missing was not measured."""
+
+    merged_error_max_absolute: float | None = None
+    """Largest |Δ| from the merged model in PyTorch."""
+    tokens: list[int] | None = None
+    """What the artifact decoded through its cache."""
+    greedy_identical: bool | None = None
+    """Whether these are the live model's tokens."""
+    first_different_token: int | None = None
+    """Place of the first one that is not; null where there is none."""
+    cache_error_max_absolute: float | None = None
+    """Largest |Δ| between outputs decoded through the cache and those of one pass."""
+    cache_errors: dict[str, float] | None = None
+    """The same for each way in which the cache is used, where there is more than one."""
 
 
 @dataclass
@@ -27,8 +45,7 @@ class Examination:
     """What was found out about one artifact."""
 
     figures: CheckFigures = field(default_factory=CheckFigures)
-    prompts: list[dict[str, Any]] = field(default_factory=list)
-    """One small summary for each prompt."""
+    prompts: list[PromptFigures] = field(default_factory=list)
     tokenizer: str | None = None
     """Why its tokenizer is not the reference's; None when it is."""
     example: str | None = None
@@ -58,43 +75,47 @@ def examine(
     for number, sample in enumerate(reference.samples):
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits = teacher_forced(worker, sample, logits_file(outputs, number))
-        summary = _compared(live, np.load(sample.logits), logits)
+        figures = PromptFigures(**_compared(live, np.load(sample.logits), logits).given)
         if merged is not None:
-            summary["merged_error_max_absolute"] = _compared(export, np.load(logits_file(merged, number)), logits)["error_max_absolute"]
-        result.prompts.append(summary | (_decoded(worker, sample) if subject.kind != "encoder" else {}))
-    apart = max(summary["merged_error_max_absolute"] for summary in result.prompts) if merged is not None else None
+            apart = _compared(export, np.load(logits_file(merged, number)), logits)
+            figures = figures.plus(merged_error_max_absolute=apart.error_max_absolute)
+        result.prompts.append(figures if subject.kind == "encoder" else _decoded(worker, sample, figures))
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
         **({} if subject.kind == "causal" else {"task": subject.task}),
-        **_decoding_figures(result.prompts),
-        **_padding_figures(worker, reference),
-        merged_error_max_absolute=apart,
+        **_decoding_figures(result.prompts).given,
+        **_padding_figures(worker, reference).given,
+        merged_error_max_absolute=_largest(one.merged_error_max_absolute for one in result.prompts),
         sample=_sample(worker, reference, result, outputs),
     )
     return result
 
 
-def _decoding_figures(prompts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What greedy decoding through the cache came to; None where nothing is decoded."""
-    if "tokens" not in prompts[0]:
-        return {"greedy_identical": None, "greedy_prompts": None, "cache_error_max_absolute": None}
-    figures = {
-        "greedy_identical": sum(summary["greedy_identical"] for summary in prompts),
-        "greedy_prompts": len(prompts),
-        "cache_error_max_absolute": max(summary["cache_error_max_absolute"] for summary in prompts),
-    }
-    if ways := prompts[0].get("cache_errors"):
-        figures["cache_errors"] = {way: max(summary["cache_errors"][way] for summary in prompts) for way in ways}
+def _decoding_figures(prompts: list[PromptFigures]) -> CheckFigures:
+    """The results of greedy decoding through the cache; None where nothing is decoded."""
+    if not prompts[0].has("tokens"):
+        return CheckFigures(greedy_identical=None, greedy_prompts=None, cache_error_max_absolute=None)
+    figures = CheckFigures(
+        greedy_identical=sum(bool(one.greedy_identical) for one in prompts),
+        greedy_prompts=len(prompts),
+        cache_error_max_absolute=_largest(one.cache_error_max_absolute for one in prompts),
+    )
+    if ways := prompts[0].cache_errors:
+        figures = figures.plus(cache_errors={way: _largest((one.cache_errors or {}).get(way) for one in prompts) for way in ways})
     return figures
 
 
-def _padding_figures(worker: EngineWorker, reference: Reference) -> dict[str, Any]:
+def _largest(errors: Iterable[float | None]) -> float | None:
+    """The largest error; None where there is none."""
+    return max((error for error in errors if error is not None), default=None)
+
+
+def _padding_figures(worker: EngineWorker, reference: Reference) -> CheckFigures:
     """max |Δ| between padded batches and their rows alone, on each side that the live model itself can be padded on."""
-    work = padding_work(reference.subject, reference.samples)
-    errors = {side: float(worker.ask("padding", side=side, **work)["padding_error"]) for side in reference.sides}
+    errors = {side: padding_error(worker, reference.samples, side) for side in reference.sides}
     if not errors:
-        return {}  # a figure that is missing is reported as something that nobody verified
-    figures: dict[str, Any] = {"padding_error_max_absolute": max(errors.values())}
-    return figures if reference.subject.kind == "causal" else figures | {"padding_errors": errors}
+        return CheckFigures()  # a figure that is missing is reported as something that nobody verified
+    figures = CheckFigures(padding_error_max_absolute=max(errors.values()))
+    return figures if reference.subject.kind == "causal" else figures.plus(padding_errors=errors)
 
 
 def logits_file(folder: Path, number: int) -> Path:
@@ -102,25 +123,25 @@ def logits_file(folder: Path, number: int) -> Path:
     return folder / f"{number}.npy"
 
 
-def _compared(comparison: Comparison, reference: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
+def _compared(comparison: Comparison, reference: np.ndarray, logits: np.ndarray) -> PromptLikeness:
     try:
         return comparison.add(reference, logits)
     except ValueError as error:
         raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS) from error
 
 
-def _decoded(worker: EngineWorker, sample: Sample) -> dict[str, Any]:
-    """The artifact's own greedy decoding through its cache, beside the reference's."""
-    answer = worker.ask("greedy", ids=sample.ids, tokens=len(sample.tokens), verify=True)
-    tokens: list[int] = answer["tokens"]
-    parted = next((place for place, pair in enumerate(zip(tokens, sample.tokens, strict=True)) if pair[0] != pair[1]), None)
-    found = {
-        "tokens": tokens,
-        "greedy_identical": parted is None,
-        "first_different_token": parted,
-        "cache_error_max_absolute": answer["cache_error"],
-    }
-    return found | ({"cache_errors": answer["cache_errors"]} if "cache_errors" in answer else {})
+def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> PromptFigures:
+    """The figures with those of the artifact's own greedy decoding through its cache, compared with the live model's tokens."""
+    decoded = worker.ask(Greedy(ids=sample.ids, tokens=len(sample.tokens), verify=True))
+    tokens = decoded.tokens
+    different = next((place for place, pair in enumerate(zip(tokens, sample.tokens, strict=True)) if pair[0] != pair[1]), None)
+    figures = figures.plus(
+        tokens=tokens,
+        greedy_identical=different is None,
+        first_different_token=different,
+        cache_error_max_absolute=decoded.cache_error,
+    )
+    return figures if decoded.cache_errors is None else figures.plus(cache_errors=decoded.cache_errors)
 
 
 def _sample(worker: EngineWorker, reference: Reference, result: Examination, outputs: Path) -> SampleFigures | None:
@@ -129,7 +150,7 @@ def _sample(worker: EngineWorker, reference: Reference, result: Examination, out
         return None
     first = reference.samples[0]
     try:
-        tokens = result.prompts[0].get("tokens", [])
+        tokens = result.prompts[0].tokens or []
         text = answer_text(worker, reference.subject, first, tokens, np.load(logits_file(outputs, 0)))
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
@@ -154,7 +175,7 @@ def _tokenizer_difference(worker: EngineWorker, reference: Reference) -> str | N
     texts = [sample.text for sample in reference.samples]
     firsts = [sample.first for sample in reference.samples if sample.first is not None]
     try:
-        encoded = worker.ask("encode", texts=texts, firsts=firsts or None)["ids"]
+        encoded = worker.ask(Encode(texts=texts, firsts=firsts or None)).ids
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise

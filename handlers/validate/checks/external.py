@@ -23,7 +23,7 @@ def example_fault(spec: EngineSpec, reference: Reference, examination: Examinati
     first = reference.samples[0]
     if not reference.readable or first.ids != first.encoded:
         return None
-    return example.check(Path(spec.folder), first.text, examination.prompts[0].get("tokens"), spec.threads)
+    return example.check(Path(spec.folder), first.text, examination.prompts[0].tokens, spec.threads)
 
 
 def other_program(

@@ -21,6 +21,7 @@ from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json
 from handlers.toolchains import use
+from handlers.toolchains.optimum_reader import Reading
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.task_profile import ValidatedTask
@@ -75,12 +76,12 @@ def _read(
         "folder": own.folder, "task": own.subject.task, "inputs": inputs, "outputs": outputs, "new_tokens": count,
         "prompt": len(own.sample.ids), "threads": threads,
     }  # fmt: skip
-    said = use.run_module(toolchain, MODULE, options, scratch, safe_point=safe_point)
+    said = use.run_module(toolchain, MODULE, options, scratch, Reading, safe_point=safe_point)
     with np.load(outputs) as made:
         error = _error(_rows(own.subject, made)[own.sample.keep], np.load(own.rows))
         identical = made["tokens"][0].tolist() == list(own.tokens[:count]) if count else None
     return ForeignFigures(
-        engine=f"{NAME} {said['class']}", greedy_identical=identical, error_max_absolute=error, adjusted=said["adjusted"],
+        engine=f"{NAME} {said.reader}", greedy_identical=identical, error_max_absolute=error, adjusted=said.adjusted,
         differs=not error <= limit,
     )  # fmt: skip
 

@@ -10,21 +10,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from daemon.contract import cpu
+from daemon.contract.jobs.figures import CheckFigures
 from handlers.validate.workers.client import environment
 
 SECONDS = 900
 
 
-def check(folder: Path, arithmetic: str = "float") -> tuple[dict[str, Any], str | None]:
+def check(folder: Path, arithmetic: str = "float") -> tuple[CheckFigures, str | None]:
     """(figures, fault) of an artifact's graphs; nothing where it has none. `arithmetic`: what they multiply, as in StageSpec.
 
     The figures are `needs`, which processors give these answers, and `integer_products` where integers are multiplied.
     """
     if not any(folder.glob("*.onnx")):
-        return {}, None
+        return CheckFigures(), None
     command = [sys.executable, "-m", "handlers.onnx.graphs.integer_products", str(folder), "--json"]
     try:
         done = subprocess.run(
@@ -34,10 +34,11 @@ def check(folder: Path, arithmetic: str = "float") -> tuple[dict[str, Any], str 
         products = told["integer_products"]
         doubt = cpu.doubt(arithmetic, cpu.here())
         needs = told["needs"] + (f"; {doubt}" if doubt else "")
-        return {"needs": needs} | ({} if products is None else {"integer_products": products}), told["fault"]
+        figures = CheckFigures(needs=needs)
+        return figures if products is None else figures.plus(integer_products=products), told["fault"]
     except subprocess.TimeoutExpired:
         why = f"it took longer than {SECONDS} seconds"
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines()
         why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return {}, f"whether its integer products overflow on other processors could not be found out: {why}"
+    return CheckFigures(), f"whether its integer products overflow on other processors could not be found out: {why}"

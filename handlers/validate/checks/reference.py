@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.jobs.figures import Likeness, LiveFigures
+from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.validate.checks import segments
@@ -23,6 +22,17 @@ from handlers.validate.checks.samples import Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import (
+    CountInputTokens,
+    Decode,
+    Encode,
+    Greedy,
+    ListSpecialTokens,
+    PaddedBatch,
+    Padding,
+    Rebase,
+    Teacher,
+)
 
 LOGITS_BYTES = 512 << 20
 LEAST_TOKENS = 8
@@ -56,8 +66,8 @@ class Reference:
     subject: ValidatedTask = LANGUAGE_MODEL
     sides: list[str] = field(default_factory=lambda: ["left"])
     """Sides on which the live model can be padded without another outcome, so that artifacts must be able to."""
-    bases: dict[str, Any] | None = None
-    """Figures of `bases.compare`; None where it was not asked for."""
+    bases: BasesFigures | None = None
+    """What `base_likelihood.compare` found; None where it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +102,16 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     live, subject = model.worker, model.subject
     about = live.load()
     if model.base_values != "original":
-        live.ask("rebase", values=model.base_values)
+        live.ask(Rebase(values=model.base_values))
     warnings: list[str] = []
     fallbacks: list[Fallback] = []
-    rows, readable = _encode(live, subject, pieces(subject, prompts), about["vocabulary"], fallbacks)
+    rows, readable = _encode(live, subject, pieces(subject, prompts), about.vocabulary, fallbacks)
     hide = _hidden(live, subject, readable, fallbacks)
-    room, count = _room(subject, about["context_length"], options.new_tokens)
+    room, count = _room(subject, about.context_length, options.new_tokens)
     if count < options.new_tokens * (subject.kind != "encoder") or any(len(one.ids) > room for one in rows):
         what = f" and runs to {count} tokens" if subject.kind != "encoder" else ""
-        warnings.append(f"The model addresses {about['context_length']} positions: prompts were cut to {room}{what}.")
-    asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about["vocabulary"] or 1) * len(rows))))
+        warnings.append(f"The model addresses {about.context_length} positions: prompts were cut to {room}{what}.")
+    asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     spread, adapter = Spread(), Comparison(subject.head)
     samples, total = [], 0
     for number, one in enumerate(rows):
@@ -113,7 +123,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
             remedy = "look at the run's loss; export an earlier checkpoint"
             raise WorkerFailed("its logits hold values that are not finite", remedy, code=FaultCode.REFERENCE_NOT_FINITE)
         spread.add(logits)
-        if about["adapted"]:
+        if about.adapted:
             _add_bare(live, sample, logits, adapter, folder)
         samples.append(sample)
     kept = sum(len(sample.keep) for sample in samples)
@@ -122,16 +132,16 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     unit = spread.unit(subject.head)
     sides = padding_sides(live, subject, samples, unit, warnings)
     warnings += segments.lost(live, samples, unit)
-    speed_prompt, speed_tokens = _speed_work(subject, samples, about["context_length"], options.speed_tokens)
+    speed_prompt, speed_tokens = _speed_work(subject, samples, about.context_length, options.speed_tokens)
     return Reference(
         samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(),
-        adapter.figures(unit) if about["adapted"] else None, warnings, fallbacks, subject, sides,
+        adapter.figures(unit) if about.adapted else None, warnings, fallbacks, subject, sides,
     )  # fmt: skip
 
 
-def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, **more: Any) -> np.ndarray:
-    """A worker's rows for a sample, which `out` receives too."""
-    worker.ask("teacher", ids=sample.ids, targets=sample.tokens, types=sample.types, keep=sample.keep, out=str(out), **more)
+def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, *, bare: bool = False) -> np.ndarray:
+    """A worker's rows for a sample, which `out` receives too; `bare`: without the adapter."""
+    worker.ask(Teacher(ids=sample.ids, targets=sample.tokens, types=sample.types, keep=sample.keep, out=str(out), bare=bare))
     rows: np.ndarray = np.load(out)
     return rows
 
@@ -142,7 +152,7 @@ def _encode(
     """Texts with their ids; without any tokenizer, pseudo-random ids and the fallback that says so."""
     firsts = [question(text) for text in texts] if subject.task == "question-answering" else None
     try:
-        answer = live.ask("encode", texts=texts, firsts=firsts)
+        answer = live.ask(Encode(texts=texts, firsts=firsts))
     except WorkerFailed as error:
         if error.code != FaultCode.TOKENIZER_NOT_FOUND:
             raise
@@ -150,12 +160,12 @@ def _encode(
             Fallback(wanted="prompts as text", taken="pseudo-random token ids", reason="neither checkpoint nor base has a tokenizer")
         )
         if subject.kind == "encoder":
-            vocabulary = live.ask("input_vocabulary")["tokens"]
+            vocabulary = live.ask(CountInputTokens()).tokens
         random = np.random.default_rng(0)
         encoded = [random.integers(0, vocabulary or 256, size=8 + 2 * number).tolist() for number in range(len(texts))]
         return [Encoded(f"(token ids {ids[0]}, {ids[1]}, …)", ids) for ids in encoded], False
     none = [None] * len(texts)
-    columns = (texts, answer["ids"], answer.get("types") or none, firsts or none)
+    columns = (texts, answer.ids, answer.types or none, firsts or none)
     rows = [Encoded(*one) for one in zip(*columns, strict=True) if one[1]]
     if not rows:
         raise WorkerFailed(
@@ -174,10 +184,10 @@ def _hidden(live: EngineWorker, subject: ValidatedTask, readable: bool, fallback
     """Special tokens, which no head is trained on, and the one that hides another; only where the task asks for them."""
     if not readable or subject.task not in ("token-classification", "fill-mask"):
         return _Special()
-    answer = live.ask("special")
-    if answer["mask"] is None and subject.task == "fill-mask":
+    special = live.ask(ListSpecialTokens())
+    if special.mask is None and subject.task == "fill-mask":
         fallbacks.append(Fallback(wanted="hidden tokens", taken="the texts as they are", reason="the tokenizer has no mask token"))
-    return _Special(frozenset(answer["special"]), answer["mask"])
+    return _Special(frozenset(special.ids), special.mask)
 
 
 def _room(subject: ValidatedTask, context: int | None, new_tokens: int) -> tuple[int, int]:
@@ -198,7 +208,7 @@ def _run(asked: _Asked, one: Encoded, path: Path) -> tuple[Sample, int]:
     ids, tokens, places = one.ids[: asked.room], [], None
     if subject.kind != "encoder":
         least = min(LEAST_TOKENS if subject.kind == "causal" else LEAST_TARGETS, asked.count)
-        tokens = live.ask("greedy", ids=ids, tokens=asked.count, least=least, stop=True)["tokens"]
+        tokens = live.ask(Greedy(ids=ids, tokens=asked.count, least=least, stop=True)).tokens
     if subject.task == "fill-mask":
         ids, places = hidden(ids, special.tokens, special.mask)
     places = rows_that_count(subject, ids, tokens, special.tokens) if places is None else places
@@ -213,16 +223,16 @@ def _run(asked: _Asked, one: Encoded, path: Path) -> tuple[Sample, int]:
 def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, tokens: list[int], rows: np.ndarray) -> str | None:
     """What a model says about a sample, for a person to read: text, label, labels, hidden tokens, span or number; None for vectors."""
     if subject.kind != "encoder":
-        return str(worker.ask("text", ids=tokens)["text"])
+        return worker.ask(Decode(ids=tokens)).text
     if subject.head == "vector":
         return None
     if subject.head == "value":
         return ", ".join(f"{value:.3g}" for value in rows[0])
     if subject.task == "fill-mask":
-        return str(worker.ask("text", ids=[int(row.argmax()) for row in rows])["text"])
+        return worker.ask(Decode(ids=[int(row.argmax()) for row in rows])).text
     if subject.task == "question-answering":
         start, end = int(rows[0].argmax()), int(rows[1].argmax())
-        return str(worker.ask("text", ids=sample.ids[start : end + 1])["text"])
+        return worker.ask(Decode(ids=sample.ids[start : end + 1])).text
     names = subject.labels or ()
     chosen = (
         [int(row.argmax()) for row in rows] if subject.head == "choice" else [number for number, value in enumerate(rows[0]) if value > 0]
@@ -236,24 +246,27 @@ def _add_bare(live: EngineWorker, sample: Sample, logits: np.ndarray, adapter: C
     path.unlink()
 
 
-def padding_work(subject: ValidatedTask, samples: Iterable[Sample]) -> dict[str, Any]:
-    """The rows of a batch of unlike lengths.
-
-    The shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample.
-    """
+def padded_batch(samples: Iterable[Sample]) -> PaddedBatch:
+    """The shortest and the longest prompts, and a half of the longest: so lengths differ even where there is one sample."""
     ordered = sorted(samples, key=lambda sample: len(sample.ids))
     chosen = [ordered[index] for index in sorted({0, len(ordered) // 2, len(ordered) - 1})][: PADDED_ROWS - 1]
     longest = ordered[-1]
     half = max(1, len(longest.ids) // 2)
     forced = [longest.tokens, *(sample.tokens for sample in chosen)]
     steps = min(PADDED_STEPS, *(len(tokens) for tokens in forced))
-    work: dict[str, Any] = {
-        "prompts": [longest.ids[:half], *(sample.ids for sample in chosen)],
-        "continuations": [tokens[:steps] for tokens in forced],
-    }
-    if longest.types is not None:
-        work["types"] = [longest.types[:half], *(sample.types for sample in chosen)]
-    return work
+    types = None if longest.types is None else [longest.types[:half], *(sample.types for sample in chosen if sample.types is not None)]
+    return PaddedBatch(
+        prompts=[longest.ids[:half], *(sample.ids for sample in chosen)],
+        continuations=[tokens[:steps] for tokens in forced],
+        types=types,
+    )
+
+
+def padding_error(worker: EngineWorker, samples: Iterable[Sample], side: str) -> float:
+    """max |Δ| between a batch that is padded on one side and its rows alone."""
+    error = worker.ask(Padding(batch=padded_batch(samples), side=side)).max_absolute
+    assert error is not None  # every driver has rows to compare
+    return error
 
 
 def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Sample], unit: float, warnings: list[str]) -> list[str]:
@@ -263,7 +276,7 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
     found = []
     for side in ("right", "left"):
         try:
-            error = live.ask("padding", side=side, **padding_work(subject, samples))["padding_error"]
+            error = padding_error(live, samples, side)
         except WorkerFailed as failure:
             if failure.code == FaultCode.WORKER_LOST:
                 raise

@@ -2,7 +2,7 @@
 
 PEFT's wrapper of a model for question answering (task type QUESTION_ANS) takes `token_type_ids` and hands none on, so that an adapter
 trained through it has only known inputs of one segment. The live model and the artifacts get the tokenizer's segments, as programs
-without PEFT feed them. Whether the installed PEFT does so is found out by running both, not taken for granted.
+without PEFT feed them. Whether the installed PEFT does so is found out by running both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from daemon.contract.fault_codes import FaultCode
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import CompareWrapper
 
 if TYPE_CHECKING:
     from handlers.validate.checks.samples import Sample
@@ -23,9 +24,9 @@ NOISE = 1e-4
 
 def lost(live: EngineWorker, samples: Iterable[Sample], unit: float) -> list[str]:
     """A warning where PEFT's wrapper answers otherwise than the model inside of it does with segments, or could not be asked."""
-    pairs = [sample for sample in samples if sample.types and len(set(sample.types)) > 1]
+    pairs = [(sample, sample.types) for sample in samples if sample.types and len(set(sample.types)) > 1]
     try:
-        errors = [live.ask("wrapped", ids=sample.ids, types=sample.types)["wrapper_error"] for sample in pairs]
+        errors = [live.ask(CompareWrapper(ids=sample.ids, types=types)).max_absolute for sample, types in pairs]
     except WorkerFailed as failure:
         if failure.code == FaultCode.WORKER_LOST:
             raise

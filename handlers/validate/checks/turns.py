@@ -8,11 +8,11 @@ Tokens are those that a language model or an encoder-decoder decodes, and those 
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from daemon.contract.jobs.figures import Speed
 from handlers.validate.checks.reference import Reference
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import Time, Timing
 
 ROUNDS = 3
 _WARM_UP_TOKENS = 4
@@ -46,17 +46,17 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
             return alone(artifact, reference).plus(**_NOTHING), error
         if number % 2:
             mine.append(_time(artifact, reference))
-    ratios = [b["decode_seconds"] / a["decode_seconds"] for a, b in zip(mine, theirs, strict=True)]
+    ratios = [b.decode_seconds / a.decode_seconds for a, b in zip(mine, theirs, strict=True)]
     peer = _summary(theirs).tokens_per_second
     return _summary(mine).plus(pytorch_tokens_per_second=peer, speed_over_pytorch=statistics.median(ratios)), None
 
 
-def _time(worker: EngineWorker, reference: Reference, tokens: int | None = None) -> dict[str, Any]:
-    return worker.ask("timed", ids=reference.speed_prompt, tokens=reference.speed_tokens if tokens is None else tokens)
+def _time(worker: EngineWorker, reference: Reference, tokens: int | None = None) -> Timing:
+    return worker.ask(Time(ids=reference.speed_prompt, tokens=reference.speed_tokens if tokens is None else tokens))
 
 
-def _summary(rounds: list[dict[str, Any]]) -> Speed:
+def _summary(rounds: list[Timing]) -> Speed:
     return Speed(
-        tokens_per_second=rounds[0]["tokens"] / statistics.median(entry["decode_seconds"] for entry in rounds),
-        prefill_seconds=statistics.median(entry["prefill_seconds"] for entry in rounds),
+        tokens_per_second=rounds[0].tokens / statistics.median(one.decode_seconds for one in rounds),
+        prefill_seconds=statistics.median(one.prefill_seconds for one in rounds),
     )

@@ -8,7 +8,6 @@ only acts where a length limit cuts a text off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,12 @@ import numpy as np
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.values import Json
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the choice of target tokens obeys."""
+    """The rules by which target tokens are chosen."""
 
     start: int
     """The decoder's first input, which is no output."""
@@ -46,12 +46,12 @@ def _tokens(value: Any) -> tuple[int, ...]:
     return () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def end_tokens(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+def end_tokens(generation: Json, config: Json) -> tuple[int, ...]:
     """Tokens that end a text; generation_config.json goes before config.json."""
     return _tokens(generation.get("eos_token_id", config.get("eos_token_id")))
 
 
-def read_rules(generation: Mapping[str, Any], config: Mapping[str, Any]) -> Rules:
+def read_rules(generation: Json, config: Json) -> Rules:
     """The rules in generation_config.json and config.json, the first going before; Permanent without a start token."""
 
     def get(key: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -17,6 +16,7 @@ from onnxruntime import OrtValue
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.values import Json
 from handlers.onnx.folder import tokenizers
 from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.onnx.graphs import graphset
@@ -191,9 +191,9 @@ class OnnxFolder:
             return self._graph("model", threads)
         return LoadedChain([LoadedGraph(path, threads) for path in self._files.values()])
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _json(self, name: str) -> Json:
         path = self._folder / name
-        value: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        value: Json = json.loads(path.read_text()) if path.is_file() else {}
         return value
 
     def encode(self, text: str) -> list[int]:

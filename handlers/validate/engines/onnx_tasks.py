@@ -8,7 +8,6 @@ that don't know better do, and the cross-attention cache must keep its shape (ro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from onnxruntime import OrtValue
@@ -126,7 +125,7 @@ class OnnxEncoder(OnnxFolder):
 
     def run(self, input_ids: np.ndarray, attention_mask: np.ndarray, token_type_ids: np.ndarray) -> tuple[np.ndarray, ...]:
         """See `EncoderEngine.run`; inputs that the graph lacks are not fed."""
-        arrays: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        arrays = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         feeds = {name: self._model.value(name, array) for name, array in arrays.items() if name in self._model.inputs}
         outputs = self._model.run(self._outputs, feeds)
         return tuple(floats(outputs[name]) for name in self._outputs)

@@ -6,11 +6,11 @@ position: the logits of one token, of one text, of all possible places of an ans
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from daemon.contract.values import Json
 from handlers.models.files import read_json
 from handlers.models.tasks import BY_NAME, Kind, task_of_config
 
@@ -59,7 +59,7 @@ def subject_of(folder: Path) -> ValidatedTask:
     return ValidatedTask(task.name, _head(task.name, config), labels_of(folder) if task.name.endswith("-classification") else None)
 
 
-def _head(task: str, config: Mapping[str, Any]) -> Head:
+def _head(task: str, config: Json) -> Head:
     if task == "feature-extraction":
         return "vector"
     if task != "text-classification":
@@ -70,7 +70,7 @@ def _head(task: str, config: Mapping[str, Any]) -> Head:
     return "value" if problem == "regression" or _count(config) == 1 else "choice"
 
 
-def _count(config: Mapping[str, Any]) -> int:
+def _count(config: Json) -> int:
     """Number of labels; transformers' own default is two."""
     table = config.get("id2label")
     return len(table) if isinstance(table, dict) and table else int(config.get("num_labels") or 2)
@@ -97,7 +97,7 @@ def live_labels(subject: ValidatedTask, base: Path | None) -> tuple[str, ...] | 
     return own if own is not None and len(own) == len(subject.labels) else subject.labels
 
 
-def context_length(config: Mapping[str, Any]) -> int | None:
+def context_length(config: Json) -> int | None:
     """Tokens of one text that a model with this configuration can address; None where it sets no bound."""
     kind = config.get("model_type")
     length = config.get("max_position_embeddings", config.get("n_positions"))

@@ -1,6 +1,6 @@
-"""The stage's side of a worker: start it, send commands, find out why it ended, stop it.
+"""The stage's side of a worker: start it, send requests, find out why it ended, stop it.
 
-Used by the validate stage alone. A worker never outlives its `with` block; a command that gets no answer in its time
+Used by the validate stage alone. A worker never outlives its `with` block; a request that gets no answer in its time
 ends the worker. Every failure of a worker is a `WorkerFailed`; the caller decides which verdict it affects.
 """
 
@@ -16,22 +16,23 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import handlers
 from daemon.contract.fault_codes import Code, FaultCode, code_of
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ChildLimits
+from daemon.contract.values import Json
 from handlers.child import process
 from handlers.child.progress import Interrupted
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers.protocol import A, Failure, Load, Loaded, Request
 
 LOAD_SECONDS = 1800.0
-LOADING = ("load", "rebase")
-"""Commands that read a whole model."""
-COMMAND_SECONDS = 600.0
+"""For a request that reads a whole model."""
+REQUEST_SECONDS = 600.0
+"""For any other."""
 TOKEN_SECONDS = 20.0
-"""Added for every token of a command: slow enough for a large model on a box that is busy training."""
+"""Added for every token of a request: slow enough for a large model on a box that is busy training."""
 END_SECONDS = 10.0
 STDERR_LIMIT = 4000
 RETRY = "run `ckptd retry` on the job; if it fails again, read the attempt's log"
@@ -60,7 +61,7 @@ def environment() -> dict[str, str]:
 
 
 class EngineWorker:
-    """One engine in a child process; it takes `load` first, then the commands of `worker.Commands`."""
+    """One engine in a child process; it takes `Load` first, then the other requests of `protocol`."""
 
     def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits) -> None:
         self.name = name
@@ -86,27 +87,23 @@ class EngineWorker:
         """Process id."""
         return self._process.pid
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> Loaded:
         """Let the worker load its model; give what the engine says about itself."""
-        return self.ask("load")
+        return self.ask(Load())
 
-    def ask(self, command: str, *, limit: float | None = None, **arguments: Any) -> dict[str, Any]:
-        """The answer to one command. `limit` is in seconds; by default that of loading, or one that grows with the tokens in the arguments.
+    def ask(self, request: Request[A], *, limit: float | None = None) -> A:
+        """The answer to one request. `limit` is in seconds; by default that of loading, or one that grows with the tokens to run.
 
         Raises WorkerFailed when the worker reports an error, dies, or gives no answer in time; Interrupted when it was ended
         together with the stage.
         """
-        usual = LOAD_SECONDS if command in LOADING else COMMAND_SECONDS + TOKEN_SECONDS * _tokens(arguments)
+        usual = LOAD_SECONDS if request.reads_model else REQUEST_SECONDS + TOKEN_SECONDS * request.work_tokens
         seconds = usual if limit is None else limit
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request.line).encode() + b"\n")
             self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._line(seconds, command))
-        if error := answer.get("error"):
-            memory = "alloc" in error["cause"].lower() or "MemoryError" in error["cause"]
-            raise WorkerFailed(error["cause"], error["remedy"] or RETRY, error["details"], code=code_of(error["code"]), transient=memory)
-        return answer
+        return answer_in(json.loads(self._line(seconds, request.command)), request)
 
     def _line(self, seconds: float, command: str) -> bytes:
         assert self._process.stdout is not None
@@ -165,7 +162,10 @@ class EngineWorker:
         self.close()
 
 
-def _tokens(arguments: dict[str, Any]) -> int:
-    """Tokens that a command has to run, as far as its arguments tell."""
-    rows = [arguments.get("ids", []), arguments.get("targets", []), *arguments.get("prompts", []), *arguments.get("continuations", [])]
-    return sum(len(row) for row in rows) + int(arguments.get("tokens", 0))
+def answer_in(line: Json, request: Request[A]) -> A:
+    """What a worker answered to `request`. Raises WorkerFailed where that is an error."""
+    if "error" not in line:
+        return request.answer_of(line)
+    failure = Failure.model_validate(line["error"])
+    memory = "alloc" in failure.cause.lower() or "MemoryError" in failure.cause
+    raise WorkerFailed(failure.cause, failure.remedy or RETRY, failure.details, code=code_of(failure.code), transient=memory)

@@ -15,6 +15,7 @@ from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.registry import Engine
 from handlers.validate.workers import decoding
 from handlers.validate.workers.encoder_pass import EncoderDriver
+from handlers.validate.workers.protocol import Decoding
 from handlers.validate.workers.seq2seq_decoding import Seq2SeqDriver
 
 VERIFIED_STEPS = 64
@@ -27,8 +28,8 @@ class Driver(Protocol):
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         """Rows of outputs (P, V) of one pass without a cache; the drivers say which."""
 
-    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
-        """Decode; "tokens", and with `verify` the "cache_error" against a pass without a cache (max |Δ|)."""
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
+        """Decode; with `verify` the cached steps are compared with a pass without a cache."""
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
@@ -48,12 +49,10 @@ class CausalDriver:
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         return decoding.teacher_forced(self._engine, [*ids, *targets])
 
-    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         decoded = decoding.greedy(self._engine, ids, tokens, end_tokens=self._engine.end_tokens if stop else (), least=least)
-        answer: dict[str, Any] = {"tokens": decoded.tokens}
-        if verify:
-            answer["cache_error"] = decoding.cache_error(self._engine, ids, decoded, VERIFIED_STEPS)
-        return answer
+        error = decoding.cache_error(self._engine, ids, decoded, VERIFIED_STEPS) if verify else None
+        return Decoding(tokens=decoded.tokens, cache_error=error)
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from handlers.validate.engines.arrays import largest_difference
 from handlers.validate.engines.registry import EncoderEngine
+from handlers.validate.workers.protocol import Decoding
 from handlers.validate.workers.seq2seq_decoding import padded
 
 TOKENS_A_PASS = 8
@@ -46,7 +46,7 @@ class EncoderDriver:
         reals = [slice(0, len(text)) if side == "right" else slice(width - len(text), width) for text in texts]
         return [rows_of(outputs, row, real) for row, real in enumerate(reals)]
 
-    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         """See `Driver.greedy`: an encoder gives no text."""
         raise TypeError("an encoder decodes nothing")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from handlers.validate.engines.arrays import largest_difference
 from handlers.validate.engines.registry import Seq2SeqEngine
 from handlers.validate.workers.decoding import Decoded
+from handlers.validate.workers.protocol import Decoding
 
 Choose = Callable[[np.ndarray, int, Sequence[int]], int]
 """Logits (V,), place of the token, tokens before it → the token."""
@@ -93,14 +93,13 @@ class Seq2SeqDriver:
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         return teacher_forced(self._engine, ids, targets, self._engine.ways[0])
 
-    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> dict[str, Any]:
-        """See `Driver.greedy`; "cache_errors" has the error of each way, whose largest is "cache_error"."""
+    def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
+        """See `Driver.greedy`; `cache_errors` has the error of each way, whose largest is `cache_error`."""
         decoded = greedy(self._engine, ids, tokens, stop=stop, least=least)
-        answer: dict[str, Any] = {"tokens": decoded.tokens}
-        if verify:
-            answer["cache_errors"] = self._cache_errors(ids, decoded)
-            answer["cache_error"] = max(answer["cache_errors"].values())
-        return answer
+        if not verify:
+            return Decoding(tokens=decoded.tokens)
+        errors = self._cache_errors(ids, decoded)
+        return Decoding(tokens=decoded.tokens, cache_error=max(errors.values()), cache_errors=errors)
 
     def _cache_errors(self, ids: Sequence[int], decoded: Decoded) -> dict[str, float]:
         """For each way max |Δlogit| of its cached steps, and of its own pass without a cache, against the first way's such pass."""

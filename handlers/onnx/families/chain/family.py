@@ -19,8 +19,9 @@ import onnx_ir as ir
 import torch
 
 from daemon.contract.jobs.messages import Fallback
+from daemon.contract.values import Json
 from handlers.models.tasks import Task
-from handlers.onnx.families.base import Family, Form, NotApplicableError, Part, Tracing, load_model, release
+from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, load_model, release
 from handlers.onnx.families.causal import CausalReference, refer
 from handlers.onnx.families.chain.check import largest_error
 from handlers.onnx.families.chain.modules import BlockModel, EmbeddingModel, HeadModel, obstacle
@@ -72,14 +73,14 @@ class Layered:
         """See `Family.parts`: embedding, head, blocks; the modules share the model's weights."""
         return [_part(model, link) for link in sorted(reference.links, key=lambda link: isinstance(link.signature, BlockSignature))]
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, graphs: Graphs) -> Graphs:
         return graphs
 
     def signatures(self, reference: LayeredReference) -> Mapping[str, tuple[str, Any]]:
         """See `Family.signatures`; in the order in which the graphs run."""
         return {link.role: (link.file, link.signature) for link in reference.links}
 
-    def extra(self, reference: LayeredReference) -> dict[str, Any]:
+    def extra(self, reference: LayeredReference) -> Json:
         """What graphs.json says of a chain."""
         return {CHAIN: self.per_graph, "tied_head": reference.tied}
 
@@ -189,7 +190,7 @@ def place_example(folder: Path) -> None:
     shutil.copyfile(Path(examples.__file__).with_name("chain.py"), folder / examples.NAME)
 
 
-def forms(extra: Mapping[str, Any], per_graph: int, reason: str) -> list[Fallback]:
+def forms(extra: Json, per_graph: int, reason: str) -> list[Fallback]:
     """What is recorded where a chain was made that nobody asked for, or none where one was; `extra` is that of graphs.json."""
     if bool(per_graph) == (CHAIN in extra):
         return []

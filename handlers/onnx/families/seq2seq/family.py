@@ -33,7 +33,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from handlers.models.tasks import Task
-from handlers.onnx.families.base import Form, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
+from handlers.onnx.families.base import Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
 from handlers.onnx.families.seq2seq.check import STEPS, Seq2SeqCase, Seq2SeqReference, verify
 from handlers.onnx.families.seq2seq.decoder_merge import merged
 from handlers.onnx.families.seq2seq.ports import DECODER, DECODER_MERGED, DECODER_WITH_PAST, ENCODER, FILES, cache_names, ports
@@ -201,11 +201,11 @@ class Seq2Seq:
             Part(role, FILES[role], ports(role, reference.layers), module.eval(), example) for role, (module, example) in modules.items()
         ]
 
-    def finish(self, graphs: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, graphs: Graphs) -> Graphs:
         """See `Family.finish`; adds the merged decoder. Weights are turned here, so that it shares them with those it is made of."""
         if DECODER_WITH_PAST not in graphs:
             return graphs
-        layers = len([value for value in graphs[DECODER_WITH_PAST].graph.inputs if value.name.startswith("past_key_values.")]) // 4
+        layers = len([value for value in graphs[DECODER_WITH_PAST].graph.inputs if str(value.name).startswith("past_key_values.")]) // 4
         for role in (DECODER, DECODER_WITH_PAST):
             graph_file.fold_transposed_weights(graphs[role])
             graph_file.name_axes(graphs[role], ports(role, layers))

@@ -1,0 +1,328 @@
+"""What a worker can be asked, and what it answers: a model for each request and one for each answer.
+
+Used by both ends of the pipe, `client` and `worker`. They cross it as JSON lines, a request with its `command` beside its fields; large
+arrays go through .npy files. Numbers that JSON lacks (infinity, NaN) cross it as Python writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import Field
+
+from daemon.contract.values import Frozen, Json
+
+Ids = list[int]
+"""Token ids, or the segment of each token."""
+
+
+class Loaded(Frozen):
+    """What a model says about itself once it is loaded."""
+
+    vocabulary: int | None
+    """Width of a row of outputs; None when only a run can tell."""
+    context_length: int | None
+    """Positions that the model can address; None when it does not say."""
+    adapted: bool
+    """Whether there is an adapter that can be left out of a pass."""
+
+
+class Rebased(Frozen):
+    """What putting the adapter on another base did."""
+
+    tensors: int
+    """Tensors that were replaced."""
+
+
+class Obstacle(Frozen):
+    """Why something can't be done."""
+
+    reason: str | None
+    """As a clause; None where nothing is in the way."""
+
+
+class Encoding(Frozen):
+    """Texts as token ids."""
+
+    ids: list[list[int]]
+    """The ids of each text, or of each pair."""
+    types: list[list[int]] | None = None
+    """Of pairs, the segment (0 or 1) of each token."""
+
+
+class SpecialTokens(Frozen):
+    """Token ids with a meaning of their own."""
+
+    ids: list[int]
+    """All of them, ascending."""
+    mask: int | None
+    """The one that stands for a hidden token; None where there is none."""
+
+
+class TokenCount(Frozen):
+    """A number of tokens."""
+
+    tokens: int | None
+
+
+class Text(Frozen):
+    """The text of token ids."""
+
+    text: str
+
+
+class Rows(Frozen):
+    """The shape (rows, vocabulary) of the outputs of a pass, before rows were chosen."""
+
+    rows: int
+    vocabulary: int
+
+
+class Decoding(Frozen):
+    """What was decoded greedily."""
+
+    tokens: list[int]
+    """The tokens, without the prompt's."""
+    cache_error: float | None = None
+    """max |Δ| of the steps through the cache from a pass without one, in units of the outputs; None where that was not asked."""
+    cache_errors: dict[str, float] | None = None
+    """The same for each way in which the cache is used, where an engine has more than one."""
+
+
+class Difference(Frozen):
+    """How far two outputs that should be the same are apart."""
+
+    max_absolute: float | None
+    """max |Δ| in units of the outputs; None where there is nothing to compare with."""
+
+
+class Timing(Frozen):
+    """How long one run took."""
+
+    prefill_seconds: float
+    """The first pass."""
+    decode_seconds: float
+    """The work after it."""
+    tokens: int
+    """The tokens of that work."""
+
+
+class Stats(Frozen):
+    """What the worker took so far."""
+
+    load_seconds: float
+    """Time that loading took."""
+    peak_rss_bytes: int
+    """Largest resident set, interpreter and libraries included."""
+    versions: dict[str, str]
+    """Version of each library that is loaded, and of Python."""
+
+
+class Failure(Frozen):
+    """Why a request could not be answered."""
+
+    code: str
+    """A fault's code."""
+    cause: str
+    """As a clause that can follow a colon."""
+    remedy: str | None
+    """What to do about it; None where the raiser knew nothing."""
+    details: str | None
+    """The traceback's end."""
+
+
+A = TypeVar("A", bound=Frozen)
+
+
+class Request(Frozen, Generic[A]):
+    """One request, whose answer is an A."""
+
+    command: ClassVar[str]
+    """Its name on the pipe; `worker.Commands` has a method of that name."""
+    reads_model: ClassVar[bool] = False
+    """Whether answering it reads a whole model."""
+
+    @property
+    def work_tokens(self) -> int:
+        """Tokens that the model has to run for it, as far as the request tells."""
+        return 0
+
+    @property
+    def line(self) -> Json:
+        """The JSON object that crosses the pipe."""
+        return {"command": self.command, **self.model_dump()}
+
+    @classmethod
+    def answer_of(cls, value: Json) -> A:
+        """The answer in a JSON object. Raises pydantic's ValidationError where it is none."""
+        parametrized: Any = cls.__mro__[1]
+        (model,) = parametrized.__pydantic_generic_metadata__["args"]
+        answer: A = model.model_validate(value)
+        return answer
+
+
+class Load(Request[Loaded]):
+    """Load the model."""
+
+    command = "load"
+    reads_model = True
+
+
+class Rebase(Request[Rebased]):
+    """Put the live adapter on another base."""
+
+    command = "rebase"
+    reads_model = True
+
+    values: str
+    """The base, as `merge.base` names it."""
+
+
+class CanRebase(Request[Obstacle]):
+    """Ask why the live adapter could be merged into no other base than the original."""
+
+    command = "can_rebase"
+
+
+class Encode(Request[Encoding]):
+    """Encode texts by the tokenizer of the engine's own folder."""
+
+    command = "encode"
+
+    texts: list[str]
+    firsts: list[str] | None = None
+    """Of pairs, the texts that go before `texts`."""
+
+
+class ListSpecialTokens(Request[SpecialTokens]):
+    """Ask for the tokenizer's special tokens."""
+
+    command = "special_tokens"
+
+
+class CountInputTokens(Request[TokenCount]):
+    """Ask how many tokens the model knows."""
+
+    command = "input_tokens"
+
+
+class Decode(Request[Text]):
+    """Ask for the text of token ids."""
+
+    command = "text"
+
+    ids: Ids
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids)
+
+
+class Teacher(Request[Rows]):
+    """Run one pass without a cache and write rows of its outputs, (len(keep), V) float32, into the .npy file `out`."""
+
+    command = "teacher"
+
+    ids: Ids
+    keep: list[int]
+    """Rows that are written."""
+    out: str
+    targets: Ids = Field(default_factory=list)
+    """What was decoded after `ids`."""
+    types: Ids | None = None
+    bare: bool = False
+    """Without the adapter."""
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids) + len(self.targets)
+
+
+class Greedy(Request[Decoding]):
+    """Decode at most `tokens` tokens greedily through the cache."""
+
+    command = "greedy"
+
+    ids: Ids
+    tokens: int
+    least: int = 0
+    """Tokens before which no end token ends it."""
+    stop: bool = False
+    """Whether end tokens end it."""
+    verify: bool = False
+    """Whether the cached steps are compared with a pass without a cache."""
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids) + self.tokens
+
+
+class PaddedBatch(Frozen):
+    """The rows of a batch of unlike lengths."""
+
+    prompts: list[Ids]
+    continuations: list[Ids]
+    """What is decoded after each prompt: all of one length, or all empty."""
+    types: list[Ids] | None = None
+
+
+class Padding(Request[Difference]):
+    """Compare a padded batch with its rows alone."""
+
+    command = "padding"
+
+    batch: PaddedBatch
+    side: str = "left"
+    """"left" or "right"."""
+
+    @property
+    def work_tokens(self) -> int:
+        return sum(len(row) for row in (*self.batch.prompts, *self.batch.continuations))
+
+
+class CompareWrapper(Request[Difference]):
+    """Compare a text's outputs of PEFT's wrapper of the live model with those of the model inside; None where there is no wrapper."""
+
+    command = "wrapper"
+
+    ids: Ids
+    types: Ids
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids)
+
+
+class Time(Request[Timing]):
+    """Time the first pass and the work after it, which `tokens` sets."""
+
+    command = "timed"
+
+    ids: Ids
+    tokens: int
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids) + self.tokens
+
+
+class AskStats(Request[Stats]):
+    """Ask what the worker took so far."""
+
+    command = "stats"
+
+
+REQUESTS: dict[str, type[Request[Any]]] = {
+    request.command: request
+    for request in (
+        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Padding, CompareWrapper, Time,
+        AskStats,
+    )
+}  # fmt: skip
+"""Command → its request."""
+
+
+def request_of(line: Json) -> Request[Any]:
+    """The request of a JSON object as `Request.line` made it. Raises KeyError for an unknown command, ValidationError for other fields."""
+    fields = dict(line)
+    return REQUESTS[fields.pop("command")].model_validate(fields)
