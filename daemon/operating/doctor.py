@@ -13,6 +13,7 @@ from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import all_specs, spec_of
+from daemon.operating.declared_code import flaws
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import Toolchains, describe
@@ -26,19 +27,23 @@ def _version(name: str) -> str | None:
 
 
 def formats_here(state: Path) -> dict[str, Any]:
-    """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise; the processor,
-    and what a check on it leaves open."""
+    """Every variant with whether it can be made here, what is missing with what brings it, and what is wrong in its package; every
+    toolchain likewise; the processor, and what a check on it leaves open."""
     chains, rows, here = Toolchains(state), {}, cpu.here()
-    for spec in all_specs():
-        if spec.artifact:
-            missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
-            lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
-            rows[spec.name] = {
-                "available": not missing and lacking is None, "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
-                "lacks": missing + ([f"the toolchain {spec.toolchain}"] if lacking else []),
-                "needs": ([f"the packages {', '.join(missing)}; install them"] if missing else [])
-                + ([f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}"] if lacking else []),
-            }  # fmt: skip
+    for spec in catalog().variants.values():
+        missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
+        wrong = list(flaws(spec))
+        lacks, needs = [*missing], [f"the packages {', '.join(missing)}; install them"] if missing else []
+        for name in dict.fromkeys(filter(None, (spec.toolchain, spec.limits.toolchain))):
+            if name not in chains.known:
+                wrong.append(f"its toolchain {name!r} is not known; the names are {', '.join(chains.known) or 'none'}")
+            elif name == spec.toolchain and (lacking := chains.lacking(name, f"make {spec.name}")):
+                lacks.append(f"the toolchain {name}")
+                needs.append(f"the toolchain {name}, which is {chains.state(name)}; {lacking.remedy}")
+        rows[spec.name] = {
+            "available": not (lacks or wrong), "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
+            "lacks": lacks, "needs": needs, "wrong": wrong,
+        }  # fmt: skip
     return {
         "variants": rows,
         "problems": list(catalog().problems),
@@ -73,6 +78,11 @@ def examine(settings: Settings) -> dict[str, Any]:
     here = formats_here(settings.state_directory)
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here["variants"][name]["needs"]
+    ]
+    problems += [
+        f"export.variants: {name} can't be made or checked: {flaw}; correct its package, or leave it out"
+        for name in settings.variants
+        for flaw in here["variants"][name]["wrong"]
     ]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")

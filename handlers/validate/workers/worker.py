@@ -152,9 +152,8 @@ def main(spec_file: str) -> int:
     except Exception as error:
         traceback.print_exc()
         cause = f"its engine can't be imported: {error}"
-        broken = {
-            "error": {"code": FaultCode.ENGINE_MISSING, "cause": cause, "remedy": "install ckptd's dependencies again", "details": None}
-        }
+        remedy = "install ckptd's dependencies again, or those of the package that brings the format"
+        broken = {"error": {"code": FaultCode.ENGINE_MISSING, "cause": cause, "remedy": remedy, "details": _traceback()}}
     for line in sys.stdin:
         request = json.loads(line)
         verb = request.pop("command")
