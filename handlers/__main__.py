@@ -108,6 +108,8 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     run_stage = pkgutil.resolve_name(context.entry)
     failpoints.point(f"child.{context.stage}.run")
     output: StageOutput = run_stage(context, reporter)
+    if not isinstance(output, StageOutput):  # another package's code
+        raise TypeError(f"{context.entry} returned {type(output).__name__} where a StageOutput is due")
     failpoints.point(f"child.{context.stage}.ran")
     reporter.progress(1.0, "sealing files")
     files = seal(Path(context.staging), output.digests)

@@ -283,15 +283,16 @@ def print_formats(value: FormatsHere) -> None:
     for title in ("variant", "here", "what it is"):
         table.add_column(title, overflow="fold")
     for name, row in value.variants.items():
-        lacks = ", ".join(row.lacks)
-        table.add_row(name, "[green]yes[/green]" if row.available else f"[yellow]lacks {lacks}[/yellow]", row.about)
+        lacks = f"[yellow]lacks {escape(', '.join(row.lacks))}[/yellow]" if row.lacks else "[red]no, see below[/red]"
+        table.add_row(name, "[green]yes[/green]" if row.available else lacks, row.about)
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     for name, chain in value.toolchains.items():
         hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
         state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"
         console.print(f"toolchain {name}: {state} ({escape(chain.about)})")
-    for problem in value.problems:
+    wrong = [f"{name} can't be made or checked: {flaw}" for name, row in value.variants.items() for flaw in row.wrong]
+    for problem in (*value.problems, *wrong):
         console.print(f"[red]{escape(problem)}[/red]")
     _print_doubts(console, value.processor)
 

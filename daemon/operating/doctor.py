@@ -13,6 +13,7 @@ from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import all_specs, spec_of
+from daemon.operating.declared_code import flaws
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
@@ -39,6 +40,8 @@ class VariantHere:
     """What is missing, in words."""
     needs: tuple[str, ...]
     """The same with what brings it, as clauses."""
+    wrong: tuple[str, ...]
+    """What is wrong in the package that declares it, as clauses."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +84,20 @@ class Diagnosis:
 def formats_here(state: Path) -> FormatsHere:
     """What can be made with the toolchains of a state directory."""
     chains, rows, here = Toolchains(state), {}, cpu.here()
-    for spec in all_specs():
-        if spec.artifact:
-            missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
-            lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
-            needs = [f"the packages {', '.join(missing)}; install them"] if missing else []
-            if lacking:
-                needs.append(f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}")
-            rows[spec.name] = VariantHere(
-                available=not missing and lacking is None,
-                missing=tuple(missing),
-                about=spec.about,
-                toolchain=spec.toolchain or None,
-                lacks=(*missing, *([f"the toolchain {spec.toolchain}"] if lacking else [])),
-                needs=tuple(needs),
-            )
+    for spec in catalog().variants.values():
+        missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
+        wrong = list(flaws(spec))
+        lacks, needs = [*missing], [f"the packages {', '.join(missing)}; install them"] if missing else []
+        for name in dict.fromkeys(filter(None, (spec.toolchain, spec.limits.toolchain))):
+            if name not in chains.known:
+                wrong.append(f"its toolchain {name!r} is not known; the names are {', '.join(chains.known) or 'none'}")
+            elif name == spec.toolchain and (lacking := chains.lacking(name, f"make {spec.name}")):
+                lacks.append(f"the toolchain {name}")
+                needs.append(f"the toolchain {name}, which is {chains.state(name)}; {lacking.remedy}")
+        rows[spec.name] = VariantHere(
+            available=not (lacks or wrong), missing=tuple(missing), about=spec.about, toolchain=spec.toolchain or None, lacks=tuple(lacks),
+            needs=tuple(needs), wrong=tuple(wrong),
+        )  # fmt: skip
     processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
     return FormatsHere(rows, tuple(catalog().problems), describe(chains), processor)
 
@@ -126,6 +128,11 @@ def examine(settings: Settings) -> Diagnosis:
     here = formats_here(settings.state_directory)
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs
+    ]
+    problems += [
+        f"export.variants: {name} can't be made or checked: {flaw}; correct its package, or leave it out"
+        for name in settings.variants
+        for flaw in here.variants[name].wrong
     ]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")

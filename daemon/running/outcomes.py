@@ -39,6 +39,8 @@ def settle(
     stage, attempt = ended.stage, journal.attempts.get(ended)
     row = journal.stages.of(ended.job)[stage]
     log_file = str(attempt.folder / "log.txt")
+    if result.fault is not None and result.fault.code == FaultCode.UNEXPECTED and result.fault.path is None:
+        result = result.model_copy(update={"fault": result.fault.model_copy(update={"path": log_file})})  # it says to read that log
     if crashed:
         decision = after_crash(stage, row.crashes + 1, limits.crashes, log_file)
     else:

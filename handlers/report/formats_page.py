@@ -13,7 +13,8 @@ from daemon.contract.formats.declaration import Format, Variant
 INTRO = """# Formats
 
 Written from the formats' declarations: `python -m handlers.report.formats_page > docs/formats.md`. `ckptd formats` says which of them this
-box can make. Another package adds one by an entry point ([writing a format](writing-a-format.md)).
+box can make. Another package adds one by an entry point ([writing a format](writing-a-format.md)). The last three columns of a variant's
+row are the defaults of `[validate.thresholds]`: what it must reach against the live model to be published ([validation](validation.md)).
 """
 
 

@@ -17,7 +17,7 @@ def verdict_line(status: Status, checks: Sequence[ArtifactCheck], faults: Sequen
         return f"Succeeded: {many} passed validation ({', '.join(passed)})."
     if status == "failed":
         why = f"the stage {faults[0][0]} failed: {faults[0][1].cause}" if faults else "; ".join(_short(check) for check in checks)
-        return f"Failed: nothing was published. {_sentence(why or 'no variant was asked for')}"
+        return f"Failed: nothing was published. Reason: {(why or 'no variant was asked for').rstrip('.')}."
     parts = [f"{len(passed)} of {len(checks)} artifacts passed"]
     if failed:
         parts.append(f"{', '.join(failed)} failed and {'is' if len(failed) == 1 else 'are'} not published")
@@ -28,7 +28,3 @@ def verdict_line(status: Status, checks: Sequence[ArtifactCheck], faults: Sequen
 
 def _short(check: ArtifactCheck) -> str:
     return f"{check.variant}: {check.reasons[0]}" if check.reasons else f"{check.variant} {check.verdict}"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

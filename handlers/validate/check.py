@@ -31,7 +31,12 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reference = record.read_reference(Path(context.inputs["reference"]))
     output, staging = StageOutput(figures=Checking(checked_on=record.processor()).written()), Path(context.staging)
     if reference.subject.kind not in engines().get(variant.limits.engine, {}):
-        reason, remedy = f"no engine here can run {variant.name}", f"try {variant.name} on its own platform before it is used"
+        able = ", ".join(engines().get(variant.limits.engine, {})) or "nothing"
+        reason = (
+            f"no engine here can run {variant.name}: the model is of the kind {reference.subject.kind}, its engine {variant.limits.engine}"
+            f" takes {able}"
+        )
+        remedy = f"try {variant.name} on its own platform before it is used"
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
         record.add_check(staging, output, check, None, reporter)
         return output
@@ -39,6 +44,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         examination = _examined(context, reporter, reference, variant)
     except WorkerFailed as error:
         reporter.checkpoint()
+        if error.details:
+            print(error.details, flush=True)  # into the attempt's log, which the remedy names
         record.add_check(staging, output, unrunnable(variant.name, error), None, reporter)
         return output
     limits = context.work.validation.thresholds.get(variant.name)

@@ -16,12 +16,17 @@ from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.checks.examination import Examination
 from handlers.validate.workers.client import WorkerFailed
 
+_TOKENIZER = (
+    "give the checkpoint or the base the tokenizer that belongs to the model; where they have it, let the format's stage copy it and raise"
+    " the stage's version; then export again"
+)
+
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
     figures, written = examination.figures, examination.figures.written()
     reasons = [examination.tokenizer] if examination.tokenizer else []
-    remedies = ["give the checkpoint or the base the tokenizer that belongs to the model, then export again"] if reasons else []
+    remedies = [_TOKENIZER] if reasons else []
     if examination.labels:
         reasons.append(examination.labels)
         remedies.append("export again: id2label in its config.json was changed")

@@ -25,7 +25,12 @@ class Box:
 
     def __init__(self, folder: Path, site: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "CKPTD_LIMITS__PRIORITY": "normal"}
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
+            "HF_HUB_OFFLINE": "1",
+            "CKPTD_LIMITS__PRIORITY": "normal",
+        }
         self.config = folder / "config.toml"
 
     def configure(self, text: str = "", variants: tuple[str, ...] = ("pytorch", "npz", "npz-coarse")) -> None:
@@ -146,3 +151,39 @@ def test_a_package_that_is_broken_or_takes_our_names_is_left_out_and_named(tmp_p
     (bad / "npz_format" / "format.py").write_text(text.replace('"npz-coarse", "npz_format', '"onnx", "npz_format'))
     value = json.loads(box.ckptd("formats", "--json", PYTHONPATH=str(bad)).stdout)
     assert value["problems"] == ["the format npz (npz_format.format:FORMAT) was left out: there is another stage onnx"]
+
+
+def _changed(site: Path, folder: Path, file: str, old: str, new: str) -> str:
+    """PYTHONPATH of a copy of the package with one change, under another version, so that nothing kept is taken for it."""
+    shutil.copytree(site, folder)
+    for path, before, after in (("format.py", ':full", 1,', f':full", {2 + len(folder.name)},'), (file, old, new)):
+        text = (folder / "npz_format" / path).read_text()
+        assert before in text
+        (folder / "npz_format" / path).write_text(text.replace(before, after))
+    return f"{folder}{os.pathsep}{ROOT}"
+
+
+def test_a_stage_that_returns_nothing_is_named_with_its_log(tmp_path: Path, site: Path, box: Box, pico_checkpoint: Path) -> None:
+    box.configure(variants=("npz",))
+    path = _changed(site, tmp_path / "nothing", "stage.py", "return _write(context, arrays)", "_write(context, arrays)")
+    done = box.ckptd("export", str(pico_checkpoint), PYTHONPATH=path)
+    assert done.returncode == 75, done.stdout + done.stderr
+    said = re.search(r"Could not run the stage npz \((\S+)\): TypeError: npz_format.stage:full returned NoneType", done.stderr)
+    assert said is not None, done.stderr
+    assert "Traceback" in Path(said[1]).read_text()
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_an_engine_is_in_the_log_and_in_the_report(tmp_path: Path, site: Path, box: Box, pico_checkpoint: Path) -> None:
+    box.configure(variants=("npz",))
+    path = _changed(
+        site, tmp_path / "raising", "engine.py", "        config = ", "        raise RuntimeError('no arrays')\n        config = "
+    )
+    box.ckptd("export", str(pico_checkpoint), PYTHONPATH=path)
+    (log,) = box.folder.glob("state/foreground/*/jobs/*/check-npz.1/log.txt")
+    assert "RuntimeError: no arrays" in log.read_text() and "Traceback" in log.read_text()
+    path = _changed(site, tmp_path / "of another kind", "format.py", '{"causal":', '{"encoder":')
+    box.ckptd("export", str(pico_checkpoint), "--force", PYTHONPATH=path)
+    (report,) = box.folder.glob("exports/**/step-4/report.json")
+    (check,) = json.loads(report.read_text())["artifacts"]
+    assert check["reasons"] == ["no engine here can run npz: the model is of the kind causal, its engine npz takes encoder"]

@@ -131,3 +131,10 @@ def test_a_prompts_file_that_is_no_use_is_a_clear_error(content: bytes | None, c
     with pytest.raises(Permanent) as caught:
         prompts.load(ValidateOptions(prompts=str(path)))
     assert caught.value.fault.code == code and "validate.prompts" in caught.value.fault.remedy
+
+
+def test_a_tokenizer_that_its_stage_left_behind_is_proposed_to_be_copied() -> None:
+    examination = Examination(CheckFigures(**AT_THE_LIMITS), tokenizer="its tokenizer can't be used: the folder holds no tokenizer files")
+    check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
+    assert check.verdict is Verdict.FAILED
+    assert check.remedy is not None and "let the format's stage copy it and raise the stage's version" in check.remedy

@@ -31,7 +31,7 @@ def test_a_real_child_fails_in_order(start: Start) -> None:
 def test_a_stage_of_another_version_is_a_bad_job(start: Start) -> None:
     fault = fault_of(wait(start("real", entry="handlers.telepathy:run")))
     assert fault.code == "bad-job"
-    assert "telepathy" in fault.cause
+    assert "telepathy" in fault.cause and "`ckptd check`" in fault.remedy
     assert "Traceback" not in (fault.details or "")
 
 

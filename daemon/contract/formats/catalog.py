@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from daemon.contract.formats.declaration import Format, FormatEntry, Level, Thresholds, Variant
+from daemon.contract.formats.mistakes import in_one_line, mistakes, near, unknown_settings
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
@@ -109,8 +110,11 @@ def catalog() -> Catalog:
             declared = pkgutil.resolve_name(entry.value)
             if not isinstance(declared, Format):
                 raise TypeError(f"it is a {type(declared).__name__} and no Format")
+            if wrong := next(mistakes(declared), None):
+                problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
+                continue
         except Exception as error:  # another package's code
-            problems.append(f"the format {entry.value} was left out: {type(error).__name__}: {error}")
+            problems.append(f"the format {entry.value} was left out: {in_one_line(error)}")
             continue
         found.append((entry, declared))
     taken = _fitting(found, problems)
@@ -147,8 +151,6 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
     """Why a declaration does not fit: names that ckptd or those `before` it have, stages and engines that nobody has, a circle."""
     names = {spec.name for one in before for spec in one.variants} | OWN_STAGES
     own = [spec.name for spec in declared.variants]
-    if not own:
-        yield "it has no variants"
     if declared.options and (declared.section in OWN_SECTIONS or not declared.section.isidentifier()):
         yield f"its section can't be called {declared.section!r}"
     if declared.name in {one.name for one in before}:
@@ -171,9 +173,10 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
             if other in OWN_STAGES - FIRST_STAGES:
                 yield f"{spec.name} names the stage {other}, which comes after all formats"
             elif other not in specs and other not in FIRST_STAGES:
-                yield f"{spec.name} names a stage {other}, which nobody has"
+                yield f"{spec.name} names a stage {other}, which nobody has{near(other, (*specs, *FIRST_STAGES))}"
         if spec.limits.engine not in engines:
-            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which nobody has"
+            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which nobody has{near(spec.limits.engine, engines)}"
+    yield from unknown_settings(declared, everyone)
     try:
         TopologicalSorter({name: (*spec.needs, *spec.after) for name, spec in specs.items()}).prepare()
     except CycleError as error:

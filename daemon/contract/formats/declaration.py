@@ -24,6 +24,8 @@ cache: it decodes with a KV cache that is checked. padding: batches of unequal l
 free. tokenizer: what turns texts into ids lies inside."""
 Level = Literal["fp16", "int8", "int8-static", "int8-weight", "int4"]
 """How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
+Kind = Literal["causal", "seq2seq", "encoder"]
+"""What drives a model: a language model; an encoder-decoder; an encoder, with or without a head."""
 
 
 class Thresholds(Frozen):
@@ -108,4 +110,4 @@ class Format:
     """Engine → kind of model ("causal", "seq2seq", "encoder") → `module:class` that loads a folder of this format, see
     `handlers.validate.engines.registry`."""
     families: Mapping[str, str] = field(default_factory=dict)
-    """Family of models → what was verified of it, for docs/formats.md."""
+    """"decoders", "encoder-decoders", "encoders and heads" → what was verified of them, for docs/formats.md."""

@@ -59,7 +59,7 @@ class StageSpec:
     heavy: bool = True
     """Runs only inside the export windows of `[schedule]`."""
     settings: tuple[str, ...] = ()
-    """Keys of the job's configuration (`export.opset`, …) that its output depends on."""
+    """Keys of the job's configuration (`export.opset`, …, `validation.samples` for `[validate]`) that its output depends on."""
     libraries: tuple[str, ...] = ()
     """Distributions whose version its output depends on."""
     toolchain: str = ""

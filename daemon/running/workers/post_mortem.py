@@ -107,7 +107,10 @@ def _exited(death: Death, bad: str, last: str) -> tuple[Code, str, str]:
         return FaultCode.RESULT_UNWRITABLE, f"its result could not be written ({last})", "look at the state directory and the kernel's log"
     if code == EXIT_BAD_JOB:
         cause = f"the child could not use the job file ({last})"
-        return FaultCode.BAD_JOB, cause, "restart the daemon: ckptd was probably replaced by another version while it ran"
+        remedy = (
+            "restart the daemon if ckptd or a format's package was replaced while it ran; else `ckptd check` says what is wrong with it"
+        )
+        return FaultCode.BAD_JOB, cause, remedy
     if code == EXIT_OTHER_PARENT:
         return (
             FaultCode.OTHER_PARENT,

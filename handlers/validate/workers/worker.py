@@ -143,8 +143,9 @@ def main(spec_file: str) -> int:
         commands = Commands(job["spec"])
     except Exception as error:
         traceback.print_exc()
-        cause, remedy = f"its engine can't be imported: {error}", "install ckptd's dependencies again"
-        broken = _failed(protocol.Failure(code=FaultCode.ENGINE_MISSING, cause=cause, remedy=remedy, details=None))
+        cause = f"its engine can't be imported: {error}"
+        remedy = "install ckptd's dependencies again, or those of the package that brings the format"
+        broken = _failed(protocol.Failure(code=FaultCode.ENGINE_MISSING, cause=cause, remedy=remedy, details=_traceback()))
     for line in sys.stdin:
         given = broken if commands is None else answer(commands, json.loads(line))
         stream.write(json.dumps(given) + "\n")
