@@ -287,9 +287,13 @@ def print_formats(value: Mapping[str, Any]) -> None:
         table.add_column(title, overflow="fold")
     for name, row in value["variants"].items():
         lacks = ", ".join(row["lacks"])
-        table.add_row(name, "[green]yes[/green]" if row["available"] else f"[yellow]lacks {lacks}[/yellow]", row["about"])
+        here = "[yellow]yes, and can't be checked[/yellow]" if row["check_needs"] else "[green]yes[/green]"
+        table.add_row(name, here if row["available"] else f"[yellow]lacks {lacks}[/yellow]", row["about"])
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
+    for name, row in value["variants"].items():
+        for need in row["check_needs"]:
+            console.print(f"[yellow]{name} can't be checked here: {escape(need)}[/yellow]")
     for name, row in value["toolchains"].items():
         state = "[green]installed[/green]" if row["installed"] else f"[yellow]{escape(row['state'])}; `{escape(row['command'])}`[/yellow]"
         console.print(f"toolchain {name}: {state} ({escape(row['about'])})")

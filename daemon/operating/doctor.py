@@ -12,7 +12,7 @@ from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.plan import all_specs, spec_of
+from daemon.contract.jobs.plan import all_specs, check_of, spec_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import Toolchains, describe
@@ -26,18 +26,21 @@ def _version(name: str) -> str | None:
 
 
 def formats_here(state: Path) -> dict[str, Any]:
-    """Every variant with whether it can be made here, and what is missing with what brings it; every toolchain likewise; the processor,
-    and what a check on it leaves open."""
+    """Every variant with whether it can be made and checked here, and what is missing with what brings it; every toolchain likewise; the
+    processor, and what a check on it leaves open."""
     chains, rows, here = Toolchains(state), {}, cpu.here()
     for spec in all_specs():
         if spec.artifact:
             missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
             lacking = chains.lacking(spec.toolchain, f"make {spec.name}")
+            check = check_of(spec.name)
+            unchecked = chains.lacking(check.toolchain, f"check {spec.name}") if check else None
             rows[spec.name] = {
                 "available": not missing and lacking is None, "missing": missing, "about": spec.about, "toolchain": spec.toolchain or None,
                 "lacks": missing + ([f"the toolchain {spec.toolchain}"] if lacking else []),
                 "needs": ([f"the packages {', '.join(missing)}; install them"] if missing else [])
                 + ([f"the toolchain {spec.toolchain}, which is {chains.state(spec.toolchain)}; {lacking.remedy}"] if lacking else []),
+                "check_needs": [f"{unchecked.cause}; {unchecked.remedy}"] if unchecked else [],
             }  # fmt: skip
     return {
         "variants": rows,
@@ -74,6 +77,10 @@ def examine(settings: Settings) -> dict[str, Any]:
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here["variants"][name]["needs"]
     ]
+    warnings += [
+        f"export.variants: {name} can't be checked here and would be published unverified: {need}"
+        for name in settings.variants for need in here["variants"][name]["check_needs"]
+    ]  # fmt: skip
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:

@@ -1,9 +1,9 @@
 """One engine in a process of its own: `python -m handlers.validate.workers.worker SPEC_JSON_FILE`.
 
-Started by `client.EngineWorker`. It reads commands as JSON lines from standard input and answers each with one JSON line on a private copy
-of standard output; large arrays go through .npy files. If something kills it (a crash of a runtime, the kernel's OOM killer), only this
-artifact's verdict is affected. The first command is `load`: until then only the libraries are imported, so that a worker can get ready
-while another one still holds its model.
+Started by `client.EngineWorker`, in a toolchain by its bootstrap. It reads commands as JSON lines from standard input and answers each
+with one JSON line on a private copy of standard output; large arrays go through .npy files. If something kills it (a crash of a runtime,
+the kernel's OOM killer), only this artifact's verdict is affected. The first command is `load`: until then only the libraries are
+imported, so that a worker can get ready while another one still holds its model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.messages import ChildLimits
 from handlers.child import process
+from handlers.toolchains import use
 
 DETAILS_LIMIT = 4000
 
@@ -137,6 +138,15 @@ def _answer(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": {"code": FaultCode.ENGINE, "cause": cause, "remedy": None, "details": _traceback()}}
 
 
+def _missing(error: Exception) -> dict[str, Any]:
+    """What keeps the engine from being imported, as an answer's error; it names the environment that lacks something."""
+    toolchain = use.own()
+    name = "" if toolchain is None else use.name_of(toolchain)
+    where = f" in the toolchain {name}" if name else ""
+    remedy = f"run `ckptd toolchain check {name}`, which says whether it is whole" if name else "install ckptd's dependencies again"
+    return {"code": FaultCode.ENGINE_MISSING, "cause": f"its engine can't be imported{where}: {error}", "remedy": remedy, "details": None}
+
+
 def main(spec_file: str) -> int:
     """Serve commands until standard input ends."""
     job = json.loads(Path(spec_file).read_text())
@@ -151,10 +161,7 @@ def main(spec_file: str) -> int:
         commands = Commands(job["spec"])
     except Exception as error:
         traceback.print_exc()
-        cause = f"its engine can't be imported: {error}"
-        broken = {
-            "error": {"code": FaultCode.ENGINE_MISSING, "cause": cause, "remedy": "install ckptd's dependencies again", "details": None}
-        }
+        broken = {"error": _missing(error)}
     for line in sys.stdin:
         request = json.loads(line)
         verb = request.pop("command")
