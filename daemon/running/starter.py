@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -131,10 +132,15 @@ class Starter:
         if not self._may_share(job, spec):
             self._waits.add(job.id, waiting_to_time(spec), ALONE_LOOK_SECONDS)
             return 0
-        free = self._children.free_threads(limits)
-        if others and (others >= limits.stages or free < 1):
+        if others and others >= limits.stages:
             return 0
-        share = max(1, free // max(1, min(ready, limits.stages - others)))
+        if self._children.runs_here(spec):
+            free = self._children.free_threads(limits)
+            if others and free < 1:
+                return 0
+            share = max(1, free // max(1, min(ready, limits.stages - others)))
+        else:
+            share = limits.effective_threads
         return min(spec.threads, share) if spec.threads else share
 
     def forget(self, job: str) -> None:
@@ -159,6 +165,7 @@ class Starter:
     def _admission(self, job: JobRow, spec: StageSpec, need: Estimate, size: ModelSize) -> Admission:
         """What keeps a stage from starting. Kept outputs go before anything waits for disk."""
         limits, promised = self._settings.limits, self._children.reserved()
+        need = self._of_this_box(spec, need)
         reserved = Reserved(promised.memory + (self._waits.held_for_others(job.id) if need.memory else 0), promised.disk)
 
         def ask() -> Admission:
@@ -174,7 +181,11 @@ class Starter:
 
         def fits(name: str) -> bool:
             spec = spec_of(name)
-            need = estimate(spec, size, self._journal.attempts.measurements(name)).memory
+            need = self._of_this_box(spec, estimate(spec, size, self._journal.attempts.measurements(name))).memory
             return need <= allowed and all(fits(other) for other in spec.needs)
 
         return [name for name in job.work.export.variants if find_spec(name) is not None and fits(name)]
+
+    def _of_this_box(self, spec: StageSpec, need: Estimate) -> Estimate:
+        """What of a need this box must have: no memory where the stage runs elsewhere."""
+        return need if self._children.runs_here(spec) else replace(need, memory=0)
