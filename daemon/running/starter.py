@@ -52,8 +52,6 @@ class Starter:
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
         self._toolchains = Toolchains(settings.state_directory)
-        self._alone: dict[tuple[str, str], float] = {}
-        """(job, stage) that waits to run alone → since when."""
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
     def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
@@ -119,6 +117,7 @@ class Starter:
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
         fault, claimed = self._children.start(one, Grant(threads, size, need), limits)
+        self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         if fault and claimed:
             result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
             settle(self._journal, limits, one.attempt, result)
@@ -145,7 +144,8 @@ class Starter:
 
     def forget(self, job: str) -> None:
         """The job has ended, or waits for people: nothing is held back for its sake."""
-        self._alone = {key: since for key, since in self._alone.items() if key[0] != job}
+        for key in [key for key in self._waits.alone if key[0] == job]:
+            del self._waits.alone[key]
 
     def _may_share(self, job: JobRow, spec: StageSpec) -> bool:
         """Whether a start disturbs nothing that measures time: neither what runs, nor what waits until nothing else of ours does."""
@@ -155,12 +155,12 @@ class Starter:
         waiting = (job.id, spec.name)
         if not spec.alone:
             return not spec.heavy or not any(
-                time.monotonic() - since < ALONE_SECONDS for key, since in self._alone.items() if key != waiting
+                time.monotonic() - since < ALONE_SECONDS for key, since in self._waits.alone.items() if key != waiting
             )
         if not running:
-            self._alone.pop(waiting, None)
+            self._waits.alone.pop(waiting, None)
             return True
-        return time.monotonic() - self._alone.setdefault(waiting, time.monotonic()) > ALONE_SECONDS
+        return time.monotonic() - self._waits.alone.setdefault(waiting, time.monotonic()) > ALONE_SECONDS
 
     def _admission(self, job: JobRow, spec: StageSpec, need: Estimate, size: ModelSize) -> Admission:
         """What keeps a stage from starting. Kept outputs go before anything waits for disk."""
