@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from daemon.config.paths import prepare
 from daemon.config.settings import LogSettings, Settings
 from daemon.contract.files import seal
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
@@ -57,6 +58,10 @@ class Instantly:
 
     def prepare(self) -> None:
         """Nothing is needed."""
+
+    def runs_here(self, spec: StageSpec) -> bool:
+        """As attempts of this box do, so that what they take is counted."""
+        return True
 
     def start(self, order: Order) -> Attempt:
         """It has ended when it is asked."""

@@ -283,10 +283,14 @@ def print_formats(value: FormatsHere) -> None:
     for title in ("variant", "here", "what it is"):
         table.add_column(title, overflow="fold")
     for name, row in value.variants.items():
+        here = "[yellow]yes, and can't be checked[/yellow]" if row.check_needs else "[green]yes[/green]"
         lacks = f"[yellow]lacks {escape(', '.join(row.lacks))}[/yellow]" if row.lacks else "[red]no, see below[/red]"
-        table.add_row(name, "[green]yes[/green]" if row.available else lacks, row.about)
+        table.add_row(name, here if row.available else lacks, row.about)
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
+    for name, row in value.variants.items():
+        for need in row.check_needs:
+            console.print(f"[yellow]{name} can't be checked here: {escape(need)}[/yellow]")
     for name, chain in value.toolchains.items():
         hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
         state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"

@@ -12,7 +12,7 @@ from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.plan import all_specs, spec_of
+from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
@@ -40,6 +40,8 @@ class VariantHere:
     """What is missing, in words."""
     needs: tuple[str, ...]
     """The same with what brings it, as clauses."""
+    check_needs: tuple[str, ...]
+    """What its check lacks, with what brings it, as clauses; without it the variant is published unverified."""
     wrong: tuple[str, ...]
     """What is wrong in the package that declares it, as clauses."""
 
@@ -94,9 +96,11 @@ def formats_here(state: Path) -> FormatsHere:
             elif name == spec.toolchain and (lacking := chains.lacking(name, f"make {spec.name}")):
                 lacks.append(f"the toolchain {name}")
                 needs.append(f"the toolchain {name}, which is {chains.state(name)}; {lacking.remedy}")
+        check = None if wrong else check_of(spec.name)
+        unchecked = chains.lacking(check.toolchain, f"check {spec.name}") if check else None
         rows[spec.name] = VariantHere(
             available=not (lacks or wrong), missing=tuple(missing), about=spec.about, toolchain=spec.toolchain or None, lacks=tuple(lacks),
-            needs=tuple(needs), wrong=tuple(wrong),
+            needs=tuple(needs), check_needs=(f"{unchecked.cause}; {unchecked.remedy}",) if unchecked else (), wrong=tuple(wrong),
         )  # fmt: skip
     processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
     return FormatsHere(rows, tuple(catalog().problems), describe(chains), processor)
@@ -104,7 +108,7 @@ def formats_here(state: Path) -> FormatsHere:
 
 def _doubts(here: cpu.Cpu) -> dict[str, str]:
     """Variant → what a check on this box's processor can't say about other ones."""
-    return {spec.name: found for spec in all_specs() if spec.artifact and (found := cpu.doubt(spec.arithmetic, here))}
+    return {spec.name: found for spec in catalog().variants.values() if (found := cpu.doubt(spec.arithmetic, here))}
 
 
 def _unwritable(key: str, folder: Path) -> list[str]:
@@ -134,6 +138,10 @@ def examine(settings: Settings) -> Diagnosis:
         for name in settings.variants
         for flaw in here.variants[name].wrong
     ]
+    warnings += [
+        f"export.variants: {name} can't be checked here and would be published unverified: {need}"
+        for name in settings.variants for need in here.variants[name].check_needs
+    ]  # fmt: skip
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:

@@ -86,16 +86,21 @@ class Children:
         """The running attempts of one job."""
         return [running for (owner, _), running in self.running.items() if owner == job]
 
+    def runs_here(self, spec: StageSpec) -> bool:
+        """Whether a stage takes memory and threads of this box."""
+        return self._executor.runs_here(spec)
+
     def reserved(self) -> Reserved:
-        """What is reserved for the attempts and not used yet."""
-        everyone = self.running.values()
-        return Reserved(
-            sum(max(0, one.estimate.memory - one.attempt.memory) for one in everyone), sum(one.estimate.disk for one in everyone)
-        )
+        """What of this box is reserved for the attempts and not used yet."""
+        memory_left = sum(max(0, one.estimate.memory - one.attempt.memory) for one in self._here())
+        return Reserved(memory_left, sum(one.estimate.disk for one in self.running.values()))
 
     def free_threads(self, limits: LimitSettings) -> int:
-        """Threads that no attempt has."""
-        return limits.effective_threads - sum(one.context.limits.threads for one in self.running.values())
+        """Threads of this box that no attempt has."""
+        return limits.effective_threads - sum(one.context.limits.threads for one in self._here())
+
+    def _here(self) -> list[Running]:
+        return [one for one in self.running.values() if self.runs_here(one.spec)]
 
     def start(self, ready: ReadyStage, grant: Grant, limits: LimitSettings) -> tuple[Fault | None, bool]:
         """Claim and start the next attempt of a stage; gives the fault that keeps it from starting, and whether it was claimed."""

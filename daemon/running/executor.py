@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import write_atomic
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import StageContext, StageResult
 
 JOB_FILE = "job.json"
@@ -118,6 +119,12 @@ class Executor(Protocol):
 
     def prepare(self) -> None:
         """Called once in a program that runs attempts, before it starts the first."""
+
+    def runs_here(self, spec: StageSpec) -> bool:
+        """Whether attempts of this stage take memory and threads of this box, and so count against its limits; the same at every call.
+
+        What they write lies on this box's output in any case.
+        """
 
     def start(self, order: Order) -> Attempt:
         """Start an attempt. Raises OSError where that can't be done now; nothing of it runs then."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -51,8 +52,6 @@ class Starter:
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
         self._toolchains = Toolchains(settings.state_directory)
-        self._alone: dict[tuple[str, str], float] = {}
-        """(job, stage) that waits to run alone → since when."""
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
     def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
@@ -118,6 +117,7 @@ class Starter:
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
         fault, claimed = self._children.start(one, Grant(threads, size, need), limits)
+        self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         if fault and claimed:
             result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
             settle(self._journal, limits, one.attempt, result)
@@ -131,15 +131,21 @@ class Starter:
         if not self._may_share(job, spec):
             self._waits.add(job.id, waiting_to_time(spec), ALONE_LOOK_SECONDS)
             return 0
-        free = self._children.free_threads(limits)
-        if others and (others >= limits.stages or free < 1):
+        if others and others >= limits.stages:
             return 0
-        share = max(1, free // max(1, min(ready, limits.stages - others)))
+        if self._children.runs_here(spec):
+            free = self._children.free_threads(limits)
+            if others and free < 1:
+                return 0
+            share = max(1, free // max(1, min(ready, limits.stages - others)))
+        else:
+            share = limits.effective_threads
         return min(spec.threads, share) if spec.threads else share
 
     def forget(self, job: str) -> None:
         """The job has ended, or waits for people: nothing is held back for its sake."""
-        self._alone = {key: since for key, since in self._alone.items() if key[0] != job}
+        for key in [key for key in self._waits.alone if key[0] == job]:
+            del self._waits.alone[key]
 
     def _may_share(self, job: JobRow, spec: StageSpec) -> bool:
         """Whether a start disturbs nothing that measures time: neither what runs, nor what waits until nothing else of ours does."""
@@ -149,16 +155,17 @@ class Starter:
         waiting = (job.id, spec.name)
         if not spec.alone:
             return not spec.heavy or not any(
-                time.monotonic() - since < ALONE_SECONDS for key, since in self._alone.items() if key != waiting
+                time.monotonic() - since < ALONE_SECONDS for key, since in self._waits.alone.items() if key != waiting
             )
         if not running:
-            self._alone.pop(waiting, None)
+            self._waits.alone.pop(waiting, None)
             return True
-        return time.monotonic() - self._alone.setdefault(waiting, time.monotonic()) > ALONE_SECONDS
+        return time.monotonic() - self._waits.alone.setdefault(waiting, time.monotonic()) > ALONE_SECONDS
 
     def _admission(self, job: JobRow, spec: StageSpec, need: Estimate, size: ModelSize) -> Admission:
         """What keeps a stage from starting. Kept outputs go before anything waits for disk."""
         limits, promised = self._settings.limits, self._children.reserved()
+        need = self._of_this_box(spec, need)
         reserved = Reserved(promised.memory + (self._waits.held_for_others(job.id) if need.memory else 0), promised.disk)
 
         def ask() -> Admission:
@@ -174,7 +181,11 @@ class Starter:
 
         def fits(name: str) -> bool:
             spec = spec_of(name)
-            need = estimate(spec, size, self._journal.attempts.measurements(name)).memory
+            need = self._of_this_box(spec, estimate(spec, size, self._journal.attempts.measurements(name))).memory
             return need <= allowed and all(fits(other) for other in spec.needs)
 
         return [name for name in job.work.export.variants if find_spec(name) is not None and fits(name)]
+
+    def _of_this_box(self, spec: StageSpec, need: Estimate) -> Estimate:
+        """What of a need this box must have: no memory where the stage runs elsewhere."""
+        return need if self._children.runs_here(spec) else replace(need, memory=0)

@@ -39,6 +39,8 @@ class Waits:
     def __init__(self, children: Children) -> None:
         self._children = children
         self.of: dict[str, Waiting] = {}
+        self.alone: dict[tuple[str, str], float] = {}
+        """(job, stage) that waits to run alone → since when (monotonic). A changed configuration does not begin its patience again."""
 
     def __contains__(self, job: object) -> bool:
         return job in self.of

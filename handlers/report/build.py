@@ -6,12 +6,23 @@ facts and the machine, never the artifacts themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs import verdicts
-from daemon.contract.jobs.figures import LiveFigures, MergeFigures, ReferenceFigures, stage_figures
+from daemon.contract.jobs.figures import (
+    ArtifactFigures,
+    Checking,
+    Figures,
+    LiveFigures,
+    MergeFigures,
+    ReferenceFigures,
+    SpeedFigures,
+    stage_figures,
+    unreadable,
+)
 from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
@@ -20,6 +31,11 @@ from handlers.report.blindness import blindness
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Report, Stage, Warned
 from handlers.report.not_verified import not_verified
 from handlers.report.sanitize import clean
+
+MOST_NAMES = 8
+"""Figures that a warning names."""
+_MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": ReferenceFigures, "speed": SpeedFigures}
+"""Stage → its figures. Those of the checks are `Checking`; other stages' figures are for people alone."""
 
 
 def build(context: StageContext, now: datetime | None = None) -> Report:
@@ -215,7 +231,21 @@ def _warnings(facts: JobFacts, live: LiveFigures | None) -> tuple[Warned, ...]:
         found.append(Warned(source="reference", text=blind))
     for stage in facts.stages:
         found += [Warned(source=stage.name, text=text) for text in (stage.result.warnings if stage.result else ())]
+        found += [Warned(source=stage.name, text=text) for text in _damaged(stage)]
     return tuple(found)
+
+
+def _damaged(stage: StageFacts) -> Iterator[str]:
+    """What of a stage's figures is of another kind than it should be, and so counts as missing."""
+    if stage.result is None:
+        return
+    names = list(unreadable(stage.result.figures, _MODELS.get(stage.name, Checking))) if stage.result.figures else []
+    for check in stage.result.checks:
+        names += [f"{check.variant}.{name}" for name in unreadable(check.figures, ArtifactFigures)]
+    if names:
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        told = ", ".join(name.strip(".") or "all" for name in names[:MOST_NAMES])
+        yield f"Figures that can't be read count as missing: {told}{more}. Nothing else is affected."
 
 
 def _between(start: str | None, end: str | None) -> float | None:

@@ -1,9 +1,9 @@
 """First thing that a toolchain's Python runs: `PYTHON -I -u bootstrap.py MODULE [ARGUMENT…]` runs MODULE of ours in that environment.
 
-Started by `daemon.running.workers.worker` (MODULE is `handlers`, the entry of every stage), by `handlers.toolchains.use` and by the
-probe. Of the environment that ckptd itself is installed in it makes the packages `daemon` and `handlers` importable and nothing else,
-even where they lie beside a torch of another version. It holds a shared lock on the toolchain's file `in-use` as long as the process
-lives, so that a toolchain is not removed below it. Imports the standard library alone.
+Started by `daemon.running.workers.worker` (MODULE is `handlers`, the entry of every stage), by what a stage starts with
+`handlers.toolchains.use`, and by the probe. Of the environment that ckptd itself is installed in it makes the packages `daemon` and
+`handlers` importable and nothing else, even where they lie beside a torch of another version. It holds a shared lock on the toolchain's
+file `in-use` as long as the process lives, so that a toolchain is not removed below it. Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def main() -> None:
     if not hold():
         print(f"the toolchain {sys.prefix} is being removed, or was never whole", file=sys.stderr)
         sys.exit(EXIT_NO_TOOLCHAIN)
+    for name in ("PYTHONPATH", "PYTHONHOME"):
+        os.environ.pop(name, None)  # of the main environment; this Python ignores them, and what it starts must too
     sys.meta_path.insert(0, _OurPackages())
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

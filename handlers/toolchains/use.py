@@ -1,14 +1,17 @@
-"""Runs a module inside a toolchain for a stage of the main environment: as a separate process that returns an answer.
+"""Processes of ours that a stage starts, each with the Python that it needs: that of a toolchain, or that of the main environment.
 
-Used by the export strategies of the onnx stage and by validation. A stage that runs in a toolchain as a whole names it in the plan
-instead. The process inherits the stage's priority, threads and offline settings, and is ended with it.
+Used by the export strategies of the onnx stage and by validation. `run_module` has a module in a toolchain give an answer; `command` and
+`environment` are for a process that the caller talks to. A stage that runs in a toolchain as a whole names it in the plan, and starts
+its own processes there too (`own`). A process inherits the stage's priority, threads and offline settings, and is ended with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +24,9 @@ from daemon.contract.values import Json
 
 A = TypeVar("A")
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+ROOT = BOOTSTRAP.parents[2]
+"""Where the packages of ckptd lie: the repository, or the site-packages that it is installed in."""
+MANIFEST = "toolchain.json"
 POLL_SECONDS = 0.05
 _TAIL = 4000
 
@@ -30,14 +36,41 @@ class ToolchainFailedError(Exception):
 
 
 def find(context: StageContext, name: str) -> Path | None:
-    """Folder of the installed toolchain; None where it is not installed."""
+    """Folder of the installed toolchain; None where it is not installed, or its Python is gone."""
     folder = (Path(context.cache) / "toolchains" / name).resolve()
-    return folder if (folder / "toolchain.json").is_file() else None
+    return folder if (folder / MANIFEST).is_file() and os.access(_python(folder), os.X_OK) else None
 
 
-def command(toolchain: Path, module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules with the toolchain's Python."""
-    return [str(toolchain / "bin" / "python"), "-I", "-u", str(BOOTSTRAP), module, *arguments]
+def own() -> Path | None:
+    """Folder of the toolchain that this process runs in; None in the environment that ckptd is installed in."""
+    folder = Path(sys.prefix)
+    return folder if (folder / MANIFEST).is_file() else None
+
+
+def name_of(toolchain: Path) -> str:
+    """What `ckptd toolchain` calls the toolchain in this folder."""
+    return toolchain.name.rpartition("-")[0]
+
+
+def command(toolchain: Path | None, module: str, *arguments: str) -> list[str]:
+    """The command that runs one of our modules with the toolchain's Python, or (None) with that of the main environment."""
+    if toolchain is None:
+        return [sys.executable, "-m", module, *arguments]
+    return [str(_python(toolchain)), "-I", "-u", str(BOOTSTRAP), module, *arguments]
+
+
+def environment(toolchain: Path | None) -> dict[str, str]:
+    """The variables for such a process: our packages are found wherever this one was started.
+
+    A toolchain's Python finds them by the bootstrap: a path to them would be a path to all that lies beside them.
+    """
+    if toolchain is not None:
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def _python(toolchain: Path) -> Path:
+    return toolchain / "bin" / "python"
 
 
 def run_module(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
@@ -26,8 +28,15 @@ from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Check the one variant among the inputs; write `check.json` into the staging folder."""
-    variant = next(one for name, one in catalog().variants.items() if name in context.inputs)
+    """Check the one variant among the inputs; write `check.json` into the staging folder.
+
+    Raises Permanent where its format's declaration can't be read in this Python.
+    """
+    variant = next((one for name, one in catalog().variants.items() if name in context.inputs), None)
+    if variant is None:
+        cause = "; ".join(["no format that can be read in this Python declares its variant", *catalog().problems])
+        remedy = "let the format's declaration import daemon.contract alone, or install there what it imports"
+        raise Permanent(FaultCode.ENGINE_MISSING, f"run the stage {context.stage}", cause, remedy)
     reference = record.read_reference(Path(context.inputs["reference"]))
     output, staging = StageOutput(figures=Checking(checked_on=record.processor()).written()), Path(context.staging)
     if reference.subject.kind not in engines().get(variant.limits.engine, {}):

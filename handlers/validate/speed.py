@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import Speed, SpeedFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.toolchains import use
 from handlers.validate import record
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.turns import alone, race
@@ -39,13 +41,13 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             if one.name == published:
                 continue
             reporter.progress(number / len(made), one.name)
-            with timing.worker(one.limits.engine, context.inputs[one.name], one.name) as artifact:
-                try:
+            try:
+                with timing.worker(one.limits.engine, context.inputs[one.name], one.name, one.limits.toolchain) as artifact:
                     artifact.load()
                     found[one.name], failed = race(artifact, pytorch, reference)
-                except WorkerFailed as error:
-                    timing.lost(one.name, error)
-                    continue
+            except WorkerFailed as error:
+                timing.lost(one.name, error)
+                continue
             if failed is not None:
                 pytorch = None
                 timing.lost("the merged model in PyTorch", failed)
@@ -59,10 +61,15 @@ class _Timing:
         self._context, self._reporter, self._task = context, reporter, reference.subject.task
         self.warnings: list[str] = []
 
-    def worker(self, engine: str, folder: str, name: str) -> EngineWorker:
-        """A worker that has not loaded its model yet."""
+    def worker(self, engine: str, folder: str, name: str, toolchain: str = "") -> EngineWorker:
+        """A worker that has not loaded its model yet, in the Python that checks the artifact. Raises WorkerFailed where that is gone."""
         spec = EngineSpec(engine=engine, folder=folder, threads=self._context.limits.threads, task=self._task)
-        return EngineWorker(name, spec, Path(self._context.temporary), self._context.limits)
+        place = use.find(self._context, toolchain) if toolchain else None
+        if toolchain and place is None:
+            remedy = f"run `ckptd toolchain install {toolchain}`"
+            cause = f"the toolchain {toolchain} is not installed (`ckptd toolchain install {toolchain}` brings it)"
+            raise WorkerFailed(cause, remedy, code=FaultCode.TOOLCHAIN_MISSING)
+        return EngineWorker(name, spec, Path(self._context.temporary), self._context.limits, toolchain=place)
 
     def lost(self, what: str, error: WorkerFailed) -> None:
         """Go on without it, and say so; a stage that is told to stop ends here."""

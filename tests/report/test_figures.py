@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from daemon.contract.jobs import verdicts
 from daemon.contract.jobs.figures import (
     ArtifactFigures,
     CheckFigures,
+    Figures,
+    ForeignFigures,
     Likeness,
     LiveFigures,
     MergeFigures,
     ReferenceFigures,
     ReportFigures,
+    Speed,
     SpeedFigures,
     figures_of,
     stage_figures,
+    unreadable,
 )
-from daemon.contract.jobs.messages import StageFacts, Verdict
-from handlers.report.build import build
+from daemon.contract.jobs.messages import JobFacts, StageFacts, Verdict
+from handlers.report import readme
+from handlers.report.build import MOST_NAMES, build
 from handlers.report.html import render
+from handlers.report.sanitize import visible
+from handlers.report.stage import as_json
 from tests.report import facts
 
 
@@ -55,7 +66,7 @@ def test_what_is_no_object_gives_none(written: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "model"), [({"base_bytes": "many"}, MergeFigures), ({"status": "odd"}, ReportFigures), ({"speed": [1]}, SpeedFigures)]
+    ("written", "model"), [({"engine": 5}, ForeignFigures), ({"status": "odd"}, ReportFigures), ({"speed": [1]}, SpeedFigures)]
 )
 def test_an_object_without_what_the_model_needs_gives_none(written: dict[str, Any], model: Any) -> None:
     assert figures_of(written, model) is None
@@ -84,3 +95,141 @@ def test_damaged_figures_of_every_stage_leave_a_report(tmp_path: Any) -> None:
     onnx = next(one for one in report.artifacts if one.variant == "onnx")
     assert onnx.needs is None and onnx.measured.agreement is None and onnx.measured.kl == onnx.figures["kl"]
     assert "onnx" in render(report)
+
+
+def test_a_damaged_figure_in_nested_figures_is_left_out_alone_and_named() -> None:
+    speed = {"onnx": {"tokens_per_second": "fast", "prefill_seconds": 0.5}, "pytorch": {"tokens_per_second": 3.0}, "onnx-int8": 7}
+    found = figures_of({"speed": speed}, SpeedFigures)
+    assert found is not None
+    assert found.speed == {"onnx": Speed(prefill_seconds=0.5), "pytorch": Speed(tokens_per_second=3.0)}
+    assert unreadable({"speed": speed}, SpeedFigures) == ("speed.onnx-int8", "speed.onnx.tokens_per_second")
+
+
+@pytest.mark.parametrize(
+    ("written", "model", "names"),
+    [
+        ({"ranks": [4, "x"], "method": "LORA"}, MergeFigures, ("ranks",)),
+        ({"foreign": {"failed": "no"}, "kl": 1.0}, CheckFigures, ("foreign",)),
+        ({"task": "\udcff", "method": "LORA"}, MergeFigures, ("task",)),
+        ({"speed": 3}, SpeedFigures, ("speed",)),
+        ([], SpeedFigures, ("",)),
+        ({"kl": 1.0, "of_another_version": object()}, CheckFigures, ()),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_has_a_name(written: Any, model: type[Figures], names: tuple[str, ...]) -> None:
+    assert unreadable(written, model) == names
+
+
+def test_the_base_in_the_report_keeps_what_can_be_read(tmp_path: Path) -> None:
+    left = {name: value for name, value in facts.MERGE.items() if name != "changed_modules"} | {"parameters": "many"}
+    job = with_figures(facts.succeeded(), {"merge": left})
+    report = build(facts.context(job, tmp_path))
+    assert (report.base.size_bytes, report.base.dtype, report.base.digest) == (facts.BASE_BYTES, "bfloat16", "ab" * 32)
+    assert report.base.parameters is None
+    assert [warned.text for warned in report.warnings if warned.source == "merge"] == [
+        "Figures that can't be read count as missing: parameters. Nothing else is affected."
+    ]
+
+
+SPEEDS = {name: {"tokens_per_second": 6.5 * ratio, "prefill_seconds": 0.5, "pytorch_tokens_per_second": 6.5, "speed_over_pytorch": ratio}
+          for name, ratio in (("pytorch", 1.0), ("onnx", 2.5), ("onnx-int8", 4.5))}  # fmt: skip
+WHOLE = {"merge": facts.MERGE, "speed": {"speed": SPEEDS}, "reference": {"reference": facts.REFERENCE, "checked_on": facts.CHECKED_ON}}
+MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "speed": SpeedFigures, "reference": ReferenceFigures}
+Changes = list[tuple[tuple[str, ...], Any]]
+"""Places in nested figures, and what comes there."""
+BASE = {"base_bytes": "size_bytes", "parameters": "parameters", "base_dtype": "dtype", "base_digest": "digest"}
+"""Figure of the merge → its name in the report's base."""
+
+
+def timed() -> JobFacts:
+    """An export that went well, with speeds."""
+    job = facts.succeeded()
+    return job.model_copy(update={"stages": (*job.stages, facts.done("speed", 90, 5, figures={"speed": SPEEDS}))})
+
+
+def with_figures(job: JobFacts, figures: dict[str, Any]) -> JobFacts:
+    """The same with other figures of some stages."""
+    stages = tuple(
+        one.model_copy(update={"result": one.result and one.result.model_copy(update={"figures": figures[one.name]})})
+        if one.name in figures else one for one in job.stages
+    )  # fmt: skip
+    return job.model_copy(update={"stages": stages})
+
+
+def places(value: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every entry of nested objects."""
+    own = [above] if above else []
+    return own + ([place for name in value for place in places(value[name], (*above, name))] if isinstance(value, dict) else [])
+
+
+GONE = object()
+ODD = st.one_of(
+    st.just(GONE),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.sampled_from([0, -1, 10**400, 1e308, 5e-324]) | st.floats()
+        | st.text(st.characters(exclude_categories=())),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=5,
+    ),
+)  # fmt: skip
+"""What takes a figure's place."""
+
+
+def damaged(changes: Changes, whole: dict[str, Any]) -> dict[str, Any]:
+    """The figures with other values in some places; places that are gone with what was around them stay so."""
+    value = copy.deepcopy(whole)
+    for place, odd in changes:
+        inside = value
+        for name in place[:-1]:
+            inside = inside.get(name) if isinstance(inside, dict) else None  # type: ignore[assignment]
+        if isinstance(inside, dict):
+            if odd is GONE:
+                inside.pop(place[-1], None)
+            else:
+                inside[place[-1]] = odd
+    return value
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(changes=st.lists(st.tuples(st.sampled_from([place for place in places(WHOLE) if len(place) > 1]), ODD), max_size=4))
+def test_whatever_is_damaged_the_report_is_built_and_what_is_intact_is_kept(changes: Changes, tmp_path: Path) -> None:
+    figures = damaged(changes, WHOLE)
+    report = build(facts.context(with_figures(timed(), figures), tmp_path))
+    assert as_json(report) and render(report) and readme.render(report)
+
+    def intact(*place: str) -> bool:
+        return not any(place[: len(changed)] == changed or changed[: len(place)] == place for changed, _ in changes)
+
+    shown = {one.variant: one.figures for one in report.artifacts}
+    for variant, speed in SPEEDS.items():
+        for name, value in speed.items():
+            if intact("speed", "speed", variant, name):
+                assert shown[variant][name] == value
+    for name, shown_as in BASE.items():
+        if intact("merge", name):
+            assert getattr(report.base, shown_as) == facts.MERGE[name]
+    if intact("reference", "reference", "dtype"):
+        assert report.live.dtype == "float32"
+    if intact("reference", "checked_on"):
+        assert report.checked_on["vendor"] == "GenuineIntel"
+    told = " ".join(warned.text for warned in report.warnings)
+    for stage, model in MODELS.items():
+        names = unreadable(figures.get(stage), model) if figures.get(stage) else ()
+        assert all(visible(name) in told for name in names[:MOST_NAMES])
+
+
+CHECKED = facts.check("onnx", foreign={"engine": "optimum"}, cache_errors={"decoder": 0.1}).figures
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(changes=st.lists(st.tuples(st.sampled_from(places(CHECKED)), ODD), max_size=4))
+def test_whatever_is_damaged_in_a_check_its_other_figures_are_read(changes: Changes, tmp_path: Path) -> None:
+    figures = damaged(changes, CHECKED)
+    job = facts.made_all(facts.check("onnx").model_copy(update={"figures": figures}), facts.check("pytorch"))
+    report = build(facts.context(job, tmp_path))
+    assert as_json(report) and render(report) and readme.render(report)
+    onnx = next(one for one in report.artifacts if one.variant == "onnx")
+    touched = {place[0] for place, _ in changes}
+    for name, value in CHECKED.items():
+        if name not in touched and not isinstance(value, dict):
+            assert getattr(onnx.measured, name) == value

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry, seal
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, Outcome, StageContext, StageResult, Verdict
 from daemon.contract.jobs.plan import plan
 from daemon.journal.jobs import NewJob
@@ -52,9 +53,14 @@ class FakeExecutor:
 
     def __init__(self, begin: Callable[[Order], Fake]) -> None:
         self._begin = begin
+        self.elsewhere: set[str] = set()
+        """Stages that take nothing of this box."""
 
     def prepare(self) -> None:
         pass
+
+    def runs_here(self, spec: StageSpec) -> bool:
+        return spec.name not in self.elsewhere
 
     def start(self, order: Order) -> Attempt:
         return self._begin(order)
@@ -106,6 +112,12 @@ class Desk:
         row = self.journal.jobs.get(job)
         assert row is not None
         return row.state
+
+    def elsewhere(self, *stages: str) -> None:
+        """From now on these stages take nothing of this box."""
+        executor = self.runner.executor
+        assert isinstance(executor, FakeExecutor)
+        executor.elsewhere = set(stages)
 
     def order(self, stage: str = "merge") -> list[str]:
         return [line.split()[0] for line in self.started if line.endswith(f" {stage}")]

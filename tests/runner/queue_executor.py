@@ -14,6 +14,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import write_atomic
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.running.executor import JOB_FILE, Attempt, Bounds, Order, Progress, read_job_file
 from daemon.running.result_file import examine
@@ -87,6 +88,9 @@ class QueueExecutor:
 
     def prepare(self) -> None:
         assert self._queue.is_dir()
+
+    def runs_here(self, spec: StageSpec) -> bool:
+        return False
 
     def start(self, order: Order) -> Attempt:
         job_file = order.write_job_file()

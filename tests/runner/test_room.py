@@ -124,3 +124,47 @@ def test_when_memory_runs_out_the_largest_child_ends_and_is_tried_again(make_des
     assert [fake.stopped for fake in desk.fakes] == [False, True]
     fault = desk.journal.stages.of("two-2")["merge"].fault
     assert fault is not None and fault.code == "memory-pressure" and "512.0 MiB of the box's memory were left" in fault.cause
+
+
+def test_attempts_elsewhere_take_no_threads_of_this_box_and_those_here_still_do(make_desk: Desks) -> None:
+    desk = make_desk(limits={"threads": 4, "stages": 4})
+    desk.elsewhere("onnx")
+    desk.script = lambda context: done(context) if context.stage == "merge" else None
+    desk.add("run", 1, variants=("pytorch", "onnx", "onnx-fp16"))
+    desk.tick(5)
+    threads = {fake.context.stage: fake.context.limits.threads for fake in desk.fakes}
+    assert threads["onnx"] == 4, "it shares no box with the others"
+    here = [count for stage, count in threads.items() if stage in ("pytorch", "reference")]
+    assert len(here) == 2 and desk.runner.children.free_threads(desk.runner.settings.limits) == 4 - sum(here)
+
+
+def test_attempts_elsewhere_take_no_memory_of_this_box_and_those_here_still_do(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (4 * gib, int(0.9 * gib)))
+    desk = make_desk(limits={"jobs": 3})
+    desk.elsewhere("merge")
+    desk.script = lambda context: None
+    for step in (1, 2):
+        desk.add(f"run{step}", step)
+    desk.tick(3)
+    assert desk.order() == ["run1-1", "run2-2"], "each merge asks for 512 MiB, of another box"
+    promised = desk.runner.children.reserved()
+    assert promised.memory == 0 and promised.disk == sum(one.estimate.disk for one in desk.runner.children.running.values())
+    assert [one.estimate.memory for one in desk.runner.children.running.values()] == [512 << 20] * 2, "the estimate is kept for the record"
+    desk.elsewhere()
+    assert desk.runner.children.reserved().memory == gib
+    desk.add("run3", 3)
+    desk.tick(3)
+    assert desk.order() == ["run1-1", "run2-2"]
+    assert desk.runner.waits.of["run3-3"].fault.code == "memory-now"
+
+
+def test_a_stage_that_could_never_run_here_starts_elsewhere(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr("daemon.system.box.memory", lambda: (gib, gib))
+    desk = make_desk()
+    desk.elsewhere("onnx")
+    desk.add("run", 1, variants=("pytorch", "onnx"))
+    desk.tick(20)
+    assert desk.journal.stages.of("run-1")["onnx"].state == "succeeded"
+    assert "memory-never" in {row.fault.code for row in desk.journal.stages.of("run-1").values() if row.fault}, "others still need it here"

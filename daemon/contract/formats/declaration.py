@@ -53,7 +53,7 @@ class Limits:
     padding: float
     """Largest |Δlogit| between a row of a left-padded batch and the same prompt alone."""
     toolchain: str = ""
-    """The toolchain whose Python the check runs in; "" for the one that ckptd is installed in."""
+    """The toolchain whose Python the check and its engine run in, with numpy in it; "" for the one that ckptd is installed in."""
     memory_fixed: int = 700 * MIB
     memory_fp32: float = 2.0
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
 from daemon.contract.jobs.messages import JobFacts, Status
-from daemon.contract.values import Json
 
 
 class Figures(BaseModel):
@@ -47,23 +47,57 @@ Model = TypeVar("Model", bound=Figures)
 def figures_of(written: object, model: type[Model]) -> Model | None:
     """Figures as a stage or a report wrote them, by `model`.
 
-    A value of another kind than the model asks for counts as missing; None where the rest is none of this model. Raises nothing.
+    A value of another kind than the model asks for counts as missing, in nested figures too; None where the rest is none of this model.
+    Raises nothing.
     """
+    return _read(written, model)[0]
+
+
+def unreadable(written: object, model: type[Figures]) -> tuple[str, ...]:
+    """What `figures_of` leaves out, by name (`speed.onnx.prefill_seconds`), sorted; "" stands for all of them. Raises nothing."""
+    figures, lost = _read(written, model)
+    return tuple(sorted(lost)) or (("",) if figures is None else ())
+
+
+def _read(written: object, model: type[Model]) -> tuple[Model | None, set[str]]:
+    """The figures without what is of another kind, and the names of that."""
     if not isinstance(written, Mapping):
-        return None
-    try:
-        return _strict(written, model)
-    except ValidationError as error:
-        odd = {problem["loc"][0] for problem in error.errors() if problem["loc"]}
-    try:
-        return _strict({name: value for name, value in written.items() if name not in odd}, model)
-    except ValidationError:
-        return None
+        return None, set()
+    left: dict[str, Any] = {}
+    lost: set[str] = set()
+    for name in model.model_fields.keys() & written.keys():
+        try:
+            left |= from_json(json.dumps({name: written[name]}, default=str))
+        except (TypeError, ValueError, RecursionError):  # texts that are no Unicode, objects in a circle or nested too deeply
+            lost.add(name)
+    while True:
+        try:
+            return model.model_validate_json(json.dumps(left), strict=True), lost
+        except ValidationError as error:
+            places = {_innermost(problem["loc"], left) for problem in error.errors(include_url=False)}
+        if () in places:
+            return None, lost
+        for place in places:
+            _drop(left, place)
+            lost.add(".".join(place))
 
 
-def _strict(written: Json, model: type[Model]) -> Model:
-    known = {name: value for name, value in written.items() if name in model.model_fields}
-    return model.model_validate_json(json.dumps(known, default=str), strict=True)
+def _innermost(loc: tuple[int | str, ...], value: dict[str, Any]) -> tuple[str, ...]:
+    """The longest beginning of a place that names entries of objects: a list that holds something odd is odd as a whole."""
+    found: list[str] = []
+    inside: Any = value
+    for name in loc:
+        if not isinstance(inside, dict) or name not in inside:
+            break
+        inside = inside[name]
+        found.append(str(name))
+    return tuple(found)
+
+
+def _drop(value: dict[str, Any], place: tuple[str, ...]) -> None:
+    for name in place[:-1]:
+        value = value.get(name, {})
+    value.pop(place[-1], None)
 
 
 def stage_figures(facts: JobFacts, stage: str, model: type[Model]) -> Model | None:
@@ -75,24 +109,24 @@ def stage_figures(facts: JobFacts, stage: str, model: type[Model]) -> Model | No
 class MergeFigures(Figures):
     """What the stage `merge` did. Sizes are bytes, times seconds.
 
-    Keys that another version wrote beside these are ignored, and what an older version did not write has a default.
+    The stage gives all of them. One that is missing, since an older version did not write it or since it can't be read, has a default.
     """
 
-    base_bytes: int
+    base_bytes: int | None = None
     """Bytes of the base's tensors (`.bin`: of its files). A full fine-tune is its own base."""
-    parameters: int
+    parameters: int | None = None
     """Elements of all tensors of the output."""
-    base_dtype: str
+    base_dtype: str | None = None
     """Dtype of most of the base's bytes, as torch names it."""
     output_dtype: str = ""
     """Dtype of most of the output's bytes, as torch names it; "" where an older version did not write it."""
     base_digest: str | None = None
     """SHA-256 of the base, in hex; null when it was not computed."""
-    method: str
+    method: str | None = None
     """PEFT's name of the method, or "full" for a full fine-tune."""
-    changed_modules: int
+    changed_modules: int | None = None
     """Tensors that the adapter changed; where PEFT merged, tensors whose bytes differ from the base's."""
-    changed_parameters: int
+    changed_parameters: int | None = None
     """Elements of these tensors."""
     rank: int | None = None
     """Largest LoRA rank of a module; null for methods without ranks."""
@@ -102,7 +136,7 @@ class MergeFigures(Figures):
     """Factor of B·A, where it is the same for all modules."""
     scales: tuple[float, ...] = ()
     """All factors that occur, ascending."""
-    merge_seconds: float
+    merge_seconds: float | None = None
     """Wall time of the whole stage, checks included."""
     resumed_files: int = 0
     """Weight files kept, verified, from an interrupted attempt."""

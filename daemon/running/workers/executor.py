@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import structlog
 
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import Attempt, Bounds, Order, read_job_file
 from daemon.running.result_file import examine
@@ -30,6 +31,9 @@ class LocalExecutor:
     def prepare(self) -> None:
         """From now on orphans of attempts are this process's children; takes a control group where one is handed over."""
         adopt_orphans()
+
+    def runs_here(self, spec: StageSpec) -> bool:
+        return True
 
     def start(self, order: Order) -> Attempt:
         """Start a child. Must be called from one permanent thread, as all of its attempt. Raises OSError."""

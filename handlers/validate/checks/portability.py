@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from daemon.contract import cpu
 from daemon.contract.jobs.figures import CheckFigures
-from handlers.validate.workers.client import environment
+from handlers.toolchains import use
 
+MODULE = "handlers.onnx.graphs.integer_products"
 SECONDS = 900
 
 
@@ -25,10 +25,11 @@ def check(folder: Path, arithmetic: str = "float") -> tuple[CheckFigures, str | 
     """
     if not any(folder.glob("*.onnx")):
         return CheckFigures(), None
-    command = [sys.executable, "-m", "handlers.onnx.graphs.integer_products", str(folder), "--json"]
+    toolchain = use.own()
+    command = use.command(toolchain, MODULE, str(folder), "--json")
     try:
         done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
+            command, env=use.environment(toolchain), capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
         )
         told = json.loads(done.stdout)
         products = told["integer_products"]

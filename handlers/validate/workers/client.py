@@ -12,21 +12,21 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
 
-import handlers
 from daemon.contract.fault_codes import Code, FaultCode, code_of
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Json
 from handlers.child import process
 from handlers.child.progress import Interrupted
+from handlers.toolchains import use
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.protocol import A, Failure, Load, Loaded, Request
 
+MODULE = "handlers.validate.workers.worker"
 LOAD_SECONDS = 1800.0
 """For a request that reads a whole model."""
 REQUEST_SECONDS = 600.0
@@ -54,16 +54,12 @@ class WorkerFailed(Exception):
         """Killed, hung or short of memory: the same may succeed later."""
 
 
-def environment() -> dict[str, str]:
-    """The environment of a child that imports these packages, wherever this process was started."""
-    root = str(Path(handlers.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
 class EngineWorker:
     """One engine in a child process; it takes `Load` first, then the other requests of `protocol`."""
 
-    def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits) -> None:
+    def __init__(self, name: str, spec: EngineSpec, folder: Path, limits: ChildLimits, *, toolchain: Path | None = None) -> None:
+        """Start it with the Python of the toolchain in `toolchain`, by default with that of this stage. `folder` is for its files."""
+        toolchain = toolchain or use.own()
         self.name = name
         self.folder = spec.folder
         self._buffer = b""
@@ -78,8 +74,8 @@ class EngineWorker:
         self._stderr = folder / f"worker-{name}.log"
         with open(self._stderr, "wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "handlers.validate.workers.worker", str(spec_file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment(),
+                use.command(toolchain, MODULE, str(spec_file)),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=use.environment(toolchain),
             )  # fmt: skip
 
     @property

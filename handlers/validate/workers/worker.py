@@ -1,9 +1,9 @@
 """One engine in a process of its own: `python -m handlers.validate.workers.worker SPEC_JSON_FILE`.
 
-Started by `client.EngineWorker`. It reads requests (`protocol.py`) as JSON lines from standard input and answers each with one JSON line
-on a private copy of standard output. If something kills it (a crash of a runtime, the kernel's OOM killer), only this artifact's verdict
-is affected. The first request is `load`: until then only the libraries are imported, so that a worker can get ready while another one
-still holds its model.
+Started by `client.EngineWorker`, in a toolchain by its bootstrap. It reads requests (`protocol.py`) as JSON lines from standard input and
+answers each with one JSON line on a private copy of standard output. If something kills it (a crash of a runtime, the kernel's OOM killer),
+only this artifact's verdict is affected. The first request is `load`: until then only the libraries are imported, so that a worker can get
+ready while another one still holds its model.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Frozen, Json
 from handlers.child import process
+from handlers.toolchains import use
 from handlers.validate.workers import protocol
 
 DETAILS_LIMIT = 4000
@@ -129,6 +130,18 @@ def _traceback() -> str:
     return traceback.format_exc()[-DETAILS_LIMIT:]
 
 
+def _missing(error: Exception) -> protocol.Failure:
+    """What keeps the engine from being imported; it names the environment that lacks something."""
+    toolchain = use.own()
+    name = "" if toolchain is None else use.name_of(toolchain)
+    where = f" in the toolchain {name}" if name else ""
+    remedy = "install ckptd's dependencies again, or those of the package that brings the format"
+    if name:
+        remedy = f"run `ckptd toolchain check {name}`, which says whether it is whole"
+    cause = f"its engine can't be imported{where}: {error}"
+    return protocol.Failure(code=FaultCode.ENGINE_MISSING, cause=cause, remedy=remedy, details=_traceback())
+
+
 def main(spec_file: str) -> int:
     """Answer requests until standard input ends."""
     job = json.loads(Path(spec_file).read_text())
@@ -143,9 +156,7 @@ def main(spec_file: str) -> int:
         commands = Commands(job["spec"])
     except Exception as error:
         traceback.print_exc()
-        cause = f"its engine can't be imported: {error}"
-        remedy = "install ckptd's dependencies again, or those of the package that brings the format"
-        broken = _failed(protocol.Failure(code=FaultCode.ENGINE_MISSING, cause=cause, remedy=remedy, details=_traceback()))
+        broken = _failed(_missing(error))
     for line in sys.stdin:
         given = broken if commands is None else answer(commands, json.loads(line))
         stream.write(json.dumps(given) + "\n")
