@@ -162,9 +162,9 @@ WRONG_CODE = {
 def test_formats_says_what_a_package_must_change_of_what_it_names(gather: Any, tmp_path: Path, mistake: str) -> None:
     declared, said = WRONG_CODE[mistake]
     gather(declared)
-    rows = formats_here(tmp_path)["variants"]
-    assert rows["flat-int8"]["wrong"] == [said] and not rows["flat-int8"]["available"]
-    assert not rows["flat"]["wrong"] and rows["flat"]["available"]
+    rows = formats_here(tmp_path).variants
+    assert rows["flat-int8"].wrong == (said,) and not rows["flat-int8"].available
+    assert not rows["flat"].wrong and rows["flat"].available
 
 
 def test_an_engines_class_that_does_not_exist_is_said_without_loading_its_libraries(gather: Any) -> None:
@@ -179,10 +179,10 @@ def test_check_refuses_a_chosen_variant_that_its_package_has_wrong(monkeypatch: 
     monkeypatch.setattr("daemon.operating.doctor.flaws", lambda spec: ["its entry is wrong"] if spec.name == "onnx" else [])
     file = tmp_path / "config.toml"
     file.write_text(f'[state]\ndirectory = "{tmp_path}"\n[output]\ndirectory = "{tmp_path}/out"\n[export]\nvariants = ["pytorch"]\n')
-    assert examine(load(file))["problems"] == []
+    assert examine(load(file)).problems == ()
     file.write_text(file.read_text().replace('["pytorch"]', '["pytorch", "onnx"]'))
     said = "export.variants: onnx can't be made or checked: its entry is wrong; correct its package, or leave it out"
-    assert examine(load(file))["problems"] == [said]
+    assert examine(load(file)).problems == (said,)
 
 
 @pytest.mark.parametrize("name", sorted(catalog.catalog().variants))

@@ -288,12 +288,12 @@ def test_a_check_whose_toolchain_is_missing_leaves_its_artifact_unverified_until
 
 @pytest.mark.usefixtures("wanting")
 def test_formats_and_check_say_that_a_variant_can_be_made_and_not_checked(tmp_path: Path) -> None:
-    row = formats_here(tmp_path)["variants"]["onnx"]
+    row = formats_here(tmp_path).variants["onnx"]
     need = "the toolchain optimum is not installed; run `ckptd toolchain install optimum`"
-    assert row["available"] and row["check_needs"] == [need]
+    assert row.available and row.check_needs == (need,)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
     found = examine(settings)
-    assert f"export.variants: onnx can't be checked here and would be published unverified: {need}" in found["warnings"]
-    assert not [problem for problem in found["problems"] if "optimum" in problem]
+    assert f"export.variants: onnx can't be checked here and would be published unverified: {need}" in found.warnings
+    assert not [problem for problem in found.problems if "optimum" in problem]
     installed(tmp_path)
-    assert formats_here(tmp_path)["variants"]["onnx"]["check_needs"] == []
+    assert formats_here(tmp_path).variants["onnx"].check_needs == ()
