@@ -116,6 +116,10 @@ class Children:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
         except OSError as error:
             return from_oserror(error, f"start the stage {spec.name}").fault, True
+        except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
+            log.exception("an attempt could not be started")
+            cause, remedy = f"{type(error).__name__}: {error}", "report it with the log's traceback"
+            return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), True
         self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
         self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")

@@ -31,6 +31,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     output, staging = StageOutput(figures=Checking(checked_on=record.processor()).written()), Path(context.staging)
     if reference.subject.kind not in engines().get(variant.limits.engine, {}):
         reason, remedy = f"no engine here can run {variant.name}", f"try {variant.name} on its own platform before it is used"
+        output.reusable = False  # another engine may come with another version of its package
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
         record.add_check(staging, output, check, None, reporter)
         return output
@@ -38,6 +39,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         examination = _examined(context, reporter, reference, variant)
     except WorkerFailed as error:
         reporter.checkpoint()
+        output.reusable = False
         record.add_check(staging, output, unrunnable(variant.name, error), None, reporter)
         return output
     limits = context.work.validation.thresholds.get(variant.name)

@@ -83,3 +83,14 @@ def test_a_failed_artifact_always_has_a_remedy() -> None:
     bare = ArtifactCheck(variant="onnx", verdict=F, reasons=("wrong",))
     found = {check.variant: check.remedy for check in judge(facts.made_all(facts.check("pytorch"), bare))}
     assert found["onnx"] and found["onnx-int8"]
+
+
+def test_a_stage_that_checks_nothing_says_nothing_of_its_own_artifact_or_of_others() -> None:  # a format of another package
+    passed = tuple(ArtifactCheck(variant=name, verdict=Verdict.PASSED) for name in ("pytorch", "onnx", "onnx-int8"))
+    unchecked = facts.made_all()
+    stages = tuple(
+        one.model_copy(update={"result": one.result.model_copy(update={"checks": passed})}) if one.name == "onnx" and one.result else one
+        for one in unchecked.stages
+    )
+    judged = judge(unchecked.model_copy(update={"stages": stages}))
+    assert {check.verdict for check in judged} == {Verdict.UNVERIFIED}

@@ -12,7 +12,7 @@ from typing import Any
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
-from daemon.contract.jobs.plan import check_of, effective_variants, find_spec
+from daemon.contract.jobs.plan import FORMER, check_of, effective_variants, find_spec
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 
@@ -69,9 +69,15 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
 
 
 def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
-    """One final check for each variant asked for: its own stage's where there is one, else what its absence means."""
+    """One final check for each variant asked for: that of the stage that checks it where there is one, else what its absence means."""
     stages = {stage.name: stage for stage in facts.stages}
-    given = {check.variant: check for stage in facts.stages if stage.result for check in stage.result.checks}
+    given = {
+        check.variant: check
+        for stage in facts.stages
+        if stage.result
+        for check in stage.result.checks
+        if stage.name in FORMER or ((spec := find_spec(stage.name)) and spec.checks == check.variant)
+    }
     found = stage_figures(facts, "speed", SpeedFigures)
     for variant, speed in found.speed.items() if found else ():
         if variant in given:
