@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, StageResult, Verdict
 from daemon.running.executor import Order
 from tests.runner.desk import Desks, Fake, done, failing
@@ -206,3 +207,56 @@ def test_what_the_box_may_have_decided_is_asked_again_after_a_retry(make_desk: D
     assert desk.order("merge") == ["run-1"], "what the inputs alone decide is used again"
     assert len(desk.order("merged")) == (1 if reusable else 2)
     assert desk.state(job) == ("failed" if reusable else "succeeded")
+
+
+def test_an_executor_that_fails_at_one_attempt_does_not_keep_the_others_from_going_on(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"retry_seconds": 0, "attempts": 2, "jobs": 2})
+    broken = [True]
+
+    def script(context: StageContext) -> StageResult | None:
+        if context.checkpoint.run == "bad" and broken:
+            raise OSError("the queue is out of reach")
+        return done(context)
+
+    desk.script = script
+    bad, good = desk.add("bad", 1), desk.add("good", 1)
+    desk.tick(40)
+    assert desk.state(good) == "succeeded" and desk.state(bad) == "running"
+    broken.clear()
+    desk.tick(40)
+    assert desk.state(bad) == "succeeded" and desk.order().count("bad-1") == 1, "what came within reach again goes on"
+    broken.append(True)
+    lost = desk.add("bad", 2)
+    desk.tick(5)
+    monkeypatch.setattr("daemon.running.children.NO_ANSWER_SECONDS", 0.0)
+    desk.tick(40)
+    fault = desk.journal.stages.of(lost)["merge"].fault
+    assert desk.state(lost) != "running" and fault is not None and "the queue is out of reach" in fault.cause
+
+
+def test_a_job_is_cancelled_although_what_runs_it_can_not_be_told(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"jobs": 2})
+    refused = [True]
+
+    def refuse(fake: Fake, fault: Fault | None = None) -> None:
+        if refused:
+            raise RuntimeError("the queue is out of reach")
+        fake.stopped = True
+
+    monkeypatch.setattr(Fake, "stop", refuse)
+    desk.script = lambda context: None if context.checkpoint.run == "bad" else done(context)
+    bad = desk.add("bad", 1)
+    desk.tick(2)
+    desk.journal.controls.cancel(bad, "by hand")
+    good = desk.add("good", 1)
+    desk.tick(40)
+    assert desk.state(good) == "succeeded" and desk.runner.children.of(bad), "it still runs"
+    refused.clear()
+    desk.tick(3)
+    assert not desk.runner.children.running
