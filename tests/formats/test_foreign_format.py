@@ -25,7 +25,12 @@ class Box:
 
     def __init__(self, folder: Path, site: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "CKPTD_LIMITS__PRIORITY": "normal"}
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
+            "HF_HUB_OFFLINE": "1",
+            "CKPTD_LIMITS__PRIORITY": "normal",
+        }
         self.config = folder / "config.toml"
 
     def configure(self, text: str = "", variants: tuple[str, ...] = ("pytorch", "npz", "npz-coarse")) -> None:
