@@ -18,16 +18,19 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from daemon.contract import failpoints
 from daemon.contract.errors import FULL_DISK, CkptdError, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import seal, write_atomic
+from daemon.contract.files import odd_below, seal, write_atomic
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
+from daemon.contract.jobs import plan
 from daemon.contract.jobs.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
+from daemon.contract.jobs.options import Work
 from handlers.child import process
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
@@ -85,13 +88,37 @@ def read_job(job_file: str) -> StageContext:
         # Before anything is read: the sections of the configuration are theirs, and another Python can't look for them itself.
         if listed := raw.get("formats"):
             catalog.use(FormatEntry.model_validate(entry) for entry in listed)
-        context = StageContext.model_validate(raw)
+        context = StageContext.model_validate(_readable(raw))
     except ValidationError as error:
         first = error.errors()[0]
         raise BadJob(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}") from None
     if not _exists(context.entry):
         raise BadJob(f"it asks for the stage {context.stage!r} by {context.entry!r}, which this version does not have")
     return context
+
+
+def _readable(raw: dict[str, Any]) -> dict[str, Any]:
+    """A job file without the sections that this process can't read and that its stage does not depend on: another package may have been
+    removed or replaced while the daemon runs, and must not take the stages of others with it."""
+    known, spec = catalog.catalog(), plan.find_spec(str(raw.get("stage")))
+    needed = {path.partition(".")[0] for path in spec.settings} if spec else set()
+
+    def without(work: Any) -> Any:
+        if not isinstance(work, dict):
+            return work
+        return {name: value for name, value in work.items() if name in Work.model_fields or name in needed or _fits(known, name, value)}
+
+    facts = raw.get("facts")
+    told = {"facts": {**facts, "work": without(facts.get("work"))}} if isinstance(facts, dict) else {}
+    return {**raw, "work": without(raw.get("work")), **told}
+
+
+def _fits(known: catalog.Catalog, section: str, value: object) -> bool:
+    try:
+        kind = known.sections.get(section)
+        return kind is not None and (kind.__module__.startswith("handlers.") or bool(kind.model_validate(value)))
+    except ValidationError:
+        return False
 
 
 def _exists(entry: str) -> bool:
@@ -112,18 +139,31 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
         raise TypeError(f"{context.entry} returned {type(output).__name__} where a StageOutput is due")
     failpoints.point(f"child.{context.stage}.ran")
     reporter.progress(1.0, "sealing files")
+    if odd := odd_below(Path(context.staging)):
+        raise _bad_output(context, f"it left {odd[0]!a}, which is neither a file nor a folder, so that it would not be published")
     files = seal(Path(context.staging), output.digests)
     failpoints.point(f"child.{context.stage}.sealed")
-    return StageResult(
-        outcome=Outcome.SUCCEEDED,
-        strategy=output.strategy,
-        files=files,
-        figures=output.figures,
-        checks=tuple(output.checks),
-        warnings=tuple(output.warnings),
-        fallbacks=tuple(output.fallbacks),
-        versions=process.loaded_versions(),
-    )
+    try:
+        result = StageResult(
+            outcome=Outcome.SUCCEEDED,
+            strategy=output.strategy,
+            files=files,
+            figures=output.figures,
+            checks=tuple(output.checks),
+            warnings=tuple(output.warnings),
+            fallbacks=tuple(output.fallbacks),
+            reusable=output.reusable,
+            versions=process.loaded_versions(),
+        )
+        result.model_dump_json()
+    except ValueError as error:
+        raise _bad_output(context, f"its result can't be written as JSON: {' '.join(str(error).split())[:300]}") from error
+    return result
+
+
+def _bad_output(context: StageContext, cause: str) -> Permanent:
+    remedy = f"leave {context.stage} out of export.variants, and report it to whoever wrote the stage: it will not go otherwise"
+    return Permanent(FaultCode.BAD_OUTPUT, f"run the stage {context.stage}", cause, remedy, path=context.staging)
 
 
 def _attempt(context: StageContext, reporter: Reporter, stop: StopFlag) -> StageResult:

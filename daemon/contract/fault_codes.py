@@ -130,6 +130,8 @@ class FaultCode(StrEnum):
 
     BAD_JOB = "bad-job"
     """The child could not use its job file."""
+    BAD_OUTPUT = "bad-output"
+    """A stage left what can't be published or recorded: a link or a pipe among its files, or figures that are no JSON."""
     BAD_RESULT = "bad-result"
     """The child's result file is cut off, of another version, or not true about its files."""
     CRASHED = "crashed"

@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -137,6 +138,16 @@ def files_below(folder: Path) -> Iterator[Path]:
             path = Path(directory, name)
             if path.is_file() and not path.is_symlink():
                 yield path
+
+
+def odd_below(folder: Path) -> list[str]:
+    """Relative names of all below `folder` that is neither a regular file nor a folder: links, pipes, devices. It can't be sealed."""
+    found = []
+    for directory, folders, names in walk(folder):
+        for path in (Path(directory, name) for name in (*folders, *names)):
+            if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
 
 
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> tuple[FileEntry, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.mistakes import near
-from daemon.contract.jobs.options import Work
 
 
 def flaws(variant: Variant) -> Iterator[str]:
@@ -21,12 +20,6 @@ def flaws(variant: Variant) -> Iterator[str]:
     for kind, place in catalog().engines.get(variant.limits.engine, {}).items():
         if said := _missing(place):
             yield f"its engine {variant.limits.engine} ({kind}) is wrong: {said}"
-    work = Work.recovered("{}")
-    for path in variant.settings:
-        try:
-            work.setting(path)
-        except (KeyError, AttributeError):
-            yield f"its settings name {path}, which is no key of the configuration"
 
 
 def _missing(place: str) -> str | None:

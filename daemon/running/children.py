@@ -38,6 +38,10 @@ PRESSURE_SECONDS = 3.0
 """Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
 
 
+NO_ANSWER_SECONDS = 600.0
+"""How long an executor may fail at every question about an attempt: what it runs elsewhere may be out of reach for a while."""
+
+
 @dataclass
 class Running:
     """An attempt that runs, and what the runner knows of it."""
@@ -51,6 +55,10 @@ class Running:
     began: float
     """By the monotonic clock; before zero where it began before the box did."""
     warned: int = 0
+    unanswered: float | None = None
+    """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
+    untold: bool = False
+    """Its executor failed to tell it to end, and that was said."""
 
     @property
     def id(self) -> AttemptId:
@@ -61,6 +69,48 @@ class Running:
     def stage(self) -> str:
         """Name of the stage."""
         return self.spec.name
+
+    def poll(self) -> StageResult | None:
+        """Its result once it has ended. An executor that fails at this one attempt never keeps the caller from the others: the attempt
+        counts as running, and as failed once there was no answer for `NO_ANSWER_SECONDS`."""
+        try:
+            result = self.attempt.poll()
+        except Exception as error:
+            return self._no_answer(error)
+        self.unanswered = None
+        return result
+
+    def stop(self, fault: Fault | None = None) -> None:
+        """As `Attempt.stop`; what the executor raises is said."""
+        try:
+            self.attempt.stop(fault)
+        except Exception:
+            self._not_told()
+
+    def hurry(self) -> None:
+        """As `Attempt.hurry`; what the executor raises is said."""
+        try:
+            self.attempt.hurry()
+        except Exception:
+            self._not_told()
+
+    def _not_told(self) -> None:
+        if not self.untold:
+            self.untold = True
+            log.exception("an attempt can't be told to end; it is tried again, the others go on", stage=self.stage)
+
+    def _no_answer(self, error: Exception) -> StageResult | None:
+        now, cause = time.monotonic(), f"{type(error).__name__}: {error}"
+        if self.unanswered is None:
+            self.unanswered = now
+            log.exception("an attempt can't be asked how it is; it is tried again, the others go on", stage=self.stage)
+        if now - self.unanswered < NO_ANSWER_SECONDS:
+            return None
+        fault = Fault(
+            code=FaultCode.UNEXPECTED, operation=f"run the stage {self.stage}", remedy="report it with the log's traceback",
+            cause=f"nothing was heard of it for {NO_ANSWER_SECONDS:.0f} s: {cause}",
+        )  # fmt: skip
+        return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
 
 
 @dataclass(frozen=True)
@@ -121,6 +171,10 @@ class Children:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
         except OSError as error:
             return from_oserror(error, f"start the stage {spec.name}").fault, True
+        except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
+            log.exception("an attempt could not be started")
+            cause, remedy = f"{type(error).__name__}: {error}", "report it with the log's traceback"
+            return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), True
         self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
         self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")
@@ -157,7 +211,7 @@ class Children:
     def finished(self) -> Iterator[tuple[Running, StageResult]]:
         """Take in what the attempts say; gives those that have ended, each until it is taken out by `forget`."""
         for (job, stage), running in list(self.running.items()):
-            result = running.attempt.poll()
+            result = running.poll()
             for message in running.attempt.warnings[running.warned :]:
                 log.warning(message, job=job, run=running.job.checkpoint.run, step=running.job.checkpoint.step, stage=stage)
             running.warned = len(running.attempt.warnings)
@@ -182,20 +236,18 @@ class Children:
             f" with {human(largest.attempt.memory)}"
         )
         remedy = "nothing, it is tried again when there is memory; free some to have it sooner"
-        largest.attempt.stop(
-            fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy)
-        )
+        largest.stop(fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy))
 
     def stop_heavy(self) -> None:
         """End the attempts whose window has closed; they go on in the next one."""
         for running in self.running.values():
             if running.spec.heavy:
-                running.attempt.stop()
+                running.stop()
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ask all attempts to end at their next safe point, or (`hurry`) end them now."""
         for running in self.running.values():
-            running.attempt.hurry() if hurry else running.attempt.stop()
+            running.hurry() if hurry else running.stop()
 
     @staticmethod
     def interrupted(result: StageResult) -> StageResult:

@@ -100,7 +100,7 @@ class Resumption:
     def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> None:
         """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone."""
         for name, stage in stages.items():
-            if name != "report" and stage.key and stage.folder and stage.result and stage.folder.is_dir():
+            if name != "report" and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
                 except OSError as error:

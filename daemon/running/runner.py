@@ -222,7 +222,7 @@ class Runner:
         for job in self.journal.jobs.untidy():
             children = self.children.of(job.id)
             for running in children:
-                running.attempt.stop()
+                running.stop()
             if children:
                 continue
             if not tidy_job(job, self.journal, self.paths):

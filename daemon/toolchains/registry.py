@@ -129,13 +129,17 @@ class Toolchains:
 
     def lacking(self, name: str, operation: str) -> Fault | None:
         """Why a stage can't run in this toolchain ("" is no toolchain), with the command that fixes it; None if it can."""
-        if not name or self.get(name) is not None:
+        known = name in self.known  # a stage of another package's may name any
+        if not name or (known and self.get(name) is not None):
             return None
-        cause, remedy = f"the toolchain {name} is {self.state(name)}", f"run `ckptd toolchain install {name}`"
+        cause = f"the toolchain {name} is {self.state(name)}"
+        remedy = f"run `ckptd toolchain install {name}`" if known else "leave what needs it out of export.variants, and tell its authors"
         return Fault(code=FaultCode.TOOLCHAIN_MISSING, operation=operation, cause=cause, remedy=remedy)
 
     def state(self, name: str) -> str:
         """How a toolchain is, as the end of "it is …": installed, not installed, damaged, …"""
+        if name not in self.known:
+            return "not known to this version of ckptd"
         there = self.versions(name)
         current = next((one for one in there if one.current), None)
         if current is None:

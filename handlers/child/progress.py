@@ -87,5 +87,7 @@ class StageOutput:
     warnings: list[str] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     checks: list[ArtifactCheck] = field(default_factory=list)
+    reusable: bool = True
+    """False where the box may have decided it (a model's process that was killed): another export must not take it over."""
     digests: dict[str, str] = field(default_factory=dict)
     """SHA-256 by relative path of finished files that were read for it already, so that sealing need not read them again."""

@@ -31,12 +31,11 @@ def render(report: Report) -> str:
         if variant is None or variant.usage is None:
             return "Its format does not say how it is run."
         about = variant.about[:1].upper() + variant.about[1:]
-        return (
-            made.overlay(autoescape=False)
-            .from_string(variant.usage.read_text(encoding="utf-8"))
-            .render(variant=name, about=about, **facts)
-            .strip()
-        )
+        try:
+            template = made.overlay(autoescape=False).from_string(variant.usage.read_text(encoding="utf-8"))
+            return template.render(variant=name, about=about, **facts).strip()
+        except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
+            return f"Its format's own words can't be shown: {escape(f'{type(error).__name__}: {error}')}"
 
     made.filters.update(md=escape, literal=literal, word=word, usage=usage)
     return made.get_template("readme.md").render(report=report)

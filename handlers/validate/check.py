@@ -46,6 +46,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             f" takes {able}"
         )
         remedy = f"try {variant.name} on its own platform before it is used"
+        output.reusable = False  # another engine may come with another version of its package
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
         record.add_check(staging, output, check, None, reporter)
         return output
@@ -55,6 +56,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         reporter.checkpoint()
         if error.details:
             print(error.details, flush=True)  # into the attempt's log, which the remedy names
+        output.reusable = False
         record.add_check(staging, output, unrunnable(variant.name, error), None, reporter)
         return output
     limits = context.work.validation.thresholds.get(variant.name)

@@ -29,6 +29,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         examination = _examined(context, reporter, reference, published)
     except WorkerFailed as error:
         reporter.checkpoint()
+        output.reusable = False
         if published:
             record.add_check(staging, output, unrunnable(published, error), None, reporter)
         what = "Artifacts were compared with the live model alone and speed was not compared with PyTorch"

@@ -51,7 +51,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             if failed is not None:
                 pytorch = None
                 timing.lost("the merged model in PyTorch", failed)
-    return StageOutput(figures=SpeedFigures(speed=found).written(), warnings=timing.warnings)
+    return StageOutput(figures=SpeedFigures(speed=found).written(), warnings=timing.warnings, reusable=not timing.warnings)
 
 
 class _Timing:

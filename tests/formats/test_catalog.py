@@ -39,7 +39,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         catalog.use([*ours, *(FormatEntry(value=f"strangers:{one.name}") for one in formats)])
         return catalog.catalog()
 
-    module.take = take
+    module.take, module.ours = take, ours
     yield module
     catalog.use(ours)
 

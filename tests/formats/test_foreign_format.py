@@ -27,7 +27,7 @@ class Box:
         self.folder = folder
         self.environment = {
             **os.environ,
-            "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
+            "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]),
             "HF_HUB_OFFLINE": "1",
             "CKPTD_LIMITS__PRIORITY": "normal",
         }

@@ -75,26 +75,27 @@ def test_a_declaration_without_a_mistake_is_taken(gather: Any) -> None:
 
 
 MISTAKES = {
-    "a variant that is not in a tuple": (replace(FLAT, variants=FULL), "its variants is Variant("),  # type: ignore[arg-type]
+    "a variant that is not in a tuple": (replace(FLAT, variants=FULL), "its variants can't be Variant("),  # type: ignore[arg-type]
     "no variant": (replace(FLAT, variants=()), "it has no variants"),
-    "needs without its comma": (_small(needs="flat"), """flat-int8: needs is 'flat'; write a tuple, (…,) with its comma"""),
+    "needs without its comma": (_small(needs="flat"), """flat-int8: needs can't be 'flat'; write a tuple, (…,) with its comma"""),
     "a stage that nobody has": (_small(needs=("flatt",)), "names a stage flatt, which nobody has; did you mean 'flat'?"),
     "a trait that does not exist": (_small(traits=frozenset({"paddings"})), "traits can't be 'paddings'; it is one of 'onnx',"),
-    "a set of traits": (_small(traits={"cache"}), "flat-int8: traits is {'cache'}; write frozenset({…})"),
+    "a set of traits": (_small(traits={"cache"}), "flat-int8: traits can't be {'cache'}; write frozenset({…})"),
     "a level that does not exist": (_small(level="int7"), "flat-int8: level can't be 'int7'; it is one of 'fp16',"),
     "a level of nothing": (_small(form_of=None), "flat-int8: level is given without form_of"),
     "a fallback to itself": (_small(fallback="flat-int8"), "flat-int8: it is named as its own fallback or form_of"),
     "arithmetic that does not exist": (_small(arithmetic="int8"), "flat-int8: arithmetic can't be 'int8'; it is one of 'float',"),
-    "a size as text": (_small(memory_fp32="2"), "flat-int8: memory_fp32 can't be '2'; write a value of the type float"),
-    "a truth for a number": (_small(version=True), "flat-int8: version can't be True; write a value of the type int"),
+    "a size as text": (_small(memory_fp32="2"), "flat-int8: memory_fp32 can't be '2'; input should be a valid number"),
+    "a truth for a number": (_small(version=True), "flat-int8: version can't be True; input should be a valid integer"),
     "a limit as text": (_small(limits=replace(LIMITS, cache="0.1")), "flat-int8: limits.cache can't be '0.1'"),  # type: ignore[arg-type]
-    "limits of another type": (_small(limits={"cache": 1}), "flat-int8: limits can't be {'cache': 1}; write a value of the type Limits"),
+    "limits of another type": (_small(limits={"cache": 1}), "limits can't be {'cache': 1}; input should be an instance of Limits"),
     "an entry without a colon": (_small(entry="flat.stage.run"), "flat-int8: entry is 'flat.stage.run'; write module:function"),
-    "a name that is no folder's": (_small(name="flat/int8"), "a variant is called 'flat/int8'; its name is a folder's"),
-    "usage as text": (_small(usage="usage.md"), "flat-int8: usage can't be 'usage.md'; write a value of the type Path"),
+    "a name that is no folder's": (_small(name="flat/int8"), "no variant can be called 'flat/int8'; its name is a folder's"),
+    "usage as text": (_small(usage="usage.md"), "flat-int8: usage can't be 'usage.md'; input should be an instance of Path"),
     "usage without its file": (_small(usage=Path("/no/usage.md")), "flat-int8: usage is /no/usage.md, where there is no file"),
-    "a key that its section has not": (_small(settings=("flat.aling",)), "key 'flat.aling', which [flat] has not; did you mean 'align'?"),
-    "a section that nobody has": (_small(settings=("validate.samples",)), "'validate', which nobody has; did you mean 'validation'?"),
+    "a key that its section has not": (_small(settings=("flat.aling",)), "a setting flat.aling, which nobody has; did you mean 'align'?"),
+    "a section that nobody has": (_small(settings=("validate.samples",)), "validate.samples, which nobody has; did you mean 'validation'?"),
+    "a key of ours that does not exist": (_small(settings=("export.opsett",)), "which nobody has; did you mean 'opset'?"),
     "an engine that nobody has": (_small(limits=replace(LIMITS, engine="flatt")), "flatt, which nobody has; did you mean 'flat'?"),
     "a kind of model that does not exist": (replace(FLAT, engines={"flat": {"decoder": "a:B"}}), "it is one of causal, seq2seq, encoder"),
     "an engine for nothing": (replace(FLAT, engines={"flat": {}}), "its engine flat takes no kind of model; name one of causal,"),
@@ -103,7 +104,7 @@ MISTAKES = {
     "a section without options": (replace(FLAT, options=None), "it has a section 'flat' and no options"),
     "an option without a default": (replace(FLAT, options=Required), "its option align has no default"),
     "a default that is not valid": (replace(FLAT, options=OutOfRange), "OutOfRange: align can't be 3 (Input should be greater than"),
-    "options of another class": (replace(FLAT, options=Loose), "its options is <class "),  # type: ignore[arg-type]
+    "options of another class": (replace(FLAT, options=Loose), "its options can't be <class "),  # type: ignore[arg-type]
 }  # fmt: skip
 
 
@@ -143,10 +144,6 @@ WRONG_CODE = {
         "its entry handlers.pytorch.stages:run is wrong: there is no module handlers.pytorch.stages",
     ),
     "a package that is not there": (_small(entry="no_such:run"), "its entry no_such:run is wrong: there is no module no_such"),
-    "a key of ours that does not exist": (
-        _small(settings=("export.opsett",)),
-        "its settings name export.opsett, which is no key of the configuration",
-    ),
     "a toolchain that does not exist": (
         _small(toolchain="optimim"),
         "its toolchain 'optimim' is not known; the names are optimum",

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -19,6 +20,7 @@ from daemon.contract.jobs.messages import JobFacts, Verdict
 from handlers.child.progress import Reporter
 from handlers.models.tasks import TASKS, Task
 from handlers.onnx.folder.examples import place, place_marian
+from handlers.pytorch.format import FORMAT as PYTORCH
 from handlers.report import readme
 from handlers.report.build import build
 from tests import models
@@ -209,3 +211,18 @@ def test_a_prompt_survives_its_way_into_the_example() -> None:
     for prompt in ("π 😀 \"'\\", "```", "a\nb", "{{ x }}"):
         assert eval(readme.literal(prompt)) == prompt  # the literal that the examples hold
         assert "`" not in readme.literal(prompt) and readme.literal(prompt).isascii()
+
+
+@pytest.mark.parametrize("usage", [None, "{{ 1 // 0 }}", "{% if %}", "{{ nothing.at.all }}", b"\xff"])
+def test_words_of_a_format_that_are_missing_or_wrong_are_its_own_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str | bytes | None
+) -> None:
+    words = tmp_path / "usage.md"
+    if usage is not None:
+        words.write_bytes(usage if isinstance(usage, bytes) else usage.encode())
+    find = readme.find_variant
+    changed = {"pytorch": replace(PYTORCH.variants[0], usage=words)}
+    monkeypatch.setattr(readme, "find_variant", lambda name: changed.get(name) or find(name))
+    text = readme_of(facts.succeeded(), tmp_path / "work")
+    assert "Its format's own words can't be shown: " in text.partition("## pytorch/")[2].partition("## ")[0]
+    assert "```" in text.partition("## onnx/")[2], "the others are as ever"

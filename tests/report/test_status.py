@@ -8,7 +8,7 @@ import pytest
 
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
-from daemon.contract.jobs.verdicts import judge, status_of
+from daemon.contract.jobs.verdicts import asked_variants, judge, status_of
 from tests.report import facts
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED
@@ -83,3 +83,26 @@ def test_a_failed_artifact_always_has_a_remedy() -> None:
     bare = ArtifactCheck(variant="onnx", verdict=F, reasons=("wrong",))
     found = {check.variant: check.remedy for check in judge(facts.made_all(facts.check("pytorch"), bare))}
     assert found["onnx"] and found["onnx-int8"]
+
+
+def test_a_stage_that_checks_nothing_says_nothing_of_its_own_artifact_or_of_others() -> None:  # a format of another package
+    passed = tuple(ArtifactCheck(variant=name, verdict=Verdict.PASSED) for name in ("pytorch", "onnx", "onnx-int8"))
+    unchecked = facts.made_all()
+    stages = tuple(
+        one.model_copy(update={"result": one.result.model_copy(update={"checks": passed})}) if one.name == "onnx" and one.result else one
+        for one in unchecked.stages
+    )
+    judged = judge(unchecked.model_copy(update={"stages": stages}))
+    assert {check.verdict for check in judged} == {Verdict.UNVERIFIED}
+
+
+def test_what_a_job_ended_as_stays_so_when_a_package_was_removed() -> None:
+    work = Work(export=ExportOptions(variants=("pytorch", "gone")), validation=ValidateOptions())
+    job = facts.made_all(facts.check("pytorch"), work=work)
+    unmade = judge(job)
+    assert [(check.variant, check.verdict) for check in unmade] == [("pytorch", P), ("gone", F)]
+    checked = ArtifactCheck(variant="gone", verdict=U, reasons=("nobody knows",))
+    stages = (*job.stages, facts.done("gone", 90, 1, sizes=(1,)), facts.done("check-gone", 91, 1, checks=(checked,)))
+    made = job.model_copy(update={"stages": stages})
+    assert verdicts(made) == {"pytorch": P, "gone": U}
+    assert status_of(asked_variants(made), judge(made)) == "partial"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.runner.desk import Desks, done, failing
+from daemon.contract.errors import Fault
+from daemon.contract.jobs.messages import ArtifactCheck, StageContext, StageResult, Verdict
+from daemon.running.executor import Order
+from tests.runner.desk import Desks, Fake, done, failing
 
 
 def test_runs_take_turns_so_that_a_noisy_one_starves_nobody(make_desk: Desks) -> None:  # R6.6
@@ -155,3 +159,104 @@ def test_children_get_the_priority_that_is_configured(
     desk.add("run", 1)
     desk.tick(3)
     assert (desk.fakes[0].context.limits.nice, desk.fakes[0].context.limits.idle) == (nice, idle)
+
+
+def test_an_executor_that_can_not_start_an_attempt_for_a_reason_of_its_own_is_not_asked_for_ever(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make_desk(limits={"retry_seconds": 0, "attempts": 3, "jobs": 2})
+    start, tries = desk.start, list[int]()
+
+    def refuse(order: Order) -> Fake:
+        if order.context.checkpoint.run != "bad":
+            return start(order)
+        tries.append(order.context.attempt)
+        raise RuntimeError("the queue speaks another version")
+
+    monkeypatch.setattr(desk, "start", refuse)
+    desk.add("bad", 1)
+    desk.add("good", 1)
+    desk.tick(60)
+    fault = desk.journal.stages.of("bad-1")["merge"].fault
+    assert fault is not None and fault.code == "unexpected" and "the queue speaks another version" in fault.cause
+    assert tries[:3] == [1, 2, 3] and "attempt 3 of 3" in fault.cause
+    assert desk.state("good-1") == "succeeded"
+
+
+@pytest.mark.parametrize("reusable", [True, False])
+def test_what_the_box_may_have_decided_is_asked_again_after_a_retry(make_desk: Desks, reusable: bool) -> None:
+    desk = make_desk()
+
+    def killed(context: StageContext) -> StageResult:
+        result = done(context)
+        if context.stage != "merged":
+            return result
+        check = ArtifactCheck(variant="pytorch", verdict=Verdict.FAILED, reasons=("it could not be run: it was killed",))
+        return result.model_copy(update={"checks": (check,), "reusable": reusable})
+
+    desk.script = killed
+    job = desk.add("run", 1)
+    desk.tick(60)
+    assert desk.state(job) == "failed"
+    desk.script = done
+    (desk.runner.paths.pins / job).mkdir(exist_ok=True)
+    assert desk.journal.jobs.retry(job)
+    for _ in range(40):
+        desk.tick()
+        time.sleep(0.02)
+    assert desk.order("merge") == ["run-1"], "what the inputs alone decide is used again"
+    assert len(desk.order("merged")) == (1 if reusable else 2)
+    assert desk.state(job) == ("failed" if reusable else "succeeded")
+
+
+def test_an_executor_that_fails_at_one_attempt_does_not_keep_the_others_from_going_on(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"retry_seconds": 0, "attempts": 2, "jobs": 2})
+    broken = [True]
+
+    def script(context: StageContext) -> StageResult | None:
+        if context.checkpoint.run == "bad" and broken:
+            raise OSError("the queue is out of reach")
+        return done(context)
+
+    desk.script = script
+    bad, good = desk.add("bad", 1), desk.add("good", 1)
+    desk.tick(40)
+    assert desk.state(good) == "succeeded" and desk.state(bad) == "running"
+    broken.clear()
+    desk.tick(40)
+    assert desk.state(bad) == "succeeded" and desk.order().count("bad-1") == 1, "what came within reach again goes on"
+    broken.append(True)
+    lost = desk.add("bad", 2)
+    desk.tick(5)
+    monkeypatch.setattr("daemon.running.children.NO_ANSWER_SECONDS", 0.0)
+    desk.tick(40)
+    fault = desk.journal.stages.of(lost)["merge"].fault
+    assert desk.state(lost) != "running" and fault is not None and "the queue is out of reach" in fault.cause
+
+
+def test_a_job_is_cancelled_although_what_runs_it_can_not_be_told(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"jobs": 2})
+    refused = [True]
+
+    def refuse(fake: Fake, fault: Fault | None = None) -> None:
+        if refused:
+            raise RuntimeError("the queue is out of reach")
+        fake.stopped = True
+
+    monkeypatch.setattr(Fake, "stop", refuse)
+    desk.script = lambda context: None if context.checkpoint.run == "bad" else done(context)
+    bad = desk.add("bad", 1)
+    desk.tick(2)
+    desk.journal.controls.cancel(bad, "by hand")
+    good = desk.add("good", 1)
+    desk.tick(40)
+    assert desk.state(good) == "succeeded" and desk.runner.children.of(bad), "it still runs"
+    refused.clear()
+    desk.tick(3)
+    assert not desk.runner.children.running

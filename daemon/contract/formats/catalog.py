@@ -7,6 +7,7 @@ A child in a Python of its own can't see the entry points of ours: the job file 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from daemon.contract.formats.declaration import Format, FormatEntry, Level, Thresholds, Variant
-from daemon.contract.formats.mistakes import in_one_line, mistakes, near, unknown_settings
+from daemon.contract.formats.mistakes import in_one_line, mistakes, near
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
@@ -30,9 +31,17 @@ OWN_STAGES = frozenset({"merge", "reference", "merged", "speed", "report", "vali
 FIRST_STAGES = frozenset({"merge", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
-    "base", "export", "formats", "limits", "log", "merge", "metrics", "notify", "output", "pin", "retention", "schedule", "select", "state",
-    "validate", "validation", "watch",
+    "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin", "retention",
+    "schedule", "select", "settings_customise_sources", "state", "state_directory", "validate", "validation", "variants", "watch", "work",
+    "attempt", "config", "fault", "fault_once", "fault_trace",
 })  # fmt: skip
+"""With what else the settings are made of, and the variables CKPTD_… that are no key's."""
+OWN_KEYS = {
+    "export": frozenset({"variants", "quantization", "opset"}),
+    "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "trust_remote_code"}),
+    "validation": frozenset({"samples", "new_tokens", "prompts", "speed_tokens", "bases", "thresholds"}),
+}
+"""Keys of ours that the output of a format's stage may depend on."""
 OWN_ENGINES = frozenset({"live", "torch"})
 """Names of stages, of sections and of engines that no format may take."""
 
@@ -83,7 +92,7 @@ def use(entries: Iterable[FormatEntry]) -> None:
     catalog.cache_clear()
     for entry in _used:
         package = entry.value.partition(":")[0].partition(".")[0]
-        if entry.root and importlib.util.find_spec(package) is None:
+        if entry.root and not _root(package):
             sys.meta_path.append(_Package(package, entry.root))
 
 
@@ -107,14 +116,18 @@ def catalog() -> Catalog:
     problems: list[str] = []
     for entry in _entries() if _used is None else _used:
         try:
-            declared = pkgutil.resolve_name(entry.value)
+            with contextlib.redirect_stdout(sys.stderr):  # what it prints is no answer of `--json`
+                declared = pkgutil.resolve_name(entry.value)
             if not isinstance(declared, Format):
                 raise TypeError(f"it is a {type(declared).__name__} and no Format")
-            if wrong := next(mistakes(declared), None):
-                problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
-                continue
-        except Exception as error:  # another package's code
+            wrong = next(mistakes(declared), None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # another package's code, which may even call sys.exit
             problems.append(f"the format {entry.value} was left out: {in_one_line(error)}")
+            continue
+        if wrong:
+            problems.append(f"the format {declared.name} ({entry.value}) was left out: {wrong}")
             continue
         found.append((entry, declared))
     taken = _fitting(found, problems)
@@ -141,17 +154,27 @@ def _fitting(found: Iterable[tuple[FormatEntry, Format]], problems: list[str]) -
 def _entries() -> list[FormatEntry]:
     found = []
     for value in sorted({entry.value for entry in importlib.metadata.entry_points(group=GROUP)}):
-        package = importlib.util.find_spec(value.partition(":")[0].partition(".")[0])
-        places = list(package.submodule_search_locations or ()) if package else []
-        found.append(FormatEntry(value=value, root=str(Path(places[0]).parent) if places else ""))
+        found.append(FormatEntry(value=value, root=_root(value.partition(":")[0].partition(".")[0])))
     return found
+
+
+def _root(package: str) -> str:
+    """The folder from which a package, or a module that is none, is imported; "" where there is none."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    places = list(spec.submodule_search_locations or ()) or ([spec.origin] if spec.has_location and spec.origin else [])
+    return str(Path(places[0]).parent) if places else ""
 
 
 def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Format]) -> Iterator[str]:
     """Why a declaration does not fit: names that ckptd or those `before` it have, stages and engines that nobody has, a circle."""
     names = {spec.name for one in before for spec in one.variants} | OWN_STAGES
     own = [spec.name for spec in declared.variants]
-    if declared.options and (declared.section in OWN_SECTIONS or not declared.section.isidentifier()):
+    if declared.section in OWN_SECTIONS:
         yield f"its section can't be called {declared.section!r}"
     if declared.name in {one.name for one in before}:
         yield "another format has that name"
@@ -166,6 +189,8 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
     for name in declared.engines:
         if name in OWN_ENGINES or any(name in one.engines for one in before):
             yield f"there is another engine {name}"
+    yield from _same_places(declared, [spec for one in before for spec in one.variants])
+    yield from _unknown_settings(declared, everyone)
     specs = {spec.name: spec for one in everyone for spec in one.variants}
     engines = {name for one in everyone for name in one.engines} | OWN_ENGINES
     for spec in declared.variants:
@@ -176,12 +201,34 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
                 yield f"{spec.name} names a stage {other}, which nobody has{near(other, (*specs, *FIRST_STAGES))}"
         if spec.limits.engine not in engines:
             yield f"{spec.name} is checked by an engine {spec.limits.engine}, which nobody has{near(spec.limits.engine, engines)}"
-    yield from unknown_settings(declared, everyone)
     try:
         TopologicalSorter({name: (*spec.needs, *spec.after) for name, spec in specs.items()}).prepare()
     except CycleError as error:
         if circle := [name for name in error.args[1] if name in own]:
             yield f"{circle[0]} waits for itself, by way of {', '.join(map(str, error.args[1]))}"
+
+
+def _same_places(declared: Format, before: Sequence[Variant]) -> Iterator[str]:
+    """What one variant alone can be: the merged model itself, and the form that a level of another one stands for."""
+    taken = list(before)
+    for spec in declared.variants:
+        if "merged" in spec.traits and (other := next((one for one in taken if "merged" in one.traits), None)):
+            yield f"{spec.name} can't be the merged model, which is {other.name}"
+        same = next((one for one in taken if spec.level and (one.form_of, one.level) == (spec.form_of, spec.level)), None)
+        if same:
+            yield f"{spec.name} can't be {spec.form_of} in {spec.level}, which is {same.name}: leave its level out"
+        taken.append(spec)
+
+
+def _unknown_settings(declared: Format, everyone: Sequence[Format]) -> Iterator[str]:
+    """Settings that a stage depends on and that nobody has."""
+    keys = {one.section: frozenset(one.options.model_fields) for one in everyone if one.options} | OWN_KEYS
+    for spec in declared.variants:
+        for path in spec.settings:
+            section, *rest = path.split(".")
+            if section not in keys or (rest and rest[0] not in keys[section]):
+                hint = near(rest[0], keys[section]) if section in keys else near(section, keys)
+                yield f"{spec.name} depends on a setting {path}, which nobody has{hint}"
 
 
 def ordered(specs: Iterable[StageSpec]) -> list[StageSpec]:

@@ -1,30 +1,36 @@
 """What is wrong with one declaration taken by itself, each as a sentence for whoever writes it.
 
-`daemon.contract.formats.catalog` leaves out a format with a mistake, so that nothing else has to expect one: a key of `settings` that does
-not exist would otherwise stop every export, and an option without a default every command. Nothing of the format is imported here.
+`daemon.contract.formats.catalog` leaves out a format with a mistake. A declaration is another package's code: its types, names and options
+are looked at once, here, so that nothing behind this border has to expect a mistake. Nothing that it names is imported here.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from daemon.contract.formats.declaration import Format, Kind, Limits, Variant
+from daemon.contract.formats.declaration import Format, Kind, Thresholds, Variant
+from daemon.contract.values import Frozen
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""Of formats, variants and engines: folders, keys of the configuration and parts of its dotted paths and variables."""
+_KEY = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""Of sections and their keys, which are fields of a model and parts of the variables CKPTD_SECTION__KEY."""
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FOLDERS = ("rejected",)
+"""Folders of an export that are no variant's."""
+_LARGEST_FACTOR = 1e6
+"""Bytes a byte of weights: beyond it no estimate is meant."""
+_WHAT_TO_WRITE = {"tuple_type": "write a tuple, (…,) with its comma", "frozen_set_type": "write frozenset({…})"}
 KINDS: tuple[str, ...] = get_args(Kind)
 """The kinds of models that engines are declared for."""
-OPTION_SECTIONS = ("export", "merge", "validation")
-"""Sections of a job's configuration beside those of the formats (`daemon.contract.jobs.options.Work`)."""
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -33,22 +39,28 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-def in_one_line(error: Exception) -> str:
-    """An error while a declaration was read, as the end of a sentence. What pydantic says on several lines becomes one."""
+def in_one_line(error: BaseException) -> str:
+    """An error of another package's code, as the end of a sentence: one line of a bounded length."""
     if isinstance(error, ValidationError):
         said = (f"{'.'.join(map(str, item['loc']))} can't be {_short(item['input'])} ({item['msg']})" for item in error.errors())
         return f"{error.title}: {'; '.join(said)}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = ""
+    return f"{type(error).__name__}: {message[:300] or 'no message'}"
 
 
 def mistakes(declared: Format) -> Iterator[str]:
-    """Each thing that is wrong with a declaration. Where a field has a wrong type nothing that reads it is looked at."""
-    wrong = list(_wrong_types(declared, "its "))
-    yield from wrong
-    if wrong:
+    """Each thing that is wrong with a declaration; of wrong types the first alone, since the rest may follow from it. Raises nothing."""
+    if wrong := _wrong_type(declared):
+        yield wrong
         return
     if not declared.variants:
         yield "it has no variants"
+    for kind, name in (("format", declared.name), *(("engine", name) for name in declared.engines)):
+        if not _NAME.fullmatch(name):
+            yield f"no {kind} can be called {name!r}: small letters, digits, - and _ alone"
     yield from _options(declared)
     for engine, kinds in declared.engines.items():
         if not kinds:
@@ -59,96 +71,112 @@ def mistakes(declared: Format) -> Iterator[str]:
             if not _PLACE.fullmatch(place):
                 yield f"its engine {engine} is {place!r}; write module:class"
     for variant in declared.variants:
-        wrong = list(_wrong_types(variant, f"{variant.name}: ")) or list(_wrong_types(variant.limits, f"{variant.name}: limits."))
-        yield from wrong or _variant(variant)
+        yield from _variant(variant)
+        yield from _sizes(variant)
 
 
-def unknown_settings(declared: Format, everyone: Iterable[Format]) -> Iterator[str]:
-    """Each key in `settings` of a variant that no section has; of ckptd's own sections only the section is looked at."""
-    sections = {one.section: one.options.model_fields for one in everyone if one.options is not None}
-    for variant in declared.variants:
-        for path in variant.settings:
-            section, _, key = path.partition(".")
-            if section not in sections and section not in OPTION_SECTIONS:
-                known = (*OPTION_SECTIONS, *sections)
-                yield f"{variant.name}: settings names the section {section!r}, which nobody has{near(section, known)}"
-            elif key and section in sections and key not in sections[section]:
-                yield f"{variant.name}: settings names the key {path!r}, which [{section}] has not{near(key, sections[section])}"
-
-
-def _options(declared: Format) -> Iterator[str]:
-    if declared.options is None:
-        if declared.section:
-            yield f"it has a section {declared.section!r} and no options; give both or none"
-        return
-    if not declared.section:
-        yield "it has options and no section; give the section of the configuration that they are read from"
-    if lacking := [name for name, field in declared.options.model_fields.items() if field.is_required()]:
-        yield f"its option {lacking[0]} has no default; give every option one, so that ckptd works without a configuration"
-        return
+def _wrong_type(declared: Format) -> str | None:
+    """Why a field does not have the type that its class says, down to the limits of its variants; None where all have."""
     try:
-        declared.options.model_validate(declared.options().model_dump())
-    except Exception as error:  # another package's code
-        yield f"the defaults of its options are not valid: {in_one_line(error)}"
+        _types().validate_python([declared])
+    except ValidationError as error:
+        problem = error.errors()[0]
+        hint = _WHAT_TO_WRITE.get(problem["type"]) or f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
+        if problem["type"] == "literal_error":
+            hint = f"it is one of {problem['ctx']['expected']}"
+        return f"{_field(declared, problem['loc'][1:])} can't be {_short(problem['input'])}; {hint}"
+    return None
 
 
-def _variant(variant: Variant) -> Iterator[str]:
-    if not _NAME.fullmatch(variant.name):
-        yield f"a variant is called {variant.name!r}; its name is a folder's: take letters, digits and . _ -"
-    if not _PLACE.fullmatch(variant.entry):
-        yield f"{variant.name}: entry is {variant.entry!r}; write module:function"
-    if variant.level and not variant.form_of:
-        yield f"{variant.name}: level is given without form_of; name the variant that it is a smaller form of"
-    if variant.fallback == variant.name or variant.form_of == variant.name:
-        yield f"{variant.name}: it is named as its own fallback or form_of; name another variant"
-    if variant.usage is not None and not variant.usage.is_file():
-        yield f"{variant.name}: usage is {variant.usage}, where there is no file; add it to the package (package-data of setuptools)"
-    for name, count in Counter(variant.needs).items():
-        if count > 1:
-            yield f"{variant.name}: needs names {name} more than once"
+def _field(declared: Format, place: Sequence[int | str]) -> str:
+    """The name of a field, after that of its variant; of what lies in a tuple or a set, the field's."""
+    if place[:1] == ("variants",) and len(place) > 1 and isinstance(place[1], int):
+        variant = declared.variants[place[1]]
+        name, place = getattr(variant, "name", f"variant {place[1] + 1}"), place[2:]
+        return f"{name}: {_dotted(place) or 'it'}"
+    return f"its {_dotted(place) or 'declaration'}"
 
 
-def _wrong_types(value: Format | Variant | Limits, where: str) -> Iterator[str]:
-    """One sentence for each field that does not have the type which its class says."""
-    for name, hint in _hints(next(kind for kind in (Format, Variant, Limits) if isinstance(value, kind))).items():
-        if misfit := _misfit(getattr(value, name), hint):
-            yield f"{where}{name} {misfit}"
+def _dotted(place: Sequence[int | str]) -> str:
+    return ".".join(part for part in place if isinstance(part, str))
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+def _types() -> TypeAdapter[list[Format]]:
+    """What the annotations of a declaration say."""
+    return TypeAdapter(list[Format], config=ConfigDict(strict=True, revalidate_instances="always", allow_inf_nan=False))
 
 
-def _misfit(value: Any, hint: Any) -> str | None:
-    """Why a value is not of a type, as the end of a sentence; None where it is."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):  # a union with a Literal is the former
-        misfits = [_misfit(value, one) for one in inner]
-        return None if None in misfits else misfits[0]
-    if origin is Literal:
-        known = ", ".join(map(repr, inner))
-        return None if value in inner else f"can't be {_short(value)}; it is one of {known}{near(str(value), inner)}"
-    if origin is tuple:
-        return _misfit_of_all(value, inner[0]) if isinstance(value, tuple) else f"is {_short(value)}; write a tuple, (…,) with its comma"
-    if origin is frozenset:
-        return _misfit_of_all(value, inner[0]) if isinstance(value, frozenset) else f"is {_short(value)}; write frozenset({{…}})"
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            return f"is {_short(value)}; write a dict"
-        return _misfit_of_all(value, inner[0]) or _misfit_of_all(value.values(), inner[1])
-    if origin is type:
-        fits = isinstance(value, type) and issubclass(value, inner[0])
-        return None if fits else f"is {_short(value)}; it must be a subclass of {inner[0].__name__}"
-    fits = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
-    return None if fits else f"can't be {_short(value)}; write a value of the type {hint.__name__}"
+def _options(declared: Format) -> Iterator[str]:
+    """Options are written into job files and the journal, read back by other processes, and part of digests."""
+    section, options = declared.section, declared.options
+    if options is None:
+        if section:
+            yield f"it has a section {section!r} and no options; give both or none"
+        return
+    if not section:
+        yield "it has options and no section; give the section of the configuration that they are read from"
+    elif not _KEY.fullmatch(section) or hasattr(BaseModel, section):
+        yield f"its section can't be called {section!r}"
+    if odd := [name for name in options.model_fields if not _KEY.fullmatch(name)]:
+        yield f"[{section}]: no key can be called {odd[0]!r}: small letters, digits and _ alone"
+    if lacking := [name for name, field in options.model_fields.items() if field.is_required()]:
+        yield f"[{section}]: its option {lacking[0]} has no default; give every option one, so that ckptd works without a configuration"
+        return
+    yield from _defaults(section, options)
 
 
-def _misfit_of_all(values: Iterable[Any], hint: Any) -> str | None:
-    return next((misfit for one in values if (misfit := _misfit(one, hint))), None)
+def _defaults(section: str, options: type[Frozen]) -> Iterator[str]:
+    try:
+        schema = json.dumps(options.model_json_schema())
+        default = options()
+        same = options.model_validate_json(default.model_dump_json()) == default
+    except Exception as error:  # another package's code
+        yield f"[{section}]: the defaults of its options can't be used: {in_one_line(error)}"
+        return
+    if not same:
+        yield f"[{section}]: its defaults are others once they were written and read: each must be of its key's type, and as JSON has it"
+    if '"writeOnly": true' in schema:
+        yield f"[{section}]: it has a secret, and what is secret can't stand in a job file; name the variable or the file that holds it"
+    if '"uniqueItems": true' in schema:
+        yield f"[{section}]: it has a set, whose order is another in every process; take a tuple"
+
+
+def _variant(one: Variant) -> Iterator[str]:
+    if not _NAME.fullmatch(one.name) or one.name in _FOLDERS:
+        yield (
+            f"no variant can be called {one.name!r}; its name is a folder's: small letters, digits, - and _ alone, and none of"
+            f" {', '.join(_FOLDERS)}"
+        )
+    if not _PLACE.fullmatch(one.entry):
+        yield f"{one.name}: entry is {one.entry!r}; write module:function"
+    if not one.artifact or one.checks or one.alone:
+        yield f"{one.name}: artifact, checks and alone are for the stages of ckptd itself"
+    if not isinstance(one.thresholds, Thresholds):
+        yield f"{one.name}: its thresholds are a {type(one.thresholds).__name__} and no Thresholds"
+    if one.level and not one.form_of:
+        yield f"{one.name}: level is given without form_of; name the variant that it is a smaller form of"
+    if one.name in (one.form_of, one.fallback):
+        yield f"{one.name}: it is named as its own fallback or form_of; name another variant"
+    if one.usage is not None and not one.usage.is_file():
+        yield f"{one.name}: usage is {one.usage}, where there is no file; add it to the package (package-data of setuptools)"
+    for name, count in Counter(one.needs).items():
+        if count > 1:
+            yield f"{one.name}: needs names {name} more than once"
+
+
+def _sizes(one: Variant) -> Iterator[str]:
+    limits = one.limits
+    sizes = (one.threads, one.memory_fixed, one.disk_fixed, limits.memory_fixed, limits.cache, limits.padding, limits.noise_share)
+    if min(*sizes, limits.merged or 0) < 0:
+        yield f"{one.name}: a size, a number of threads or a limit is negative"
+    if not all(0 <= factor <= _LARGEST_FACTOR for factor in (one.memory_fp32, one.disk_stored, one.disk_fp32, limits.memory_fp32)):
+        yield f"{one.name}: a factor of its memory or disk is negative, or more than {_LARGEST_FACTOR:.0e}"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # another package's code
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:80]}…"

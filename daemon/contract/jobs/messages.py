@@ -113,7 +113,9 @@ class StageResult(Frozen):
     files: tuple[FileEntry, ...] = ()
     figures: Json = Field(default_factory=dict)
     checks: tuple[ArtifactCheck, ...] = ()
-    """Filled by the validate stage alone."""
+    """Filled by the stages that check, `check-VARIANT` and `merged`, alone."""
+    reusable: bool = True
+    """False where the box, and not its inputs alone, may have decided it: it counts for its job, and no other one takes it over."""
     warnings: tuple[str, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     seconds: float = 0.0

@@ -15,6 +15,11 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import MIB, StageSpec
 from daemon.contract.jobs.options import Work
 
+CHECK = "check-"
+"""What the name of a check begins with; that of its variant follows."""
+FORMER = frozenset({"validate"})
+"""Stages of earlier versions: jobs that ended then still have them."""
+
 _MERGE = StageSpec(
     "merge", "handlers.merge.stage:run", 3,
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
@@ -66,7 +71,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it."""
     return StageSpec(
-        f"check-{variant.name}", "handlers.validate.check:run", 1, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 1, checks=variant.name,
         needs=("reference", variant.name), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
@@ -147,7 +152,3 @@ def stage_names(work: Work) -> list[str]:
     """Names of the stages of a job with this configuration, in plan order."""
     chosen = effective_variants(work.export.variants, work.export.quantization)
     return [spec.name for spec in plan(chosen, speed=work.validation.speed_tokens > 0)]
-
-
-FORMER = frozenset({"validate"})
-"""Stages of earlier versions: jobs that ended then still have them."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
-from daemon.contract.jobs.plan import check_of, effective_variants, find_spec
+from daemon.contract.jobs.plan import CHECK, FORMER, check_of, effective_variants, find_spec, find_variant
 from daemon.contract.values import Json
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
@@ -35,8 +35,9 @@ def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck]) -> Status:
 
 
 def asked_variants(facts: JobFacts) -> tuple[str, ...]:
-    """The variants that the job was to publish, in plan order."""
-    return effective_variants(facts.work.export.variants, facts.work.export.quantization)
+    """The variants that the job was to publish, in plan order; last those that nobody has any more, since their package was removed."""
+    chosen = facts.work.export.variants
+    return (*effective_variants(chosen, facts.work.export.quantization), *(name for name in chosen if find_variant(name) is None))
 
 
 def was_made(stage: StageFacts | None) -> bool:
@@ -69,9 +70,15 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
 
 
 def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
-    """One final check for each variant asked for: its own stage's where there is one, else what its absence means."""
+    """One final check for each variant asked for: that of the stage that checks it where there is one, else what its absence means."""
     stages = {stage.name: stage for stage in facts.stages}
-    given = {check.variant: check for stage in facts.stages if stage.result for check in stage.result.checks}
+    given = {
+        check.variant: check
+        for stage in facts.stages
+        if stage.result
+        for check in stage.result.checks
+        if stage.name in FORMER or stage.name == _checker(check.variant)
+    }
     found = stage_figures(facts, "speed", SpeedFigures)
     for variant, speed in found.speed.items() if found else ():
         if variant in given:
@@ -81,9 +88,14 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
 
 def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:
     """The stage that was to check a variant, or the one before it that kept it from running."""
-    own = check_of(variant)
-    chain = (stages.get("reference"), stages.get(own.name) if own else None)
+    chain = (stages.get("reference"), stages.get(_checker(variant)))
     return next((stage for stage in chain if stage and fault_of(stage)), chain[-1])
+
+
+def _checker(variant: str) -> str:
+    """Name of the stage that checks a variant, or that did while there was one of that name."""
+    spec = check_of(variant)
+    return spec.name if spec else f"{CHECK}{variant}"
 
 
 def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | None) -> ArtifactCheck:

@@ -154,7 +154,7 @@ def check_plans(scene: Scene) -> None:
         if not job["work"] or job["id"] not in stages:
             continue
         if job["work"] not in planned:
-            planned[job["work"]] = tuple(stage_names(Work.model_validate_json(job["work"])))
+            planned[job["work"]] = tuple(stage_names(Work.recovered(job["work"])))
         names = stages[job["id"]]
         if FORMER.intersection(names):
             continue  # planned by an earlier version: the next start plans it anew
