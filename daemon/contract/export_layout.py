@@ -2,5 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 MANIFEST = "MANIFEST.json"
 MANIFEST_VERSION = 1
+
+
+def manifest_of(target: Path) -> dict[str, object]:
+    """The manifest of a published export, {} where there is none."""
+    try:
+        value = json.loads((target / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -162,6 +162,8 @@ class FaultCode(StrEnum):
     """A stage that this one needs gave no output."""
     STAGE_OUTPUT_GONE = "stage-output-gone"
     """The output of a finished stage is no longer there; the stage is made again."""
+    TARGET_TAKEN = "target-taken"
+    """Another checkpoint was published in the export's folder meanwhile, from another journal."""
     TIMEOUT = "timeout"
     """The attempt ran longer than `limits.stage_timeout`."""
     TIMING = "timing"

@@ -129,6 +129,10 @@ class Jobs:
         )
         return [str(row[0]) for row in rows]
 
+    def at(self, target: Path) -> list[JobRow]:
+        """All jobs whose export's folder is `target`, the newest first."""
+        return [job_of(row) for row in self._database.read("SELECT * FROM job WHERE target = ? ORDER BY created DESC, id", str(target))]
+
     def roots_of(self, run: str) -> list[str]:
         """Roots below which a run of that name has had jobs, the earliest first."""
         rows = self._database.read("SELECT root FROM job WHERE run = ? GROUP BY root ORDER BY min(created), min(rowid)", run)

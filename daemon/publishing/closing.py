@@ -13,13 +13,15 @@ from daemon.checkpoints.pins import held
 from daemon.checkpoints.selection import best_step
 from daemon.config.paths import Paths
 from daemon.config.settings import RetentionSettings, Settings
-from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.export_layout import manifest_of
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
-from daemon.publishing.publication import ExportPart, assemble, is_export, link_to, manifest_of, swap_in
+from daemon.publishing.publication import ExportPart, assemble, is_export, link_to, swap_in
 from daemon.publishing.retention import prune
 from daemon.system.box import human
 
@@ -65,10 +67,12 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     checks = judge(facts)
     state = status_of(asked_variants(facts), checks)
     target = target_of(job, state)
+    _refuse_anothers(target, job)
     folder = paths.staging / job.id / "publish"
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
-        "identity": job.checkpoint.identity, "checked_on": checked_on(facts),
+        "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity,
+        "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check) and (found := needs(check))},
     }  # fmt: skip
     assemble(parts_of(checks, stages, keep_rejected=keep_rejected), folder, head)
@@ -88,18 +92,34 @@ def _link(job: JobRow, target: Path, name: str) -> Path:
 
 
 def _move_links(job: JobRow, target: Path) -> None:
-    """`latest` never goes back to an earlier step; `best` goes where the trainer's own best checkpoint is."""
+    """`latest` never goes back in the order of training; `best` goes where the trainer's own best checkpoint is."""
     latest = _link(job, target, "latest")
-    current = manifest_of(latest).get("step")
-    if not isinstance(current, int) or current <= job.checkpoint.step:
+    if _place_in_training(manifest_of(latest)) <= (job.checkpoint.step, job.checkpoint.ending):
         link_to(latest, target)
     if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
         link_to(_link(job, target, "best"), target)
 
 
+def _refuse_anothers(target: Path, job: JobRow) -> None:
+    """Raises Retryable where another checkpoint was published meanwhile, from another journal, under the name that this one was given."""
+    owner = job.checkpoint.other_than(manifest_of(target))
+    if owner is not None:
+        raise Retryable(
+            FaultCode.TARGET_TAKEN, "publish the export", f"another checkpoint, {owner}, was published there meanwhile",
+            "move that export away, or set output.naming so that the two differ and run `ckptd retry`", path=target,
+        )  # fmt: skip
+
+
+def _place_in_training(manifest: Mapping[str, object]) -> tuple[int, bool]:
+    """(step, whether it is what training ended with) of a published export, before every step where there is none."""
+    step = manifest.get("step")
+    return step if isinstance(step, int) else -1, bool(manifest.get("ending"))
+
+
 def message_of(job: JobRow, stages: Mapping[str, StageRow], published: Published) -> tuple[str, str]:
     """Title and body of the notification."""
-    title = f"{job.checkpoint.run} step {job.checkpoint.step}: {published.state}"
+    place = f"final (step {job.checkpoint.step})" if job.checkpoint.ending else f"step {job.checkpoint.step}"
+    title = f"{job.checkpoint.run} {place}: {published.state}"
     lines = [f"{check.variant}: {check.verdict}" + (f" ({check.reasons[0]})" if check.reasons else "") for check in published.checks]
     lines += [stage.fault.sentence() for stage in stages.values() if stage.fault and stage.state == "failed"]
     return title, "\n".join([*lines, f"Export: {published.target}"])

@@ -143,15 +143,6 @@ def link_to(link: Path, target: Path) -> None:
     failpoints.point("publish.link-durable")
 
 
-def manifest_of(target: Path) -> dict[str, object]:
-    """The manifest of a published export, {} where there is none."""
-    try:
-        value = json.loads((target / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def same_files(folder: Path, files: tuple[FileEntry, ...]) -> bool:
     """Whether a stage's output is still there with the sizes that were sealed."""
     try:

@@ -24,10 +24,10 @@ from pathlib import Path
 from daemon.checkpoints.selection import best_step
 from daemon.config.settings import RetentionSettings
 from daemon.contract import failpoints
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import fsync_directory, make_folders, remove_tree
 from daemon.contract.values import Json
-from daemon.publishing.publication import is_export, manifest_of
+from daemon.publishing.publication import is_export
 from daemon.publishing.swap import hidden
 
 GONE = ".ckptd-gone"
@@ -51,6 +51,8 @@ class Export:
     linked: bool = False
     busy: bool = False
     """Its job is open."""
+    ending: bool = False
+    """It is what training ended with, after the checkpoint of the same step."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float
         runs.setdefault(export.run, []).append(export)
     removed, kept = [], []
     for name in sorted(runs):
-        ordered = sorted(runs[name], key=lambda export: (export.step, export.published, str(export.path)), reverse=True)
+        ordered = sorted(runs[name], key=lambda export: (export.step, export.ending, export.published, str(export.path)), reverse=True)
         reasons = _reasons(ordered, rules, now)
         for export in ordered:
             if export.path in reasons:
@@ -175,7 +177,7 @@ def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
         return []
     return [Export(
         path, name, step, export, failed=manifest.get("status") == "failed", published=(path / MANIFEST).stat().st_mtime,
-        training=_training(path), busy=export in busy,
+        ending=bool(manifest.get("ending")),        training=_training(path), busy=export in busy,
     )]  # fmt: skip
 
 

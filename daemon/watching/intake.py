@@ -12,13 +12,14 @@ from typing import Any
 import structlog
 
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify
-from daemon.checkpoints.names import run_of
+from daemon.checkpoints.names import run_of, step_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
 from daemon.checkpoints.selection import best_step, choice_for
 from daemon.config.paths import Paths
 from daemon.config.run_overrides import Effective, effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import Fault
+from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import CheckpointRef
@@ -32,6 +33,7 @@ from daemon.journal.rows import now
 log = structlog.get_logger("intake")
 
 INCOMING = ".incoming"
+_STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
 
 
 def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
@@ -144,7 +146,7 @@ class Intake:
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-        target, latest = target_of(self.settings, self.paths, reference, self._folder_name(reference)), settings.select.policy == "latest"
+        target, latest = self._place(reference), settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, JobEntry(
@@ -184,6 +186,27 @@ class Intake:
                 return True
         return False
 
+    def _place(self, reference: CheckpointRef) -> Path:
+        """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
+        plain = target_of(self.settings, self.paths, reference, self._folder_name(reference))
+        owner = self._owner(plain, reference)
+        if owner is None:
+            return plain
+        own = plain.with_name(f"{plain.name}-{reference.digest[:8]}")
+        log.warning("the export's plain name is another checkpoint's", path=reference.path, taken=str(plain), by=owner, target=str(own))
+        return own
+
+    def _owner(self, target: Path, reference: CheckpointRef) -> str | None:
+        """The path of another checkpoint that has this folder, by the journal or by what is published there; None where it is free.
+
+        A checkpoint that is written again at its path takes over what was exported of it.
+        """
+        for other in self.journal.jobs.at(target):
+            places = self.journal.sightings.places(other.id) or {other.checkpoint.path: ""}
+            if reference.path not in places and other.checkpoint.identity != reference.identity and other.state != "superseded":
+                return next(iter(places))
+        return reference.other_than(manifest_of(target))
+
     def _folder_name(self, reference: CheckpointRef) -> str:
         """The run's name in its exports' folder: runs of one name below two roots must not publish over each other.
 
@@ -206,8 +229,9 @@ class Intake:
 
 
 def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: str = "") -> Path:
-    """The export's folder by `output.naming`; `run` where the run goes by another name there."""
-    name = settings.output.naming.format(
+    """The export's folder by `output.naming`; `run` where the run goes by another name there. What has no number is called `final`."""
+    pattern = _STEP.sub("final", settings.output.naming) if reference.ending else settings.output.naming
+    name = pattern.format(
         run=run or reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
     )
     return paths.output / name
@@ -231,7 +255,7 @@ def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> Che
     return CheckpointRef(
         root=str(root), run=run, step=inspection.step, path=str(inspection.path), layout=inspection.layout or "unknown", digest=digest,
         method=inspection.method or "unknown", base_name=inspection.base_name, base_revision=inspection.base_revision,
-        metadata=inspection.metadata,
+        metadata=inspection.metadata, ending=step_of(inspection.path) is None,
     )  # fmt: skip
 
 

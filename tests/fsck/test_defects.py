@@ -35,6 +35,12 @@ def interrupted(world: World) -> None:
     world.work(world.enter(4), "merge")
 
 
+def two(world: World) -> None:
+    """Two checkpoints wait."""
+    world.enter(4)
+    world.enter(8)
+
+
 def given_up(world: World) -> None:
     """Superseded while pytorch had an open attempt; not cleared away yet, and nothing lies around."""
     running(world)
@@ -57,6 +63,7 @@ BROKEN: dict[str, tuple[Prepare, str]] = {
     "attempt-half-ended": (finished, "UPDATE attempt SET ended = NULL WHERE stage = 'merge'"),
     "stage-without-result": (interrupted, "UPDATE stage SET result = NULL WHERE name = 'merge'"),
     "failure-without-reason": (interrupted, "UPDATE stage SET state = 'failed' WHERE name = 'merge'"),
+    "shared-target": (two, "UPDATE job SET target = (SELECT min(target) FROM job)"),
     "taken-without-job": (finished, "INSERT INTO seen VALUES ('/x', 'f', 'taken', 'job-9', 'now')"),
     "message-twice": (finished, "INSERT INTO outbox (job, kind, title, body, created) SELECT job, kind, title, body, created FROM outbox"),
     "message-state": (finished, "UPDATE outbox SET state = 'delivered', attempts = 1"),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from daemon.contract.errors import Retryable
-from daemon.contract.export_layout import MANIFEST
-from daemon.publishing.publication import assemble, manifest_of, same_files, swap_in
+from daemon.contract.export_layout import MANIFEST, manifest_of
+from daemon.publishing.publication import assemble, same_files, swap_in
 from tests.publish.parts import expected, listing, parts, publish, put_in_the_way, set_aside, version_of
 
 

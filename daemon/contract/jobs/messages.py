@@ -7,6 +7,7 @@ Sizes are bytes, times are seconds, wall-clock times are ISO 8601 in UTC.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -59,11 +60,26 @@ class CheckpointRef(Frozen):
     base_revision: str | None = None
     metadata: Json = Field(default_factory=dict)
     """What training knew: epoch, loss, best metric, rank, alpha…; for display, never part of the identity."""
+    ending: bool = False
+    """Its directory has no number: it was written when training had ended, after the checkpoint of the same step."""
+
+    @property
+    def label(self) -> str:
+        """What people call it within its run, and its export's folder by default."""
+        return "final" if self.ending else f"step-{self.step}"
 
     @property
     def identity(self) -> str:
         """Digest of root, run, step and content: never the path alone, since a resumed run writes it again."""
         return digest_of([self.root, self.run, self.step, self.digest])
+
+    def other_than(self, manifest: Mapping[str, object]) -> str | None:
+        """The path of the checkpoint that a published export was made of, where that is another one; None where it is this one.
+
+        What is written again at the path of this one is this one. `manifest`: of the export, {} where nothing is published.
+        """
+        path = manifest.get("checkpoint")
+        return path if isinstance(path, str) and path != self.path and manifest.get("identity") != self.identity else None
 
 
 class ChildLimits(Frozen):

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from daemon.checkpoints.inspection import export_files, identify
-from daemon.contract.export_layout import MANIFEST
+from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.closing import FAILED_SUFFIX
-from daemon.publishing.publication import is_export, manifest_of, same_files
+from daemon.publishing.publication import is_export, same_files
 from daemon.publishing.retention import GONE
 from daemon.publishing.swap import NEW, OLD
 from daemon.publishing.verification import verify

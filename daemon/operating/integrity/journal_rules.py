@@ -110,6 +110,15 @@ RULES = (
         "the stage {what} has failed, and nothing says why",
     ),
     JournalRule(
+        "shared-target",
+        "SELECT later.id job, later.target || ', as ' || earlier.id what FROM job later JOIN job earlier"
+        " ON earlier.target = later.target AND earlier.rowid < later.rowid AND earlier.identity <> later.identity"
+        " AND json_extract(earlier.checkpoint, '$.path') <> json_extract(later.checkpoint, '$.path')"
+        " WHERE 'superseded' NOT IN (earlier.state, later.state)"
+        " AND (earlier.state IN ('pending', 'running') OR later.state IN ('pending', 'running'))",
+        "it is to be published in another checkpoint's folder: {what}", "cancel one of the two and export it with `ckptd export --output`",
+    ),
+    JournalRule(
         "taken-without-job",
         "SELECT seen.job job, path what FROM seen WHERE verdict = 'taken' AND NOT EXISTS (SELECT 1 FROM job WHERE job.id = seen.job)",
         "a checkpoint was taken, but its job is gone: {what}", "run `ckptd export` on that checkpoint",
