@@ -194,7 +194,7 @@ def print_jobs(jobs: Sequence[JobStatus]) -> None:
         what = "[yellow]paused[/yellow]" if job.paused and not active and job.state in ("pending", "running") else what
         verdicts = " ".join(f"{name}:{styled(verdict)}" for name, verdict in job.artifacts.items())
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
-        table.add_row(escape(job.id), escape(job.run), str(job.step), loss, styled(job.state), what, verdicts)
+        table.add_row(escape(job.id), escape(job.run), "final" if job.ending else str(job.step), loss, styled(job.state), what, verdicts)
     console.print(table)
     for job in jobs:
         for text, style in ((job.waiting_for, "yellow"), (job.error, "red"), *((text, "yellow") for text in job.warnings)):

@@ -73,6 +73,8 @@ class JobStatus:
     id: str
     run: str
     step: int
+    ending: bool
+    """Written when training had ended, after the checkpoint of that step."""
     state: str
     created: str
     started: str | None
@@ -208,6 +210,7 @@ def _job(view: JobView, live: LiveFile) -> JobStatus:
         id=job.id,
         run=checkpoint.run,
         step=checkpoint.step,
+        ending=checkpoint.ending,
         state=job.state,
         created=job.created,
         started=job.started,

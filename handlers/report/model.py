@@ -33,6 +33,8 @@ class Checkpoint(ReportPart):
     """Training run, as a path relative to the root."""
     step: int
     """Optimizer step of the checkpoint."""
+    ending: bool
+    """Whether its directory has no number: written when training had ended, after the checkpoint of that step."""
     path: str
     """Folder in which training wrote it; rotation may have removed it since."""
     layout: str

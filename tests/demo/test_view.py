@@ -33,6 +33,7 @@ def job(step: int, state: str, stages: list[StageStatus], target: Path | str = "
         "created": "now",
         "checkpoint": "/runs",
         "method": "LORA",
+        "ending": False,
         "paused": False,
         "warnings": (),
         "artifacts": {},

@@ -51,9 +51,9 @@ class Press:
         for name in ("pytorch", "onnx", "onnx-int8", "report"):
             (made / name).mkdir(parents=True, exist_ok=True)
             (made / name / "file").write_text(f"{name} of {run} {step}")
-        checks = tuple(ArtifactCheck(variant=name, verdict=verdict, reasons=()) for name in ("pytorch", "onnx", "onnx-int8"))
         rows = {name: self.stage(name, made / name, seal(made / name)) for name in ("pytorch", "onnx", "onnx-int8", "report")}
-        rows["merged"] = self.stage("merged", made, (), checks)
+        for name, variant in (("merged", "pytorch"), ("check-onnx", "onnx"), ("check-onnx-int8", "onnx-int8")):
+            rows[name] = self.stage(name, made, (), (ArtifactCheck(variant=variant, verdict=verdict),))
         path = f"/runs/{run}/checkpoint-{step}"
         metadata = {"best_model_checkpoint": f"/elsewhere/{run}/checkpoint-{best}"}
         reference = CheckpointRef(
