@@ -5,6 +5,7 @@ Every function takes None, or a value of another type than it expects, and gives
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
@@ -13,7 +14,7 @@ NOTHING = "–"
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether `value` can be drawn or counted with."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # NaN is none
 
 
 def size(value: Any) -> str:
@@ -46,6 +47,8 @@ def number(value: Any) -> str:
     """Three significant digits, thousands separated: "1.2e-5", "0.0312", "596,000,000"."""
     if not is_number(value):
         return NOTHING
+    if isinstance(value, float) and math.isinf(value):
+        return "infinite"
     if isinstance(value, int) or (abs(value) >= 1000 and float(value).is_integer()):
         return f"{int(value):,}"
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):

@@ -116,18 +116,6 @@ def test_an_adapter_for_another_base_names_the_module_and_both_shapes(
     assert "64" in answer.stderr and "128" in answer.stderr
 
 
-def test_a_failed_export_never_takes_the_place_of_a_good_one(tmp_path: Path, pico_checkpoint: Path) -> None:
-    checkpoint = tmp_path / "run" / "checkpoint-4"
-    shutil.copytree(pico_checkpoint, checkpoint)
-    assert export(tmp_path, checkpoint).returncode == 0
-    good = listing(tmp_path / "out" / "run" / "step-4")
-    answer = export(tmp_path, checkpoint, "--force", CKPTD_VALIDATE__THRESHOLDS='{"pytorch": {"kl": 0.0, "error": 0.0, "agreement": 1.0}}')
-    assert answer.returncode == 1
-    assert listing(tmp_path / "out" / "run" / "step-4") == good
-    assert (tmp_path / "out" / "run" / "latest").resolve() == tmp_path / "out" / "run" / "step-4"
-    assert (tmp_path / "out" / "run" / "step-4.failed" / "report.json").is_file()
-
-
 def test_an_output_that_cannot_be_written_names_the_key(tmp_path: Path, pico_checkpoint: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     answer = ckptd(tmp_path, "export", pico_checkpoint, "--output", tmp_path / "file" / "below")

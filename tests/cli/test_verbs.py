@@ -12,6 +12,7 @@ from pathlib import Path
 from daemon.contract.version import __version__
 from tests.cli.test_bad_input import ckptd
 from tests.runner.conftest import Toy
+from tests.service import listing
 
 HEAVY = {"torch", "transformers", "peft", "onnx", "onnxruntime", "numpy", "jinja2", "safetensors"}
 
@@ -33,6 +34,7 @@ def test_help_names_every_verb(tmp_path: Path) -> None:
 def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_json_and_is_not_repeated(  # R5.6 R6.1 R6.5
     tmp_path: Path, pico_checkpoint: Path
 ) -> None:
+    """And a failed one, made by force, never takes its place: one export serves both, since it takes a quarter of a minute."""
     short = {
         "EXPORT_CHECKPOINT_PATH": str(pico_checkpoint), "EXPORT_OUTPUT_DIR": str(tmp_path / "mine"), "EXPORT_ENABLE_ONNX": "false",
         "CKPTD_VALIDATE__SAMPLES": "1", "CKPTD_VALIDATE__NEW_TOKENS": "4", "CKPTD_VALIDATE__SPEED_TOKENS": "0",
@@ -50,6 +52,12 @@ def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_j
     assert value["artifacts"] == {"pytorch": "passed"}
     assert value["target"] == str(target)
     assert value["report"]["status"] == "succeeded"
+    good = listing(target)
+    unreachable = {"CKPTD_VALIDATE__THRESHOLDS": '{"pytorch": {"kl": 0.0, "error": 0.0, "agreement": 1.0}}'}
+    assert ckptd(tmp_path, "export", "--force", **short, **unreachable).returncode == 1
+    assert listing(target) == good
+    assert (target.parent / "latest").resolve() == target
+    assert (target.parent / "step-4.failed" / "report.json").is_file()
 
 
 def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R1.1 R6.1

@@ -56,7 +56,7 @@ def stages(job: dict[str, Any]) -> list[str]:
     return [stage["name"] for stage in job["stages"]]
 
 
-@pytest.mark.parametrize("at", ["child.npz.run", "child.check-npz-coarse.sealed"])
+@pytest.mark.parametrize("at", [pytest.param("child.npz.run", marks=pytest.mark.slow), "child.check-npz-coarse.sealed"])
 def test_a_package_is_removed_while_its_export_is_open(box: Box, pico_checkpoint: Path, at: str) -> None:
     copied(pico_checkpoint, box)
     box.environment["TOY_SECONDS"] = "0.3"
@@ -74,6 +74,7 @@ def test_a_package_is_removed_while_its_export_is_open(box: Box, pico_checkpoint
     box.sound()
 
 
+@pytest.mark.slow
 def test_a_package_is_removed_after_its_export_and_comes_back(box: Box, pico_checkpoint: Path) -> None:
     copied(pico_checkpoint, box)
     box.start()

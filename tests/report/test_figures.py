@@ -190,7 +190,7 @@ def damaged(changes: Changes, whole: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(changes=st.lists(st.tuples(st.sampled_from([place for place in places(WHOLE) if len(place) > 1]), ODD), max_size=4))
 def test_whatever_is_damaged_the_report_is_built_and_what_is_intact_is_kept(changes: Changes, tmp_path: Path) -> None:
     figures = damaged(changes, WHOLE)
@@ -221,7 +221,7 @@ def test_whatever_is_damaged_the_report_is_built_and_what_is_intact_is_kept(chan
 CHECKED = facts.check("onnx", foreign={"engine": "optimum"}, cache_errors={"decoder": 0.1}).figures
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(changes=st.lists(st.tuples(st.sampled_from(places(CHECKED)), ODD), max_size=4))
 def test_whatever_is_damaged_in_a_check_its_other_figures_are_read(changes: Changes, tmp_path: Path) -> None:
     figures = damaged(changes, CHECKED)

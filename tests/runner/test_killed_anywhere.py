@@ -1,4 +1,7 @@
-"""kill -9 at every commit and every publication step, then a restart: the same artifacts, no finished stage repeated."""
+"""kill -9 of a daemon with the real stages, at every commit and every publication step: the same artifacts, no finished stage repeated.
+
+The quick set has it in `tests/live` and, with toy stages, in `test_killed_in_rounds`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,12 @@ import pytest
 from daemon.contract.files import sha256_file
 from tests.service import Service, listing, stray_handlers
 
-QUICK_POINTS = ("after.settle-attempt",)
-"""One with the real stages; `test_killed_in_rounds` tries them all with toys."""
-SLOW_POINTS = (
+POINTS = (
+    "after.settle-attempt",
     "before.add-job", "after.add-job", "before.start-job", "after.start-job", "before.claim", "after.claim", "before.spawned",
     "runner.spawned", "before.settle-attempt", "publish.assembled", "publish.manifest", "publish.renamed", "before.finish-job",
     "after.finish-job",
 )  # fmt: skip
-POINTS = [*QUICK_POINTS, *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW_POINTS)]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,7 @@ def _check_whole(service: Service, undisturbed: dict[str, str]) -> None:
     assert stray_handlers(service.folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_a_daemon_killed_at_any_point_ends_with_the_same_artifacts(  # R6.5
     point: str, make_service: Callable[..., Service], pico_checkpoint: Path, undisturbed: dict[str, str]
