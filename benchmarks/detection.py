@@ -26,7 +26,7 @@ from benchmarks._writers import JUDGED, LIFE
 from daemon.checkpoints.inspection import fingerprint
 from daemon.contract.files import fsync_directory, fsync_file
 from daemon.watching.intake import digest_of_fingerprint
-from daemon.watching.scan import find_checkpoints
+from daemon.watching.scan import Scanner
 from daemon.watching.tracker import Tracker
 
 SETTLE = 1.0
@@ -145,14 +145,14 @@ def scans(folder: Path, runs: int) -> dict[str, Any]:
     root = folder / "runs"
     make_runs(root, runs)
     label = f"{runs // 1000}k"
-    walks = [_seconds(lambda: sum(1 for _ in find_checkpoints(root, 4, print))) for _ in range(3)]
+    walks = [_seconds(lambda: sum(1 for _ in Scanner().find(root, print))) for _ in range(3)]
     home = _watchers.Ckptd(folder / "home", folder / "nothing", SETTLE)
     home.watcher.stop()
     tracker = Tracker(home.watcher.tracker._settings.model_copy(update={"roots": (root,)}), home.intake, lambda: None)
     first = _seconds(lambda: (tracker.scan(root, 0.0), tracker.look_at_due(0.0)))
     figures: dict[str, Any] = {f"scan_{label}_s": round(statistics.median(walks), 3), f"first_look_{label}_s": round(first, 3)}
     if runs <= 10_000:
-        known = [(str(path), digest_of_fingerprint(fingerprint(path)), "skipped", "") for path in find_checkpoints(root, 4, print)]
+        known = [(str(path), digest_of_fingerprint(fingerprint(path)), "skipped", "") for path, _ in Scanner().find(root, print)]
         statement = "INSERT INTO seen (path, fingerprint, verdict, at) VALUES (?,?,?,?)"
         home.journal._database.write("bench", lambda c: c.executemany(statement, known))
         tracker = Tracker(tracker._settings, home.intake, lambda: None)
