@@ -43,13 +43,13 @@ def make_runs(root: Path, runs: int) -> None:
 
 def scan_seconds(root: Path) -> float:
     """One walk for checkpoint directories."""
-    from daemon.watching.scan import find_checkpoints
+    from daemon.watching.scan import Scanner
 
     def complain(error: OSError) -> None:
         raise error
 
     started = time.perf_counter()
-    found = sum(1 for _ in find_checkpoints(root, 4, complain))
+    found = sum(1 for _ in Scanner().find(root, complain))
     taken = time.perf_counter() - started
     if found == 0:
         raise RuntimeError("the scan found nothing")

@@ -2,12 +2,13 @@
 
 Latency: from the last byte written to the job in the journal, beyond the settle time, with 1 and with 200 concurrent writers.
 Sureness: the same trainers with every bad habit, watched by ckptd, two plain watchdog handlers and watchfiles at once.
-Cost: scans of 10,000 and 100,000 runs, the looks of a rescan, a hint.
+Cost: scans of 10,000 and 100,000 runs beside a walk by names alone, a data set of a million files below a root, a rescan, a hint.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,9 +25,10 @@ import structlog
 from benchmarks import _common, _watchers
 from benchmarks._writers import JUDGED, LIFE
 from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.names import is_checkpoint_name
 from daemon.contract.files import fsync_directory, fsync_file
 from daemon.watching.intake import digest_of_fingerprint
-from daemon.watching.scan import find_checkpoints
+from daemon.watching.scan import Scanner, is_ignored
 from daemon.watching.tracker import Tracker
 
 SETTLE = 1.0
@@ -140,19 +142,52 @@ def make_runs(root: Path, runs: int) -> None:
         (folder / "adapter_config.json").touch()
 
 
+def by_names(root: Path) -> int:
+    """The peer: a walk that goes by names alone, four levels deep."""
+    found, levels = 0, [(str(root), 1)]
+    while levels:
+        folder, level = levels.pop()
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                if is_checkpoint_name(entry.name):
+                    found += 1
+                elif level < 4 and not is_ignored(entry.name):
+                    levels.append((entry.path, level + 1))
+    return found
+
+
+def foreign(folder: Path, files: int) -> dict[str, Any]:
+    """A data set below a root: the first walk lists it, the next ones ask for its time alone."""
+    data = folder / "runs" / "data"
+    data.mkdir(parents=True)
+    for number in range(files):
+        os.close(os.open(data / f"{number}.bin", os.O_CREAT))
+    scanner = Scanner()
+    times = []
+    for _ in range(4):
+        times.append(_seconds(lambda: sum(1 for _ in scanner.find(folder / "runs", print))))
+        time.sleep(3.1)
+    label = f"{files // 1000}k"
+    return {f"foreign_{label}_first_s": round(times[0], 3), f"foreign_{label}_later_s": round(times[-1], 6)}
+
+
 def scans(folder: Path, runs: int) -> dict[str, Any]:
     """The walk over `runs` runs; the first scan with its looks; a rescan of what the journal knows; a hint."""
     root = folder / "runs"
     make_runs(root, runs)
     label = f"{runs // 1000}k"
-    walks = [_seconds(lambda: sum(1 for _ in find_checkpoints(root, 4, print))) for _ in range(3)]
+    walks = [_seconds(lambda: sum(1 for _ in Scanner().find(root, print))) for _ in range(3)]
     home = _watchers.Ckptd(folder / "home", folder / "nothing", SETTLE)
     home.watcher.stop()
     tracker = Tracker(home.watcher.tracker._settings.model_copy(update={"roots": (root,)}), home.intake, lambda: None)
     first = _seconds(lambda: (tracker.scan(root, 0.0), tracker.look_at_due(0.0)))
+    names = statistics.median(_seconds(lambda: by_names(root)) for _ in range(3))
     figures: dict[str, Any] = {f"scan_{label}_s": round(statistics.median(walks), 3), f"first_look_{label}_s": round(first, 3)}
+    figures |= {f"scan_{label}_by_names_s": round(names, 3), f"scan_{label}_over_names": round(statistics.median(walks) / names, 2)}
     if runs <= 10_000:
-        known = [(str(path), digest_of_fingerprint(fingerprint(path)), "skipped", "") for path in find_checkpoints(root, 4, print)]
+        known = [(str(path), digest_of_fingerprint(fingerprint(path)), "skipped", "") for path, _ in Scanner().find(root, print)]
         statement = "INSERT INTO seen (path, fingerprint, verdict, at) VALUES (?,?,?,?)"
         home.journal._database.write("bench", lambda c: c.executemany(statement, known))
         tracker = Tracker(tracker._settings, home.intake, lambda: None)
@@ -192,6 +227,8 @@ def main() -> None:
             for runs in (10_000, 100_000):
                 with tempfile.TemporaryDirectory(prefix="ckptd-bench-", dir=RAM if RAM.is_dir() else None) as tree:
                     figures |= scans(Path(tree), runs)
+            with tempfile.TemporaryDirectory(prefix="ckptd-bench-", dir=RAM if RAM.is_dir() else None) as tree:
+                figures |= foreign(Path(tree), 1_000_000)
             figures["scan_100k_over_10k"] = round(figures["scan_100k_s"] / figures["scan_10k_s"], 1)
     _common.write("detection", figures, options.json, libraries=("watchdog", "watchfiles", "pydantic", "psutil"), taken_on=machine)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from daemon.checkpoints.completeness import archive_problems, read_object, side_file_problems, weight_problems
 from daemon.checkpoints.names import CHECKPOINT_NAME, is_staging_name
-from daemon.checkpoints.unsupported import refuse_deepspeed, refuse_fsdp, refuse_lightning, refuse_litgpt
+from daemon.checkpoints.unsupported import refuse_dcp, refuse_deepspeed, refuse_fsdp, refuse_lightning, refuse_litgpt
 from daemon.contract.errors import Fault
 from daemon.contract.values import Json
 
@@ -201,6 +201,10 @@ def _fsdp_metadata(look: Look) -> list[str]:
     return [f"{FSDP_STATE}/.metadata, which torch writes when every rank is done, is not there yet"]
 
 
+def _dcp_metadata(look: Look) -> list[str]:
+    return [] if ".metadata" in look.files else [".metadata, which torch writes when every rank is done, is not there yet"]
+
+
 def _archives(look: Look) -> list[str]:
     return [problem for name in sorted(look.files) if name.endswith(".ckpt") for problem in archive_problems(look.path, name)]
 
@@ -235,6 +239,9 @@ TABLE = (
            (*_DONE, _deepspeed_latest), refusal=refuse_deepspeed),
     Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT", lambda look: FSDP_STATE in look.folders,
            _nothing_to_read, (*_DONE, _fsdp_metadata), refusal=refuse_fsdp),
+    Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
+           lambda look: any(name.endswith(".distcp") for name in look.files), _nothing_to_read, (*_DONE, _dcp_metadata),
+           refusal=refuse_dcp),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), _nothing_to_read,
            refusal=refuse_litgpt),
     Layout("lightning", "PyTorch Lightning", _is_lightning, _nothing_to_read, (_archives,), refusal=refuse_lightning),

@@ -1,21 +1,22 @@
-"""How trainers name checkpoint directories, and which other directories hold one: what scans and events go by.
+"""How trainers name checkpoint directories, and what tells a directory that holds one: what scans and events go by.
 
 Functions of names and listings, called by `daemon.watching.scan`, the layouts and whoever needs a step or a run.
-`checkpoint-N` is a checkpoint by its name alone. Every other name is also used for runs and plain folders, so
-those count only once they hold what a trainer writes, and what lies below them is still looked at.
+`checkpoint-N` is a checkpoint by its name alone, and nothing below it is one. Every other directory is one by what it holds,
+whatever it is called, and what lies below it is still looked at.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from enum import Enum
 from pathlib import Path
 
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
-_NUMBERED = re.compile(rf"(?:checkpoint-|step[-_]|epoch[-_]){_N}")
-_EPOCH = re.compile(rf"epoch[-_]{_N}")
+_NUMBERED = re.compile(rf"(?:epoch[-_=][0-9]+-)?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?{_N}|epoch[-_=]{_N}")
+_EPOCH = re.compile(rf"epoch[-_=]{_N}")
 _ENDING = re.compile(r"final(?:[-_](?:checkpoint|adapter|model))?|adapter")
 """What people and tools call the directory that is written when training has ended."""
 _LIGHTNING = re.compile(r".*\.ckpt")
@@ -23,11 +24,30 @@ _LOOSE = re.compile("|".join(pattern.pattern for pattern in (_NUMBERED, _ENDING,
 _STAGING = re.compile(r"tmp-checkpoint-[0-9]+")
 
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
-TRAINERS_MARK = "training_args.bin"
-"""transformers' Trainer writes it with each model that it saves, right after the model."""
 REFERENCE = "ref"
 """TRL keeps a second, frozen adapter in this folder: never an export of its own, never merged."""
+EXPORT = "MANIFEST.json"
+STATE = "journal.sqlite3"
+"""A directory with one of them, and what goes with it, is an export or a state directory of ours: what lies in it is no training's."""
+_ADAPTER = frozenset({*ADAPTERS, "adapter_config.json"})
+_MODEL = frozenset({"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
+_OTHER = frozenset({".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora"})
+"""What torch.distributed.checkpoint, FSDP, DeepSpeed and litgpt leave where there is no adapter and no model."""
+_TRAINERS = frozenset({"trainer_state.json", "training_args.bin", "training_args.json", "optimizer.pt", "optimizer.bin", "scheduler.pt"})
+"""Files beside the weights that a training leaves, and whoever publishes a model does not."""
+_MARKS = _ADAPTER | _MODEL | _OTHER | {EXPORT, STATE}
 _CONTENT = re.compile(r"adapter_(?:model|config)\..+|(?:model|pytorch_model).*\.(?:safetensors|bin)|lit_model\.pth.*|pytorch_model_fsdp.*")
+
+
+class Candidate(Enum):
+    """What a directory is by its name and listing."""
+
+    NONE = "none"
+    CHECKPOINT = "checkpoint"
+    UNTRAINED = "untrained"
+    """It holds a whole model, and nothing says that a training wrote it: a base model, say, or a download."""
+    OURS = "ours"
+    """An export of ours, or the state of a daemon: copies of checkpoints lie in it."""
 
 
 def is_checkpoint_name(name: str) -> bool:
@@ -41,33 +61,50 @@ def is_staging_name(name: str) -> bool:
 
 
 def is_loose_name(name: str) -> bool:
-    """Whether a directory of this name is a checkpoint as soon as it holds what trainers write."""
+    """Whether a directory of this name belongs to the run around it, as soon as it holds what trainers write."""
     return _LOOSE.fullmatch(name) is not None
 
 
-def holds_checkpoint(name: str, entries: Collection[str]) -> bool:
-    """Whether the directory `name` with these entries is a checkpoint although it is not called `checkpoint-N`.
+def is_of_training(entries: Iterable[str]) -> bool:
+    """Whether a directory with these entries is a run's: what lies beside its checkpoints belongs to the training too."""
+    return any(entry in _TRAINERS or entry in ADAPTERS or is_checkpoint_name(entry) for entry in entries)
 
-    A name of the table with weights in it, or a run's own directory into which Trainer saved the adapter at its end.
+
+def candidate(name: str, entries: Collection[str]) -> Candidate:
+    """What the directory `name` with these entries is, where it is not called `checkpoint-N`.
+
+    An adapter in any form counts, a whole model only where its name or a trainer's files tell that a training wrote it; whether a run's
+    directory is around it (`is_of_training`) the caller must ask.
     """
-    if is_loose_name(name):
-        if is_checkpoint_name(name):
-            return False
-        return any(_CONTENT.fullmatch(entry) for entry in entries) or (_LIGHTNING.fullmatch(name) is not None and bool(entries))
-    if name == REFERENCE or (ADAPTERS[0] not in entries and ADAPTERS[1] not in entries):
-        return False
-    return TRAINERS_MARK in entries or any(is_checkpoint_name(entry) for entry in entries)
+    marks = _MARKS.intersection(entries) if len(entries) < len(_MARKS) else {mark for mark in _MARKS if mark in entries}
+    if (EXPORT in marks and ("report.json" in entries or "report.html" in entries)) or (STATE in marks and "pins" in entries):
+        return Candidate.OURS
+    if name == REFERENCE:
+        return Candidate.NONE
+    loose = is_loose_name(name)
+    if marks & _ADAPTER or (marks & _OTHER and _is_sharded(marks, entries)) or any(entry.endswith(".ckpt") for entry in entries):
+        return Candidate.CHECKPOINT
+    if loose and (any(_CONTENT.fullmatch(entry) for entry in entries) or (_LIGHTNING.fullmatch(name) is not None and bool(entries))):
+        return Candidate.CHECKPOINT
+    if not marks & _MODEL:
+        return Candidate.NONE
+    return Candidate.CHECKPOINT if is_of_training(entries) else Candidate.UNTRAINED
+
+
+def _is_sharded(marks: Collection[str], entries: Collection[str]) -> bool:
+    """`.metadata` is a common name: it counts with the parts that it describes."""
+    return any(mark in _OTHER and mark != ".metadata" for mark in marks) or any(entry.endswith(".distcp") for entry in entries)
 
 
 def may_make_checkpoint(entry: str) -> bool:
     """Whether a file of this name may turn the directory around it into a checkpoint: worth looking at its listing."""
-    return entry in ADAPTERS or entry in (TRAINERS_MARK, "adapter_config.json")
+    return entry in _MARKS or entry in _TRAINERS or entry.endswith((".ckpt", ".distcp"))
 
 
 def step_of(path: Path) -> int | None:
-    """N of `checkpoint-N`, `step_N` and `epoch_N`, with leading zeros or without; None for every other name."""
+    """N of `checkpoint-N`, `step_N`, `epoch=M-step=N`, `epoch_N` and the like, with leading zeros or without; None for every other name."""
     match = _NUMBERED.fullmatch(path.name)
-    return int(match[1]) if match else None
+    return int(match[1] or match[2]) if match else None
 
 
 def counts_epochs(path: Path) -> bool:

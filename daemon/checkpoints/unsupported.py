@@ -27,6 +27,17 @@ def refuse_fsdp(path: Path) -> Fault:
     )  # fmt: skip
 
 
+def refuse_dcp(path: Path) -> Fault:
+    """torch.distributed.checkpoint by itself, as torchtitan writes it: every rank's part of a state whose names only the trainer knows."""
+    folder = shlex.quote(str(path))
+    return _refusal(
+        FaultCode.DCP_SHARDED, path, "it holds the parts of torch.distributed.checkpoint alone, no adapter and no model",
+        f"run `python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} OUTPUT.pt`, load that into the model with "
+        "transformers (torchtitan: `scripts/checkpoint_conversion/convert_to_hf.py`), save it with save_pretrained(OUTPUT) and run "
+        "`ckptd export OUTPUT`",
+    )  # fmt: skip
+
+
 def refuse_deepspeed(path: Path) -> Fault:
     """ZeRO-3 without stage3_gather_16bit_weights_on_model_save: optimizer shards that hold the weights."""
     folder = shlex.quote(str(path))

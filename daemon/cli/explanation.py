@@ -80,8 +80,8 @@ def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> 
         line("select", ("wanted: " if value.selected.wanted else "not wanted: ") + value.selected.reason)
         if value.selected.warning:
             line("warning", value.selected.warning, "yellow")
-    if not value.watched:
-        line("watched", "no: it is not found below any of watch.roots", "yellow")
+    if value.unwatched:
+        line("watched", f"no: {value.unwatched}", "yellow")
     elif not value.daemon_running:
         line("watched", "yes, but no daemon runs on this state directory", "yellow")
 

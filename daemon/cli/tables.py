@@ -138,6 +138,10 @@ def artifact_table(report: Json) -> Table:
     return table
 
 
+PASSED_OVER = 5
+"""Directories of one kind that `ckptd status` lists."""
+
+
 def print_status(value: Snapshot) -> None:
     """`ckptd status`."""
     console = Console(highlight=False)
@@ -153,6 +157,10 @@ def print_status(value: Snapshot) -> None:
         console.print(f"root   {escape(root.path)} ({root.backend}{'' if root.exists else ', [yellow]does not exist yet[/yellow]'})")
     for one in value.incomplete:
         console.print(f"[yellow]incomplete[/yellow] {escape(one.path)} for {one.seconds} s: {escape('; '.join(one.missing))}")
+    for path, why in list(value.passed_over.items())[:PASSED_OVER]:
+        console.print(f"[yellow]seen, not watched[/yellow] {escape(path)}: {escape(why)}")
+    if len(value.passed_over) > PASSED_OVER:
+        console.print(f"[yellow]and {len(value.passed_over) - PASSED_OVER} more that are seen and not watched[/yellow]")
     for row in value.lost[:5]:
         console.print(f"[red]lost[/red]   {escape(row.path)} at {row.last_seen}: deleted {row.lived:.1f} s after it was first seen")
     waiting = value.outbox.get("pending", 0)

@@ -42,7 +42,8 @@ class WatchSettings(Section):
     rescan_seconds: float = Field(default=30.0, gt=0, le=86400)
     stale_seconds: float = Field(default=900.0, gt=0)
     backend: Literal["auto", "inotify", "poll"] = "auto"
-    depth: int = Field(default=4, ge=1, le=16)
+    depth: int = Field(default=0, ge=0, le=64)
+    models: Literal["trained", "all"] = "trained"
 
 
 class SelectSettings(Section):

@@ -115,6 +115,8 @@ class FaultCode(StrEnum):
     """The checkpoint's files are cut off, missing or do not fit together."""
     CHECKPOINT_LOST = "checkpoint-lost"
     """A checkpoint was removed before it had settled (log only)."""
+    DCP_SHARDED = "dcp-sharded"
+    """The checkpoint is torch.distributed.checkpoint's sharded state alone."""
     DEEPSPEED_SHARDED = "deepspeed-sharded"
     """The checkpoint is DeepSpeed's sharded state alone."""
     FSDP_SHARDED = "fsdp-sharded"

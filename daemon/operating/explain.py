@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,8 @@ from daemon.journal.database import reading
 from daemon.journal.overview import seen_as
 from daemon.operating.status import Snapshot, snapshot
 from daemon.watching.intake import digest_of_fingerprint
-from daemon.watching.scan import checkpoint_of, find_checkpoints
+from daemon.watching.observers import innermost_first
+from daemon.watching.scan import Scanner, ScanRules, rules_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ class CheckpointExplanation:
     selected: Selected | None
     """None while that can't be told."""
     watched: bool
-    """Whether it is found below a watched root."""
+    """Whether scans of a watched root come to it."""
+    unwatched: str | None
+    """Why they don't, and what to do."""
     daemon_running: bool
     files: tuple[FileRow, ...]
 
@@ -124,7 +127,7 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
     folder = path if path.is_dir() else path.parent
     unreadable: list[str] = []
     try:
-        inside = [] if is_checkpoint_name(folder.name) else _below(folder, settings.watch.depth, unreadable)
+        inside = [] if is_checkpoint_name(folder.name) else _below(folder, settings, unreadable)
         live = snapshot(settings.state_directory, limit=0)
         own = _checkpoint(settings, folder, live)
     except OSError as error:
@@ -141,13 +144,14 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
     return RunExplanation(str(folder), complete, tuple(rows), tuple(unreadable))
 
 
-def _below(folder: Path, depth: int, unreadable: list[str]) -> list[Path]:
+def _below(folder: Path, settings: Settings, unreadable: list[str]) -> list[Path]:
     """The checkpoints in a run's directory or further down, as a scan finds them, in the order of their steps."""
 
     def note(error: OSError) -> None:
         unreadable.append(from_oserror(error, "list a directory", str(folder)).fault.sentence())
 
-    found = find_checkpoints(folder, depth, note)
+    scanner = Scanner(replace(_rules(settings), depth=0))
+    found = [one.path for one in scanner.find(folder, note)]
     return sorted(found, key=lambda one: (str(run_of(one)), step_of(one) is None, step_of(one) or 0, one.name))
 
 
@@ -156,7 +160,8 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     layout = next((row for row in TABLE if row.name == found.layout), None)
     files, quiet = _files(path)
     rest = settings.watch.settle_seconds + found.patience_seconds
-    waiting = found.complete and found.refusal is None and quiet is not None and quiet < rest
+    unwatched = _unwatched(settings, path)
+    waiting = found.complete and found.refusal is None and not (unwatched and settings.watch.roots) and quiet is not None and quiet < rest
     return CheckpointExplanation(
         path=str(path),
         layout=found.layout,
@@ -172,11 +177,29 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
         refusal=found.refusal.sentence() if found.refusal else None,
         journal=_remembered(settings, path),
-        selected=_selection(settings, found),
-        watched=any(checkpoint_of(root, f"{path}/") == path for root in settings.watch.roots),
+        selected=None if unwatched and settings.watch.roots else _selection(settings, found),
+        watched=not unwatched,
+        unwatched=unwatched,
         daemon_running=live.daemon.running,
         files=files,
     )
+
+
+def _rules(settings: Settings) -> ScanRules:
+    state = StatePaths(settings.state_directory)
+    return rules_of(settings.watch, (state.state, *([settings.pin.directory] if settings.pin.directory else [])))
+
+
+def _unwatched(settings: Settings, path: Path) -> str | None:
+    """Why no scan of a watched root comes to the directory; None where one does."""
+    roots = [root for root in innermost_first(settings.watch.roots) if root == path or root in path.parents]
+    if not roots:
+        real = next((root for root in settings.watch.roots if Path(os.path.realpath(root)) in Path(os.path.realpath(path)).parents), None)
+        if real is not None:
+            return f"it lies below the root {real} through a link alone; name it as it is there"
+        named = ", ".join(map(str, settings.watch.roots)) or "none"
+        return f"it lies below none of watch.roots, which are: {named}"
+    return Scanner(_rules(settings)).why_not(roots[0], path)
 
 
 def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:

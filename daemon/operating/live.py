@@ -87,6 +87,8 @@ class LiveFile:
     journal: JournalCare | None = None
     roots: tuple[RootState, ...] = ()
     incomplete: tuple[IncompleteState, ...] = ()
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Directory that holds a checkpoint and is not taken → why, and what to set."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +118,7 @@ def live_file(
             IncompleteState(str(path), tuple(entry.missing), round(time.monotonic() - entry.since))
             for path, entry in dict(watcher.tracker.incomplete).items()
         ),
+        passed_over={str(path): why for path, why in watcher.tracker.passed_over.items()},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
     )

@@ -123,6 +123,8 @@ class Snapshot:
     """How the journal came back from damage; None where it was never damaged."""
     roots: tuple[RootState, ...]
     incomplete: tuple[IncompleteState, ...]
+    passed_over: Mapping[str, str]
+    """Directory that holds a checkpoint and is not taken → why, and what to set."""
     lost: tuple[LostRow, ...]
     """Checkpoints that were deleted before they could be pinned, newest first."""
     jobs: tuple[JobStatus, ...]
@@ -151,6 +153,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         journal=seen.rebuilt,
         roots=live.roots,
         incomplete=live.incomplete,
+        passed_over=live.passed_over,
         lost=seen.lost,
         jobs=tuple(_job(view, live) for view in seen.jobs),
         counts=seen.counts,

@@ -1,6 +1,6 @@
 """What is watched by events, and whether that can still be trusted: roots, the directories below them, mounts.
 
-Owned by the watcher's thread. Below each root that gives events the directories down to `watch.depth` are watched, and
+Owned by the watcher's thread. Below each root that gives events the directories that scans go into are watched, and
 the checkpoint directories without what lies in them; hidden and temporary ones are not. Where events can't be had (network
 and FUSE file systems, a limit of the kernel) a root is polled, and whoever asks `polled` scans it.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import select
+import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,9 @@ log = structlog.get_logger("watch")
 
 NEVER_HOLDS_RUNS = frozenset({"wandb", "mlruns", "__pycache__"})
 """Directories that trackers of experiments fill by the hundred; a checkpoint in one is found by the scans alone."""
+MOST_WATCHED = 20_000
+"""Directories that events are asked for: each costs about a kilobyte of the kernel's memory and half of that here. Level by level, so that
+what lies deepest is left to the scans."""
 RETRY_SECONDS = 1800.0
 """After a limit was hit, events are tried again this much later: other programs may have ended."""
 
@@ -38,7 +43,7 @@ class Observers:
 
     def __init__(self, settings: WatchSettings, hints: Hints, say_once: Callable[[str, str], None]) -> None:
         self._backend = settings.backend
-        self._depth = settings.depth
+        self._depth = settings.depth or sys.maxsize
         self._hints = hints
         self._say_once = say_once
         self._directories: Directories | None = None
@@ -94,10 +99,10 @@ class Observers:
             return []
         found: list[str] = []
         level = len(Path(path).relative_to(root).parts)
-        waiting = [(path, level, role_of(os.path.basename(path)) if level else Role.FOLDER)]
+        waiting = deque([(path, level, role_of(os.path.basename(path)) if level else Role.FOLDER)])
         try:
             while waiting:
-                folder, level, role = waiting.pop()
+                folder, level, role = waiting.popleft()
                 if self._matters(folder, level, role):
                     self._directories.watch(folder, role, follow=level == 0)
                     if role is not Role.FOLDER:
@@ -150,7 +155,13 @@ class Observers:
         if role is Role.CHECKPOINT:
             return True
         name = os.path.basename(folder)
-        return (level < self._depth or role is Role.LOOSE) and name not in NEVER_HOLDS_RUNS and not is_ignored(name)
+        if not (level < self._depth or role is Role.LOOSE) or name in NEVER_HOLDS_RUNS or is_ignored(name):
+            return False
+        if len(self) < MOST_WATCHED:
+            return True
+        self._say_once("watched", f"More than {MOST_WATCHED:,} directories lie below the watched roots; those that lie deepest are found by"
+                       " scans alone. Name the directories of the runs in watch.roots for quick detection.")  # fmt: skip
+        return False
 
     def _root_of(self, path: str) -> Path | None:
         return next((root for root in self.roots if path == str(root) or path.startswith(str(root).rstrip("/") + "/")), None)

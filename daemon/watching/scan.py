@@ -1,14 +1,44 @@
-"""Walks a root for checkpoint directories: events are only hints, and a scan is the reliable source."""
+"""Walks a root for checkpoint directories: events are only hints, and a scan is the reliable source.
+
+What a directory is, `daemon.checkpoints.names` says from its name and listing. A walk goes level by level, so that a bound that is met
+leaves out what lies deepest, and it never lists a directory of many entries again while that has not changed.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from daemon.checkpoints.names import holds_checkpoint, is_checkpoint_name, is_loose_name, may_make_checkpoint
+from daemon.checkpoints.names import (
+    EXPORT,
+    STATE,
+    Candidate,
+    candidate,
+    is_checkpoint_name,
+    is_loose_name,
+    is_of_training,
+    may_make_checkpoint,
+)
+from daemon.config.settings import WatchSettings
 
-_IGNORED = ("tmp-",)
+_IGNORED = ("tmp-", "ckptd-pins-")
+WIDE = 500
+"""A directory of this many entries is not listed again as long as its own time stands still."""
+_REST_SECONDS = 3.0
+"""A directory's time is relied on once it has stood still for this long between two listings: on some file systems two changes within
+seconds have one time, and the clock of a server may be another."""
+MOST_ENTRIES = 2_000_000
+"""Entries that one walk lists; directories that lie deeper are left out, and that is said."""
+MOST_SECONDS = 60.0
+UNTRAINED = (
+    "it holds a whole model, and nothing beside it says that a training wrote it;"
+    ' set watch.models = "all", or export it by hand with `ckptd export`'
+)
 
 
 def is_ignored(name: str) -> bool:
@@ -16,53 +46,214 @@ def is_ignored(name: str) -> bool:
     return name.startswith((".", *_IGNORED)) or name.endswith("-tmp")
 
 
-def find_checkpoints(root: Path, depth: int, on_error: Callable[[OSError], None]) -> Iterator[Path]:
-    """Directories below `root`, at most `depth` levels deep, that are checkpoints by name or by what they hold.
+@dataclass(frozen=True)
+class ScanRules:
+    """What a walk looks at and what it takes."""
 
-    Links are not followed. Below a `checkpoint-N` nothing is looked for.
-    """
-    levels = [(str(root), "", 1)]
-    while levels:
-        folder, name, level = levels.pop()
-        try:
-            with os.scandir(folder) as listing:
-                entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
-        except OSError as error:
-            on_error(error)
-            continue
-        if name and holds_checkpoint(name, entries):
-            yield Path(folder)
-        for entry, is_folder in entries.items():
-            if not is_folder:
+    depth: int = 0
+    """Levels below the root; 0: all of them."""
+    models: Literal["trained", "all"] = "trained"
+    """Whole models that are taken: those that a training wrote, or all."""
+    ours: frozenset[str] = frozenset()
+    """Folders of our own in which pins and journals lie."""
+
+
+def rules_of(settings: WatchSettings, ours: Iterable[Path] = ()) -> ScanRules:
+    """The rules that `[watch]` asks for. `ours`: folders of a journal's state, in which copies of checkpoints lie."""
+    return ScanRules(settings.depth, settings.models, frozenset(map(str, ours)))
+
+
+class Found(NamedTuple):
+    """A directory that holds a checkpoint. `passed_over`: why it is not taken, "" where it is."""
+
+    path: Path
+    passed_over: str = ""
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """What a directory of many entries held: its subdirectories, and what it is."""
+
+    state: tuple[int, int, int]
+    since: float
+    """When a listing first saw this state; seconds of the monotonic clock."""
+    rested: bool
+    """A later listing, long enough after it, saw it too: while the state stays, so does what is in it."""
+    folders: tuple[str, ...]
+    what: Candidate
+
+
+@dataclass
+class Scanner:
+    """Walks roots by the same rules again and again."""
+
+    rules: ScanRules = field(default_factory=ScanRules)
+    most_entries: int = MOST_ENTRIES
+    most_seconds: float = MOST_SECONDS
+    left_out: str = ""
+    """Why the last walk did not see everything; "" where it did."""
+    _wide: dict[str, _Wide] = field(default_factory=dict)
+
+    def find(self, root: Path, on_error: Callable[[OSError], None]) -> Iterator[Found]:
+        """Directories below `root` that hold a checkpoint, by name or by what is in them. Links are not followed.
+
+        Below a `checkpoint-N` and in an export of ours nothing is looked for. A root itself is never one.
+        """
+        self.left_out = ""
+        levels = deque([(str(root), "", 1)])
+        entries_seen, end = 0, time.monotonic() + self.most_seconds
+        while levels:
+            folder, name, level = levels.popleft()
+            if entries_seen > self.most_entries or time.monotonic() > end:
+                self.left_out = (
+                    f"a scan of {root} ended after {entries_seen:,} entries: what lies below {folder} and deeper is not looked at;"
+                    " name the directories of the runs in watch.roots, or set watch.depth"
+                )
+                return
+            try:
+                folders, what, count = self._list(folder, name)
+            except OSError as error:
+                on_error(error)
                 continue
-            if level <= depth and is_checkpoint_name(entry):
-                yield Path(os.path.join(folder, entry))
-            elif not is_ignored(entry) and (level < depth or (level == depth and is_loose_name(entry))):
-                levels.append((os.path.join(folder, entry), entry, level + 1))
+            entries_seen += count
+            if what is Candidate.OURS:
+                continue
+            if what is not Candidate.NONE:
+                yield Found(Path(folder), self._passed_over(folder, what))
+            for entry in folders:
+                path = f"{folder}/{entry}" if folder != "/" else f"/{entry}"
+                if is_checkpoint_name(entry):
+                    if not self.rules.depth or level <= self.rules.depth:
+                        yield Found(Path(path))
+                elif self._goes_into(path, entry, level):
+                    levels.append((path, entry, level + 1))
 
+    def _goes_into(self, path: str, name: str, level: int) -> bool:
+        depth = self.rules.depth
+        return (
+            not is_ignored(name)
+            and (not depth or level < depth or (level == depth and is_loose_name(name)))
+            and path not in self.rules.ours
+        )
 
-def checkpoint_of(root: Path, changed: str) -> Path | None:
-    """The checkpoint directory below `root` in which `changed` lies, if any.
+    def _passed_over(self, folder: str, what: Candidate) -> str:
+        if what is not Candidate.UNTRAINED or self.rules.models == "all" or _is_in_run(folder):
+            return ""
+        return UNTRAINED
 
-    Looks at a directory's listing only where the changed name may have made a checkpoint of it.
-    """
-    try:
-        parts = Path(changed).relative_to(root).parts
-    except ValueError:
-        return None
-    for index, part in enumerate(parts):
-        if is_checkpoint_name(part):
-            return root.joinpath(*parts[: index + 1])
-        if is_ignored(part) and index + 1 < len(parts):
+    def _list(self, folder: str, name: str) -> tuple[tuple[str, ...] | list[str], Candidate, int]:
+        """The subdirectories of a directory, what it is, and how many entries were listed to know."""
+        known, state, now = self._wide.pop(folder, None), None, time.monotonic()
+        if known is not None:
+            state = _state(folder)  # before the listing: what comes during it changes the time once more
+            if state != known.state:
+                known = None
+            elif known.rested:
+                self._wide[folder] = known
+                return known.folders, known.what, 1
+        entries: dict[str, bool] = {}
+        with os.scandir(folder) as listing:
+            for entry in listing:
+                entries[entry.name] = entry.is_dir(follow_symlinks=False)
+        what = candidate(name, entries) if name else Candidate.NONE
+        folders = [entry for entry, is_folder in entries.items() if is_folder]
+        if len(entries) >= WIDE:
+            since = known.since if known else now
+            self._wide[folder] = _Wide(state or _state(folder), since, now - since >= _REST_SECONDS, tuple(folders), what)
+        return folders, what, len(entries)
+
+    def why_not(self, root: Path, path: Path) -> str | None:
+        """Why a walk of `root` does not come to the directory `path` as a checkpoint, as a clause; None where it does.
+
+        Asks the file system, so that what it says is true now. `path` lies below `root`.
+        """
+        parts = path.relative_to(root).parts
+        if not parts:
+            return "it is the root itself; name the directory above it in watch.roots"
+        for index, part in enumerate(parts):
+            inside = root.joinpath(*parts[: index + 1])
+            if inside.is_symlink():
+                return f"{inside} is a link, which scans don't follow; name its target in watch.roots"
+            if str(inside) in self.rules.ours:
+                return f"{inside} is a folder of ckptd's own"
+            if index + 1 < len(parts) and is_checkpoint_name(part):
+                return f"it lies inside of the checkpoint {inside}"
+            if is_ignored(part):
+                return f"{part!r} is a hidden or temporary name, which scans pass over; rename it"
+            if not is_checkpoint_name(part) and candidate(part, _names_in(inside)) is Candidate.OURS:
+                return f"{inside} is an export or the state of ckptd"
+        if self.rules.depth and not self._reaches(parts):
+            return f"it lies deeper than watch.depth = {self.rules.depth} levels below {root}; set watch.depth = 0"
+        return self._why_none(path)
+
+    def _reaches(self, parts: tuple[str, ...]) -> bool:
+        own = not is_checkpoint_name(parts[-1]) and not is_loose_name(parts[-1])
+        return len(parts) + own <= self.rules.depth
+
+    def _why_none(self, path: Path) -> str | None:
+        if is_checkpoint_name(path.name):
             return None
-    if not parts or (is_ignored(parts[-1]) and changed.endswith("/")):
+        what = candidate(path.name, _names_in(path))
+        if what is Candidate.NONE:
+            return "it holds no adapter and no model in a known form"
+        return self._passed_over(str(path), what) or None
+
+    def checkpoint_of(self, root: Path, changed: str) -> Path | None:
+        """The checkpoint directory below `root` in which `changed` lies and to which a walk would come, if any.
+
+        Looks at a directory's listing only where the changed name may have made a checkpoint of it.
+        """
+        try:
+            parts = Path(changed).relative_to(root).parts
+        except ValueError:
+            return None
+        for index, part in enumerate(parts):
+            if is_checkpoint_name(part):
+                return root.joinpath(*parts[: index + 1])
+            if is_ignored(part) and index + 1 < len(parts):
+                return None
+        if not parts or (is_ignored(parts[-1]) and changed.endswith("/")):
+            return None
+        for length in (len(parts), len(parts) - 1):
+            if length > 0 and self._may_be(parts, length):
+                folder = root.joinpath(*parts[:length])
+                what = candidate(folder.name, _names_in(folder))
+                if what not in (Candidate.NONE, Candidate.OURS) and not self._passed_over(str(folder), what):
+                    return folder
         return None
-    for length in (len(parts), len(parts) - 1):
-        if length > 0 and (is_loose_name(parts[length - 1]) or (length < len(parts) and may_make_checkpoint(parts[-1]))):
-            folder = root.joinpath(*parts[:length])
-            if holds_checkpoint(folder.name, _names_in(folder)):
-                return folder
-    return None
+
+    def _may_be(self, parts: tuple[str, ...], length: int) -> bool:
+        """Whether a changed name is worth a look into the listing of `parts[:length]`: its own, or that of the directory around it."""
+        if length == len(parts):
+            return not may_make_checkpoint(parts[-1])
+        return is_loose_name(parts[length - 1]) or may_make_checkpoint(parts[-1])
+
+    def would_find(self, root: Path, path: Path) -> bool:
+        """Whether a walk comes to the checkpoint `path`, by its place alone: not below the depth, in a folder of ours or through links."""
+        parts = path.relative_to(root).parts
+        if self.rules.depth and not self._reaches(parts):
+            return False
+        above = [root.joinpath(*parts[: index + 1]) for index in range(len(parts))]
+        if any(str(folder) in self.rules.ours or _is_ours(folder) for folder in above):
+            return False
+        return os.path.realpath(path) == os.path.join(os.path.realpath(root), *parts)
+
+
+def _is_in_run(folder: str) -> bool:
+    """Whether the directory around `folder` is a run's."""
+    return is_of_training(_names_in(Path(folder).parent))
+
+
+def _is_ours(folder: Path) -> bool:
+    if is_checkpoint_name(folder.name):
+        return False  # taken by its name, whatever it holds
+    return any((folder / mark).is_file() for mark in (EXPORT, STATE)) and candidate(folder.name, _names_in(folder)) is (Candidate.OURS)
+
+
+def _state(folder: str) -> tuple[int, int, int]:
+    """Device, inode and time of a directory's own entries; ns."""
+    status = os.stat(folder, follow_symlinks=False)
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -6,7 +6,6 @@ is remembered in the journal by the state it was seen in.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,13 @@ import structlog
 
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, weights_follow_state
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
-from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
 from daemon.config.settings import WatchSettings
 from daemon.contract.errors import Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
 from daemon.watching.intake import Intake, digest_of_fingerprint
-from daemon.watching.scan import checkpoint_of, find_checkpoints
+from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.settle import Quiet, Settler
 
 log = structlog.get_logger("watch")
@@ -58,7 +56,11 @@ class Tracker:
         self._undecided: set[str] = set()
         """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
         self._sighted: dict[Path, Sighting] = {}
+        self._scanner = Scanner(rules_of(settings, (intake.paths.state, intake.pins)))
         self.incomplete: dict[Path, Incomplete] = {}
+        self.passed_over: dict[Path, str] = {}
+        """Directory that holds a checkpoint → why it is not taken, and what to set. Replaced as a whole, for readers of other threads."""
+        self._refused: set[Path] = set()
 
     def next_due(self) -> float | None:
         """When the next look is due; None while nothing moves."""
@@ -67,24 +69,28 @@ class Tracker:
     def hint(self, changed: str, now: float) -> bool:
         """Something may have changed at the path `changed`; False where it lies in no checkpoint directory."""
         for root in self._settings.roots:
-            checkpoint = checkpoint_of(root, changed)
+            checkpoint = self._scanner.checkpoint_of(root, changed)
             if checkpoint is not None:
-                if self._would_be_scanned(root, checkpoint):
+                if self._scanner.would_find(root, checkpoint):
                     self._settler.hint(str(checkpoint), now)
                 return True
         return False
 
     def scan(self, root: Path, now: float) -> None:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
-        found = set()
+        found, passed = set(), {}
         known = self._intake.journal.sightings.fingerprints_below(str(root))
-        for checkpoint in find_checkpoints(root, self._settings.depth, self._unreadable):
+        for checkpoint, passed_over in self._scanner.find(root, self._unreadable):
+            if passed_over:
+                passed[checkpoint] = passed_over
+                continue
             found.add(checkpoint)
             before = known.get(str(checkpoint))
             if before is None:
                 self._undecided.add(str(checkpoint))
             if not _is_as_known(checkpoint, before):
                 self._settler.hint(str(checkpoint), now)
+        self._note_passed_over(root, passed)
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
@@ -94,11 +100,18 @@ class Tracker:
         for path in self._settler.due(now):
             self._look(Path(path), now)
 
-    def _would_be_scanned(self, root: Path, checkpoint: Path) -> bool:
-        """An event must find no more than a scan does: not below the depth, not through links."""
-        parts = checkpoint.relative_to(root).parts
-        levels = len(parts) + (run_of(checkpoint) == checkpoint)  # a scan lists a run's own directory only above its last level
-        return levels <= self._settings.depth and os.path.realpath(checkpoint) == os.path.join(os.path.realpath(root), *parts)
+    def _note_passed_over(self, root: Path, passed: dict[Path, str]) -> None:
+        """Remember, and say once, what a scan saw and does not take, and what it could not come to."""
+        refused = {path: why for path, why in self.passed_over.items() if root in path.parents and path in self._refused}
+        elsewhere = {path: why for path, why in self.passed_over.items() if root != path and root not in path.parents}
+        for path, why in passed.items():
+            self.say_once(f"passed:{path}", f"Seen, not watched: {path}: {why}")
+        if self._scanner.left_out:
+            passed = {**passed, root: self._scanner.left_out}
+            self.say_once(f"left-out:{root}", f"Not everything is watched: {self._scanner.left_out}")
+        else:
+            self.unsay(f"left-out:{root}")
+        self.passed_over = {**elsewhere, **refused, **passed}
 
     def _look(self, path: Path, now: float) -> None:
         if not _is_text(str(path)):
@@ -130,6 +143,8 @@ class Tracker:
             return
         if found.refusal is not None:
             log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
+            self._refused.add(path)
+            self.passed_over = {**self.passed_over, path: f"{found.refusal.cause}; {found.refusal.remedy}"}
             self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
             return

@@ -34,7 +34,7 @@ def test_a_complete_checkpoint_is_described_and_nothing_is_written(tmp_path: Pat
     assert answer.returncode == 0, answer.stderr
     for part in (f"{checkpoint}: complete", "trainer-adapter", "step 4", "LORA on", "knows nothing of it", 'wanted: select.policy = "all"'):
         assert part in answer.stdout
-    assert "no: it is not found below any of watch.roots" in answer.stdout
+    assert "no: it lies below none of watch.roots, which are: none" in answer.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     value = explained(tmp_path, checkpoint)
     assert (value["layout"], value["step"], value["missing"], value["journal"]) == ("trainer-adapter", 4, [], None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
-from daemon.watching.scan import find_checkpoints
+from daemon.watching.scan import Scanner, ScanRules
 
 WRITTEN_LAST = "trainer_state.json"
 TRAINERS_FILES = shutil.ignore_patterns("trainer_state.json", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state*.pth")
@@ -60,8 +60,16 @@ def open_jobs(journal: Journal) -> list[JobRow]:
     return sorted(rows, key=lambda row: (row.created, row.checkpoint.step, row.id))
 
 
-def below(root: Path, depth: int = 4) -> list[str]:
-    def fail(error: OSError) -> None:
-        raise error
+def fail(error: OSError) -> None:
+    raise error
 
-    return sorted(str(path.relative_to(root)) for path in find_checkpoints(root, depth, fail))
+
+def below(root: Path, **rules: Any) -> list[str]:
+    """The checkpoints that a scan takes; keywords are its rules."""
+    found = Scanner(ScanRules(**rules)).find(root, fail)
+    return sorted(str(one.path.relative_to(root)) for one in found if not one.passed_over)
+
+
+def passed_over(root: Path, **rules: Any) -> list[str]:
+    """What a scan sees and does not take."""
+    return sorted(str(one.path.relative_to(root)) for one in Scanner(ScanRules(**rules)).find(root, fail) if one.passed_over)

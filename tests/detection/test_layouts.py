@@ -19,7 +19,7 @@ import pytest
 from daemon.checkpoints.inspection import export_files, identify, inspect
 from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
 from daemon.checkpoints.names import run_of
-from daemon.watching.scan import checkpoint_of
+from daemon.watching.scan import Scanner
 from tests import models
 from tests.detection.helpers import below, copy_of, plain_adapter, set_state
 
@@ -89,8 +89,8 @@ def test_trls_reference_adapter_is_no_part_of_the_export_and_no_checkpoint(pico_
     copy_of(pico_checkpoint, tmp_path / "run" / "ref", weights=1.0)
     assert identify(checkpoint) == before
     assert below(tmp_path) == ["run/checkpoint-4"]
-    assert checkpoint_of(tmp_path, f"{tmp_path}/run/checkpoint-4/ref/adapter_model.safetensors") == checkpoint
-    assert checkpoint_of(tmp_path, f"{tmp_path}/run/ref/adapter_model.safetensors") is None
+    assert Scanner().checkpoint_of(tmp_path, f"{tmp_path}/run/checkpoint-4/ref/adapter_model.safetensors") == checkpoint
+    assert Scanner().checkpoint_of(tmp_path, f"{tmp_path}/run/ref/adapter_model.safetensors") is None
 
 
 # Adapters without a trainer's state
@@ -135,7 +135,7 @@ def test_what_trainer_saves_into_the_runs_own_directory_is_found_with_the_run_as
     Trainer(model, TrainingArguments(output_dir=str(run), report_to=[], use_cpu=True)).save_model()
     (run / "train_results.json").write_text("{}")
     assert below(tmp_path) == ["team/run", "team/run/checkpoint-2", "team/run/checkpoint-4"]
-    assert checkpoint_of(tmp_path, f"{run}/training_args.bin") == run
+    assert Scanner().checkpoint_of(tmp_path, f"{run}/training_args.bin") == run
     found = inspect(run)
     assert (found.missing, found.layout, found.step, found.patience_seconds) == ((), "adapter", 4, PATIENCE_SECONDS)
     assert run_of(run) == run

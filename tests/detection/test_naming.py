@@ -8,7 +8,7 @@ import pytest
 
 from daemon.checkpoints.inspection import inspect
 from daemon.checkpoints.names import step_of
-from daemon.watching.scan import checkpoint_of
+from daemon.watching.scan import Scanner
 from tests.detection.helpers import below, copy_of, plain_adapter
 
 
@@ -19,13 +19,14 @@ from tests.detection.helpers import below, copy_of, plain_adapter
         ("epoch_0", 0), ("epoch-12", 12), ("checkpoint-999999999999", 999_999_999_999),
         ("checkpoint-1e9", None), ("checkpoint-abc", None), ("checkpoint--5", None), ("checkpoint-", None), ("checkpoint-+5", None),
         ("checkpoint-5 ", None), ("checkpoint-" + "9" * 13, None), ("checkpoint-" + "9" * 200, None), ("checkpoint-٤", None),
-        ("step-", None), ("epoch_1.5", None), ("final", None),
+        ("epoch=0-step=6", 6), ("epoch=3", 3), ("step=6", 6), ("global_step100", 100), ("iter_0000100", 100), ("ckpt-7", 7),
+        ("checkpoint_8", 8), ("epoch=0-step=", None), ("llama-step-2", None), ("step-", None), ("epoch_1.5", None), ("final", None),
     ],
 )  # fmt: skip
 def test_the_step_is_the_number_in_the_name_and_only_whole_numbers_of_sane_length_are(tmp_path: Path, name: str, step: int | None) -> None:
     assert step_of(Path("run") / name) == step
     (tmp_path / "run" / name).mkdir(parents=True)
-    assert (below(tmp_path) == [f"run/{name}"]) == (step is not None and name.startswith("checkpoint"))
+    assert (below(tmp_path) == [f"run/{name}"]) == (step is not None and name.startswith("checkpoint-"))
 
 
 def test_a_padded_name_is_the_step_that_its_state_tells(pico_checkpoint: Path, tmp_path: Path) -> None:
@@ -37,7 +38,6 @@ def test_other_names_are_checkpoints_only_once_they_hold_what_trainers_write(pic
     for name in ("step_3", "epoch_1", "final", "final_checkpoint", "adapter"):
         plain_adapter(pico_checkpoint, tmp_path / "run" / name)
         (tmp_path / "empty" / name).mkdir(parents=True)
-    plain_adapter(pico_checkpoint, tmp_path / "downloads" / "some-adapter")
     assert below(tmp_path) == ["run/adapter", "run/epoch_1", "run/final", "run/final_checkpoint", "run/step_3"]
 
 
@@ -45,14 +45,17 @@ def test_a_folder_of_runs_that_is_called_like_a_step_hides_none_of_them(pico_che
     for name in ("step-2", "final", "adapter"):
         copy_of(pico_checkpoint, tmp_path / name / "run" / "checkpoint-4")
     assert below(tmp_path) == ["adapter/run/checkpoint-4", "final/run/checkpoint-4", "step-2/run/checkpoint-4"]
-    assert checkpoint_of(tmp_path, f"{tmp_path}/step-2/run/checkpoint-4/tokenizer.json") == tmp_path / "step-2" / "run" / "checkpoint-4"
+    assert (
+        Scanner().checkpoint_of(tmp_path, f"{tmp_path}/step-2/run/checkpoint-4/tokenizer.json")
+        == tmp_path / "step-2" / "run" / "checkpoint-4"
+    )
 
 
 @pytest.mark.parametrize("changed", ["final/adapter_model.safetensors", "final/tokenizer.json", "final/", "final/chat_template.jinja"])
 def test_an_event_finds_the_directory_that_a_scan_finds(pico_checkpoint: Path, tmp_path: Path, changed: str) -> None:  # R1.1
-    assert checkpoint_of(tmp_path, f"{tmp_path}/run/{changed}") is None
+    assert Scanner().checkpoint_of(tmp_path, f"{tmp_path}/run/{changed}") is None
     final = plain_adapter(pico_checkpoint, tmp_path / "run" / "final")
-    assert checkpoint_of(tmp_path, f"{tmp_path}/run/{changed}") == final
+    assert Scanner().checkpoint_of(tmp_path, f"{tmp_path}/run/{changed}") == final
     assert below(tmp_path) == ["run/final"]
 
 

@@ -47,7 +47,7 @@ def test_only_directories_that_lead_to_checkpoints_are_watched_and_all_by_one_in
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "run")
     before = instances()
-    made, _, _ = observers(tmp_path)
+    made, _, _ = observers(tmp_path, depth=4)
     try:
         assert watched_below(tmp_path) == [
             ".", "a", "a/b", "a/b/c", "a/b/c/checkpoint-4", "run", "run/checkpoint-1", "team", "team/run", "team/run/final",
