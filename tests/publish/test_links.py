@@ -60,7 +60,7 @@ class Press:
             root="/runs", run=run, step=step, path=path, layout="trainer-adapter", digest=f"{run}-{step}", method="LORA", metadata=metadata
         )
         target = self.paths.output / naming.format(run=run, step=step)
-        job = JobRow(f"{run}-{step}", "running", reference, WORK, made, target, None, "", None, None)
+        job = JobRow(f"{run}-{step}", "running", reference, WORK, self.home / "pin", target, None, "", None, None)
         stages = tuple(StageFacts(name=name, state=row.state, result=row.result) for name, row in rows.items())
         facts = JobFacts(export_id=job.id, created="", checkpoint=reference, work=WORK, stages=stages)
         return publish_job(job, facts, rows, self.paths, keep_rejected=False).target
