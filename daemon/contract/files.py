@@ -1,4 +1,4 @@
-"""Files that survive a crash: atomic writes, fsync, digests, placing files without copying them twice.
+"""Files that survive a crash: atomic writes, fsync, digests, reflinks, exchanged names.
 
 Used by both wings. Order matters everywhere here: contents first, then the name, then the folder that holds
 the name; a reader or a power cut at any instant sees the old state or the new one.
@@ -168,24 +168,6 @@ def seal(folder: Path, known: Mapping[str, str] | None = None) -> tuple[FileEntr
     for directory, _, _ in walk(folder):
         fsync_directory(Path(directory))
     return tuple(entries)
-
-
-def place(source: Path, target: Path) -> str:
-    """Put the contents of `source` at the new path `target` as cheaply as is safe between folders of our own.
-
-    Returns how: "hard link" or "copy". A hard link shares the inode: use it only where nobody rewrites
-    either side in place.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-        return "hard link"
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
-            raise
-    shutil.copyfile(source, target)
-    fsync_file(target)
-    return "copy"
 
 
 def clone(source: Path, target: Path) -> bool:

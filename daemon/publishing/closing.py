@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.contract.files import make_folders, remove_tree
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.lending import PUBLISH, lend_others, lend_staged, take_back
 from daemon.publishing.publication import ExportPart, assemble, is_export, link_to, swap_in
 from daemon.publishing.retention import prune
 from daemon.system.box import human
@@ -68,15 +70,23 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     state = status_of(asked_variants(facts), checks)
     target = target_of(job, state)
     _refuse_anothers(target, job)
-    folder = paths.staging / job.id / "publish"
+    staging = paths.staging / job.id
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
         "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity,
         "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check) and (found := needs(check))},
     }  # fmt: skip
-    assemble(parts_of(checks, stages, keep_rejected=keep_rejected), folder, head)
-    swap_in(folder, target)
+    assemble(parts_of(checks, stages, keep_rejected=keep_rejected), staging / PUBLISH, head, replaced=target)
+    make_folders(target.parent)
+    try:
+        lend_staged(staging, target, (paths.kept, job.pin))
+        swap_in(staging / PUBLISH, target)
+    except BaseException:
+        with contextlib.suppress(OSError):  # then what was finished is no longer whole, and is made again
+            take_back(staging)
+        raise
+    lend_others(staging, target, paths.kept, job.pin)
     earlier = job.target.with_name(job.target.name + FAILED_SUFFIX)
     if state != "failed" and is_export(earlier):
         remove_tree(earlier)

@@ -31,8 +31,10 @@ from daemon.contract import failpoints
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, place, temporary_of, walk, write_atomic
+from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, temporary_of, walk, write_atomic
+from daemon.contract.placing import duplicate, hard_link, place
 from daemon.contract.version import __version__
+from daemon.publishing.lending import is_as_lent
 from daemon.publishing.swap import complete_swap, remove_any, swap
 
 log = structlog.get_logger("publish")
@@ -49,9 +51,10 @@ class ExportPart:
     files: tuple[FileEntry, ...]
 
 
-def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object]) -> None:
+def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object], replaced: Path | None = None) -> None:
     """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last.
 
+    A file that lies in another export is copied, but for one in `replaced`, whose place the new export takes: that one goes.
     Raises Retryable where a stage's output is gone, OSError where the file system refuses.
     """
     complete_swap(folder)
@@ -61,8 +64,10 @@ def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object])
     for part in parts:
         for entry in part.files:
             relative = f"{part.name}/{entry.path}" if part.name else entry.path
-            _place(part, entry, folder / relative)
+            _place(part, entry, folder / relative, replaced)
             entries.append({"path": relative, "size": entry.size, "sha256": entry.sha256})
+        if not is_as_lent(part.source):
+            raise _gone(part.source)
         failpoints.point("publish.part")
     for directory, _, _ in walk(folder, topdown=False):
         fsync_directory(Path(directory))
@@ -74,14 +79,23 @@ def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object])
     failpoints.point("publish.manifest")
 
 
-def _place(part: ExportPart, entry: FileEntry, target: Path) -> None:
+def _place(part: ExportPart, entry: FileEntry, target: Path, replaced: Path | None) -> None:
     try:
-        place(part.source / entry.path, target)
+        real = (part.source / entry.path).resolve(strict=True)
+        if replaced is not None and replaced.resolve() in real.parents:
+            if not hard_link(real, target):
+                duplicate(real, target)
+        else:
+            place(real, target)
     except FileNotFoundError as error:
-        raise Retryable(
-            FaultCode.STAGE_OUTPUT_GONE, "put the export together", "the output of a finished stage is no longer there",
-            "leave output.directory alone while exports run; the stage is made again", path=part.source / entry.path,
-        ) from error  # fmt: skip
+        raise _gone(part.source / entry.path) from error
+
+
+def _gone(path: Path) -> Retryable:
+    return Retryable(
+        FaultCode.STAGE_OUTPUT_GONE, "put the export together", "the output of a finished stage is no longer there",
+        "leave output.directory alone while exports run; the stage is made again", path=path,
+    )  # fmt: skip
 
 
 def swap_in(folder: Path, target: Path) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 import structlog
 
 from daemon.contract import failpoints
-from daemon.contract.files import exchange, files_below, fsync_directory, place, remove_tree, walk, write_atomic
+from daemon.contract.files import exchange, files_below, fsync_directory, remove_tree, walk, write_atomic
+from daemon.contract.placing import duplicate
 
 log = structlog.get_logger("publish")
 
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 NEW, OLD = ".ckptd-new", ".ckptd-old"
 """Endings of the hidden names beside a target: what comes, and what goes."""
 RECORD = ".swap"
@@ -78,7 +79,7 @@ def _exchange(folder: Path, target: Path, staged: Path) -> Path:
         failpoints.point("publish.exchanged")
         return folder
     except OSError as error:
-        if error.errno not in _NO_EXCHANGE:
+        if error.errno not in NO_EXCHANGE:
             raise
         log.warning("this file system can't exchange two names; readers find nothing between two renames", path=str(target),
                     error=error.strerror)  # fmt: skip
@@ -130,7 +131,7 @@ def _bring_beside(folder: Path, target: Path) -> Path:
     log.warning("staging and target are on different file systems; the export is copied", path=str(target))
     copy.mkdir()
     for path in files_below(folder):
-        place(path, copy / path.relative_to(folder))
+        duplicate(path, copy / path.relative_to(folder))
     for directory, _, _ in walk(copy, topdown=False):
         fsync_directory(Path(directory))
     failpoints.point("publish.copied")

@@ -19,6 +19,7 @@ from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Measured
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
+from daemon.publishing.lending import is_as_lent
 from daemon.publishing.publication import same_files
 from daemon.running.children import Running
 from daemon.running.rules.retry import RetryDecision, after_crash, decide
@@ -66,7 +67,9 @@ def inputs_are_there(journal: Journal, running: Running) -> bool:
     """Whether what an attempt read is all still there: a verdict on files that somebody took away says nothing."""
     stages = journal.stages.of(running.job.id)
     read = [stages[name] for name in running.context.inputs if name in stages]
-    return all(stage.folder and stage.result and same_files(stage.folder, stage.result.files) for stage in read)
+    return all(
+        stage.folder and stage.result and same_files(stage.folder, stage.result.files) and is_as_lent(stage.folder) for stage in read
+    )  # fmt: skip
 
 
 def measure(running: Running, result: StageResult) -> Measured | None:

@@ -1,35 +1,47 @@
 """Finished outputs that outlive their job, under their resume key: what a retry or a changed configuration need not repeat.
 
-Filled by the runner when a job has ended, asked before a stage starts. It is a cache beside the exports: what a
-published export shares by hard link costs nothing, the rest is bounded, and all of it goes first when the disk gets short.
+Filled by the runner when a job has ended, asked before a stage starts. It is a cache beside the exports: what an export has published costs
+nothing, since the kept output only refers to it (`daemon.publishing.lending`) and is gone when the published file is another one; the
+rest is bounded, and all of it goes first when the disk gets short.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from daemon.contract.files import FileEntry, fsync_directory, remove_tree, sha256_file, walk, write_atomic
+from daemon.contract import failpoints
+from daemon.contract.files import FileEntry, files_below, fsync_directory, remove_tree, sha256_file, write_atomic
 from daemon.contract.jobs.messages import StageResult
+from daemon.publishing.lending import FILES, is_as_lent, keep_lent, refer_to_export
 
 RESULT = "result.json"
-FILES = "files"
 MOST = 256
 """Outputs that are kept at most: all of them are looked at whenever an export ends, and an export has a few."""
 
 
 @dataclass(frozen=True)
+class KeptFile:
+    """A name of a regular file. `size`: bytes; `links`: all names that the file has, wherever they are."""
+
+    inode: tuple[int, int]
+    size: int
+    links: int
+
+
+@dataclass(frozen=True)
 class CachedOutput:
-    """One kept output. `size`: bytes that it alone holds on the disk; `used`: when it was last of use, epoch seconds."""
+    """One kept output. `used`: when it was last of use, epoch seconds."""
 
     key: str
     folder: Path
-    size: int
+    files: tuple[KeptFile, ...]
     used: float
 
 
@@ -44,6 +56,10 @@ class OutputCache:
         entry = self._folder / key
         try:
             result = StageResult.model_validate_json((entry / RESULT).read_bytes())
+            if not is_as_lent(entry / FILES):
+                remove_tree(entry)
+                return None
+            refer_to_export(entry)
             os.utime(entry)
         except (OSError, ValidationError):
             return None
@@ -60,7 +76,11 @@ class OutputCache:
         remove_tree(entry)
         try:
             entry.mkdir(parents=True)
+            keep_lent(folder, entry)
+            failpoints.point("kept.lent")
             os.rename(folder, entry / FILES)
+            failpoints.point("kept.moved")
+            refer_to_export(entry)
             write_atomic(entry / RESULT, result.model_dump_json())
             fsync_directory(self._folder)
         except OSError:
@@ -75,34 +95,36 @@ class OutputCache:
     def entries(self) -> list[CachedOutput]:
         """All outputs, those longest unused first."""
         folders = [path for path in self._folder.iterdir() if path.is_dir()] if self._folder.is_dir() else []
-        found = [CachedOutput(path.name, path, _own_bytes(path), path.stat().st_mtime) for path in folders]
+        found = [CachedOutput(path.name, path, tuple(_files(path / FILES)), path.stat().st_mtime) for path in folders]
         return sorted(found, key=lambda entry: entry.used)
 
     def trim(self, budget: int, in_use: Collection[Path]) -> list[str]:
-        """Remove the longest unused outputs, till at most MOST are left that hold at most `budget` bytes of their own; gives the keys."""
+        """Remove the longest unused outputs, till at most MOST are left that hold at most `budget` bytes of their own; gives the keys.
+
+        Of their own is what has no name outside of the kept outputs; a file that several of them share counts once.
+        """
         entries = self.entries()
         beyond = len(entries) - MOST
-        held, gone = sum(entry.size for entry in entries), []
+        names = Counter(file.inode for entry in entries for file in entry.files)
+        own = {file.inode: file.size for entry in entries for file in entry.files if file.links <= names[file.inode]}
+        held, gone = sum(own.values()), []
         for entry in entries:
-            whole = (entry.folder / RESULT).is_file()
+            whole = (entry.folder / RESULT).is_file() and is_as_lent(entry.folder / FILES)
             if any(entry.folder in folder.parents for folder in in_use):
                 continue
-            if not whole or beyond > 0 or (held > budget and entry.size):
+            if not whole or beyond > 0 or (held > budget and any(own.get(file.inode) for file in entry.files)):
                 remove_tree(entry.folder)
                 beyond -= 1
-                held -= entry.size
+                names.subtract(file.inode for file in entry.files)
+                held = sum(size for inode, size in own.items() if names[inode])
                 gone.append(entry.key)
         return gone
 
 
-def _own_bytes(folder: Path) -> int:
-    """Bytes below `folder` that no other name holds."""
-    total = 0
-    for directory, _, names in walk(folder):
-        for name in names:
-            status = os.lstat(os.path.join(directory, name))
-            total += status.st_size if status.st_nlink == 1 else 0
-    return total
+def _files(folder: Path) -> Iterator[KeptFile]:
+    for path in files_below(folder) if folder.is_dir() and not folder.is_symlink() else ():
+        status = os.lstat(path)
+        yield KeptFile((status.st_dev, status.st_ino), status.st_size, status.st_nlink)
 
 
 def is_whole(folder: Path, files: Iterable[FileEntry]) -> bool:

@@ -19,6 +19,7 @@ from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptRow
+from daemon.publishing.lending import lend_of_former_version, take_all_back
 from daemon.publishing.swap import complete_swaps
 from daemon.running.executor import Attempt, Bounds, Executor
 
@@ -61,6 +62,8 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path
     `at_work`: temporary folders of attempts that go on.
     """
     complete_swaps(paths.staging)
+    take_all_back(paths.staging)
+    lend_of_former_version(paths.kept, paths.output)
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
         if temporary not in at_work:

@@ -10,7 +10,6 @@ resumed file by file like one; the conversion of `.bin` weights starts again.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 import zipfile
 from dataclasses import replace
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import clone, place, remove_tree
+from daemon.contract.files import remove_tree
 from daemon.contract.jobs.options import MergeOptions
+from daemon.contract.placing import duplicate, place
 from handlers.merge.api import MergeReport, Method, report_of
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, check_written, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states
@@ -111,8 +111,8 @@ def _place_or_copy(source: Path, target: Path) -> None:
     real = source.resolve()
     if real.stat().st_nlink == 1:
         place(real, target)
-    elif not clone(real, target):
-        shutil.copyfile(real, target)
+    else:
+        duplicate(real, target)
 
 
 def place_weights(model: ModelFolder, output: Path) -> None:

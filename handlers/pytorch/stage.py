@@ -9,8 +9,8 @@ from pathlib import Path
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import place
 from daemon.contract.jobs.messages import StageContext
+from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.code import copy_code
 from handlers.models.files import copy_tokenizer

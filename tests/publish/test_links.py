@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from daemon.config.paths import Paths, prepare
 from daemon.config.settings import RetentionSettings
-from daemon.contract.files import FileEntry, seal
+from daemon.contract.files import FileEntry, files_below, remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing import closing
 from daemon.publishing.closing import publish_job
 from daemon.publishing.publication import link_to
 from daemon.publishing.retention import prune
@@ -47,7 +49,8 @@ class Press:
     def publish(
         self, step: int, *, run: str = "run", verdict: Verdict = Verdict.PASSED, best: int = 0, naming: str = "{run}/step-{step}"
     ) -> Path:
-        made = self.home / "made" / run / str(step)
+        made = self.paths.staging / f"{run}-{step}"
+        remove_tree(made)
         for name in ("pytorch", "onnx", "onnx-int8", "report"):
             (made / name).mkdir(parents=True, exist_ok=True)
             (made / name / "file").write_text(f"{name} of {run} {step}")
@@ -60,7 +63,7 @@ class Press:
             root="/runs", run=run, step=step, path=path, layout="trainer-adapter", digest=f"{run}-{step}", method="LORA", metadata=metadata
         )
         target = self.paths.output / naming.format(run=run, step=step)
-        job = JobRow(f"{run}-{step}", "running", reference, WORK, made, target, None, "", None, None)
+        job = JobRow(f"{run}-{step}", "running", reference, WORK, self.home / "pin", target, None, "", None, None)
         stages = tuple(StageFacts(name=name, state=row.state, result=row.result) for name, row in rows.items())
         facts = JobFacts(export_id=job.id, created="", checkpoint=reference, work=WORK, stages=stages)
         return publish_job(job, facts, rows, self.paths, keep_rejected=False).target
@@ -113,3 +116,18 @@ def test_pruning_counts_the_exports_of_each_run_by_itself_where_runs_share_a_fol
     prune([press.paths.output], "b", RetentionSettings(keep_last=1), staging=press.paths.staging)
     left.remove("b-step-2")
     assert sorted(name for name in os.listdir(press.paths.output) if not name.startswith(".")) == left
+
+
+def test_a_publication_that_can_not_be_renamed_gives_the_outputs_their_files_again(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path, target: Path) -> None:
+        assert all(path.is_symlink() for path in outputs), "they had been handed to the export"
+        raise OSError(errno.EIO, "Input/output error", str(target))
+
+    outputs = [press.paths.staging / "run-4" / name / "file" for name in ("pytorch", "onnx", "onnx-int8", "report")]
+    with monkeypatch.context() as patched:
+        patched.setattr(closing, "swap_in", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            press.publish(4)
+    assert [path.read_text() for path in outputs if not path.is_symlink()] == [f"{path.parent.name} of run 4" for path in outputs]
+    target = press.publish(4)
+    assert [path for path in files_below(target) if path.stat().st_nlink != 1] == []

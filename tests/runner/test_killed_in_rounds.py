@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract.files import files_below
 from daemon.operating.integrity.fsck import examine
+from daemon.publishing.verification import exports_below
 from tests.runner.conftest import ALL, Toy, artifacts
 from tests.service import stray_handlers
 
@@ -33,6 +35,8 @@ def check(toy: Toy, count: int, expected: dict[str, str] | None = None) -> None:
     assert toy.stop() == 0
     findings = examine(toy.state, toy.exports, quiescent=True, deep=True)
     assert findings.findings == (), findings
+    exports = [export for export in exports_below(toy.exports) for path in files_below(export) if path.stat().st_nlink != 1]
+    assert exports == [], "a published file has one link"
     jobs = toy.status()["jobs"]
     assert Counter(job["state"] for job in jobs) == {"succeeded": count}, toy.log()[-3000:]
     assert stray_handlers(toy.folder) == []
@@ -84,6 +88,15 @@ def test_killed_at_some_points_it_ends_with_the_same_artifacts(  # R6.5
     for point in generator.sample(points, QUICK):
         print(point)
         killed_at(point, make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
+
+
+@pytest.mark.parametrize("point", ["publish.lent", "kept.moved"])
+def test_killed_while_outputs_hand_their_files_to_the_export_it_ends_with_the_same_artifacts(  # R6.5
+    make_toy: Callable[..., Toy], add: Add, undisturbed: tuple[dict[str, str], list[str]], point: str
+) -> None:
+    expected, points = undisturbed
+    assert point in points
+    killed_at(point, make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Stages that do in milliseconds what the heavy ones do in minutes: real files that follow from their inputs alone.
 
 What a file holds depends on the checkpoint, on the settings that the plan names and on what the stages before wrote, so that
-a wrong reuse shows. The `merge` writes three shards and goes on with those that an interrupted attempt left.
+a wrong reuse shows. The `merge` writes three shards and goes on with those that an interrupted attempt left; `pytorch` places them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from daemon.contract import failpoints
 from daemon.contract.files import fsync_file, sha256_file
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import variant_names
+from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
 
 SHARDS = 3
@@ -63,6 +64,8 @@ def _export(context: StageContext, reporter: Reporter) -> StageOutput:
     }  # fmt: skip
     opset = context.work.export.opset if context.stage.startswith("onnx") else None
     Path(context.staging, "model.json").write_text(json.dumps([context.stage, context.checkpoint.digest, made_of, opset]))
+    for shard in sorted(Path(context.inputs["merge"]).glob("*.bin")) if context.stage == "pytorch" else ():
+        place(shard, Path(context.staging) / shard.name)
     return StageOutput()
 
 
