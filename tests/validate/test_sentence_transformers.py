@@ -257,6 +257,59 @@ def test_a_module_s_folder_can_only_lie_in_the_folder_itself(path: str, model: M
     assert not (target / "1_Pooling").exists()
 
 
+@pytest.mark.parametrize(
+    ("mode", "activation"),
+    [
+        ("cls", "Tanh"),
+        pytest.param(["mean", "max"], "GELU", marks=pytest.mark.slow),
+        pytest.param("lasttoken", "SiLU", marks=pytest.mark.slow),
+        pytest.param(["weightedmean", "mean_sqrt_len_tokens"], "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_graph_gives_the_vector_of_a_text_and_is_compared_by_it(
+    mode: Any, activation: str, model: Model, tmp_path: Path, publish: Publish
+) -> None:
+    import onnxruntime
+
+    from handlers.onnx.export import stage as onnx
+    from handlers.validate.checks import example
+
+    adapter, inputs = shutil.copytree(model.adapter, tmp_path / "adapter"), zoo.HIDDEN * (2 if isinstance(mode, list) else 1)
+    shutil.rmtree(adapter / "2_Dense")
+    add_modules(adapter, ("Pooling", {"pooling_mode": mode}), *([dense(activation, inputs)] if activation else []), NORMAL)
+    if activation:
+        add_dense(adapter, inputs)
+    pin, folder, _ = publish(adapter, model.base)
+    context = helpers.context(tmp_path / "onnx", pin, model.base, merge=tmp_path / "merge" / "staging")
+    output = onnx.run(context, helpers.reporter())
+    graph = Path(context.staging)
+    assert output.strategy == "dynamo" or not output.fallbacks
+    assert module_files(graph).keys() >= module_files(folder).keys(), "sentence-transformers reads the ONNX folder by them too"
+    session = onnxruntime.InferenceSession(graph / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_outputs()] == ["last_hidden_state", "pooler_output", "sentence_embedding"]
+    bench = measured(pin, model.base, folder, tmp_path / "scratch")
+    check = bench.check("onnx", graph)
+    assert check.verdict is Verdict.PASSED, check.reasons
+    assert bench.rows(graph).shape == bench.rows(folder).shape and check.figures["cosine_min"] > 1 - 1e-5
+    assert example.check(graph, "How are you?", None, 1) is None
+
+
+def test_a_base_without_a_pooler_becomes_a_graph_without_one(tmp_path: Path, publish: Publish) -> None:
+    import onnxruntime
+
+    from handlers.onnx.export import stage as onnx
+
+    base = add_modules(zoo.make_encoder_base(tmp_path / "base", "AutoModelForMaskedLM", "roberta"), CLS)
+    pin, folder, _ = publish(base, None)
+    context = helpers.context(tmp_path / "onnx", pin, None, method="full", merge=tmp_path / "merge" / "staging")
+    onnx.run(context, helpers.reporter())
+    session = onnxruntime.InferenceSession(Path(context.staging) / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_outputs()] == ["last_hidden_state", "sentence_embedding"]
+    bench = measured(pin, None, folder, tmp_path / "scratch")
+    check = bench.check("onnx", Path(context.staging))
+    assert check.verdict is Verdict.PASSED, check.reasons
+
+
 def test_pooling_by_hand() -> None:
     vectors = np.array([[[9, 9], [1, 4], [3, 2], [5, 0]], [[1, 1], [3, -5], [9, 9], [9, 9]]], np.float32)
     mask = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])  # padded on the left, and on the right
