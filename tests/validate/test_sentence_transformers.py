@@ -292,6 +292,9 @@ def test_a_graph_gives_the_vector_of_a_text_and_is_compared_by_it(
     assert check.verdict is Verdict.PASSED, check.reasons
     assert bench.rows(graph).shape == bench.rows(folder).shape and check.figures["cosine_min"] > 1 - 1e-5
     assert example.check(graph, "How are you?", None, 1) is None
+    alone = shutil.copytree(graph, tmp_path / "alone")
+    (alone / "modules.json").unlink()
+    assert bench.check("onnx", alone).verdict is Verdict.PASSED, "the graph's own output is compared, whatever lies beside it"
 
 
 def test_a_base_without_a_pooler_becomes_a_graph_without_one(tmp_path: Path, publish: Publish) -> None:
