@@ -22,9 +22,14 @@ from daemon.contract.files import sha256_file
 from daemon.contract.values import Json
 
 _KEPT = re.compile(
-    r".+\.(json|jinja|txt|model|spm|safetensors)|(adapter_model|pytorch_model.*)\.bin|(configuration|modeling|tokenization)_.+\.py"
+    r".+\.(json|jinja|txt|model(\.v\w+)?|spm|tiktoken|vocab|codes|tokenizer|safetensors)|(adapter_model|pytorch_model.*)\.bin"
 )
+_CODE = re.compile(r"(configuration|modeling|modular|tokenization|(image_|video_)?processing|feature_extraction)_.+\.py")
+"""A model's own code as transformers saves it. Beside it all Python files count: it imports them under any name."""
 _KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
+_SENTENCE_MODULES = "modules.json"
+"""sentence-transformers' list of the modules that follow a model. Each lies in a folder of its own beside it."""
+_MODULE_FOLDER = re.compile(r"[0-9]{1,2}_\w+")
 _UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|pytorch_model_fsdp.*")
 """What Trainer's `save_metrics` leaves in a run's directory, and FSDP's second copy of the weights: no export reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
@@ -62,16 +67,29 @@ class Inspection:
 
 def export_files(path: Path) -> list[str]:
     """Names, relative to `path`, of the regular files that an export may read, sorted; links are not followed."""
-    names = []
+    names, code, modules = [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.is_file(follow_symlinks=False) and _is_kept(entry.name):
+            if entry.name.endswith(".py"):
+                code += [entry.name] if entry.is_file(follow_symlinks=False) else []
+            elif entry.is_file(follow_symlinks=False) and _is_kept(entry.name):
                 names.append(entry.name)
-            elif entry.is_dir(follow_symlinks=False) and entry.name in _KEPT_FOLDERS:
-                names += [f"{entry.name}/{inner.name}" for inner in os.scandir(entry.path) if inner.is_file(follow_symlinks=False)]
+            elif entry.name in _KEPT_FOLDERS and entry.is_dir(follow_symlinks=False):
+                names += _files_in(entry)
+            elif _MODULE_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                modules.append(entry)
+    if any(_CODE.fullmatch(name) for name in code):
+        names += code
+    if _SENTENCE_MODULES in names:
+        names += [name for entry in modules for name in _files_in(entry) if _is_kept(name.partition("/")[2])]
     if ADAPTER_CONFIG in names and any(name in ADAPTERS for name in names):
         names = [name for name in names if not _MERGED.fullmatch(name)]
     return sorted(names)
+
+
+def _files_in(folder: os.DirEntry[str]) -> list[str]:
+    with os.scandir(folder.path) as entries:
+        return [f"{folder.name}/{entry.name}" for entry in entries if entry.is_file(follow_symlinks=False)]
 
 
 def _is_kept(name: str) -> bool:

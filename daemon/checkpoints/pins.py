@@ -3,13 +3,15 @@
 Made by the watcher the moment a checkpoint is complete. Reflink where the file system has it; else small files
 are copied, since an in-place rewrite would reach through a hard link; large ones are hard-linked, and the
 fingerprint taken again afterwards shows whether the trainer moved meanwhile. What was linked is listed in the
-pin with its state, so that a later rewrite is noticed (`rewritten`) before its bytes are believed.
+pin with its state, so that a later rewrite is noticed (`rewritten`) before its bytes are believed. What the checkpoint
+holds beside that is listed by name, so that a report can say what was left behind when the checkpoint is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -30,6 +32,10 @@ COPY_LIMIT = 1 << 30
 """Files up to this many bytes are copied where they can't be reflinked."""
 LINKED = ".linked"
 """File of a pin that lists its hard-linked files: name, inode, size, mtime in ns. No name that an export reads."""
+LEFT_OUT = ".left-out"
+"""File of a pin that lists what lies at the checkpoint's top and was not pinned: names in order, those of folders with a `/` at the end."""
+MOST_LEFT_OUT = 1000
+"""Names in it; a run's own directory may hold anything."""
 
 
 @contextlib.contextmanager
@@ -86,6 +92,8 @@ def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRu
         if linked:
             states = [row for row in expected if row[0] in linked]
             write_atomic(target / LINKED, json.dumps(states))
+        if left := _left_out(checkpoint):
+            write_atomic(target / LEFT_OUT, json.dumps(left))
         for name in export_files(target):
             fsync_file(target / name)
         fsync_directory(target)
@@ -95,6 +103,13 @@ def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRu
     except BaseException:
         remove_tree(target)
         raise
+
+
+def _left_out(checkpoint: Path) -> list[str]:
+    pinned = {name.partition("/")[0] for name in export_files(checkpoint)}
+    with os.scandir(checkpoint) as entries:
+        others = (entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries if entry.name not in pinned)
+        return sorted(itertools.islice(others, MOST_LEFT_OUT))
 
 
 def rewritten(pin: Path) -> str | None:

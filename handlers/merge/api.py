@@ -24,7 +24,7 @@ from handlers.merge.engine.resume_ledger import clear, file_states
 from handlers.merge.plan.output_layout import plan
 from handlers.merge.plan.prepare import apply_format, match_all, refuse_base, refuse_peft
 from handlers.merge.weights.base_digest import base_digest
-from handlers.models.folder import ModelFolder, copy_config
+from handlers.models.folder import ModelFolder, copy_config, copy_generation
 from handlers.models.tasks import task_of_config
 
 
@@ -97,6 +97,7 @@ def merge_adapter(
         task = MergeTask(original, model, (loaded, *(one for one, _ in others)), matched, plan(model, matched.outputs), output)
         result = stream(task, meter)
     copy_config(model, output, result.edits)
+    copy_generation(adapter, output)
     written = ModelFolder(output, "merged model")
     if task is not None and execution.check:
         check_written(task, written, meter, options.verify)

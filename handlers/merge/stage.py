@@ -1,8 +1,8 @@
 """The stage `merge`: from the pinned checkpoint (and its base) to a folder that transformers loads.
 
 Run by `handlers.__main__`. With a base the adapter is merged; without one the checkpoint is a full fine-tune and is taken over. The output
-holds configuration and weights only; the pytorch stage adds the tokenizer. Where weights are streamed, the files that an interrupted
-attempt has finished in the staging folder are kept; otherwise the folder is emptied first.
+holds configuration and weights, and of a sentence-transformers model its modules; the pytorch stage adds the tokenizer. Where weights
+are streamed, the files that an interrupted attempt has finished in the staging folder are kept; otherwise the folder is emptied first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.merge import sentence_modules
 from handlers.merge.api import merge_adapter
 from handlers.merge.engine.execute import Execution
 from handlers.merge.full_finetune import take_over
@@ -27,10 +28,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         report = take_over(pin, staging, options, execution)
     else:
         report = merge_adapter(pin, Path(context.base), staging, options, execution)
+    figures, told = sentence_modules.take_along(pin, Path(context.base) if context.base else None, staging, report.figures)
     return StageOutput(
         strategy=report.strategy,
-        figures=report.figures.model_dump(mode="json"),
-        warnings=list(report.warnings),
+        figures=figures.model_dump(mode="json"),
+        warnings=[*report.warnings, *told],
         fallbacks=list(report.fallbacks),
         digests=report.digests,
     )

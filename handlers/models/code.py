@@ -17,6 +17,8 @@ from handlers.models.files import read_json
 MAX_FILE = 4 << 20
 """Bytes of one Python file."""
 MAX_FILES = 200
+NAMING = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+"""Files whose auto_map may name classes of the folder's own code."""
 
 
 def _wants_code(config: Any) -> bool:
@@ -30,13 +32,16 @@ def _wants_code(config: Any) -> bool:
 def copy_code(source: Path, target: Path, *, trusted: bool) -> list[str]:
     """Copy the Python files at the top of `source` into `target` if they are `trusted`; gives warnings about what was left out.
 
-    A model without code of its own gives none. Permanent when the files are more, or larger, than a model's code can be.
+    A folder whose model, tokenizer and processor have no code of their own gives none, and none of its Python files is taken. Permanent
+    when the files are more, or larger, than a model's code can be.
     """
-    if not (source / "config.json").is_file() or not _wants_code(read_json(source / "config.json", "read the model's configuration")):
+    present = (name for name in NAMING if (source / name).is_file())
+    naming = next((name for name in present if _wants_code(read_json(source / name, "read the model's configuration"))), None)
+    if naming is None:
         return []
     files = sorted(path for path in source.glob("*.py") if path.is_file())
     if not files:
-        return [f"config.json names code of its own (auto_map), but there is no Python file in {source}"]
+        return [f"{naming} names code of its own (auto_map), but there is no Python file in {source}"]
     if not trusted:
         return [f"the model has code of its own ({files[0].name}…), which was not copied: set merge.trust_remote_code to copy it"]
     if len(files) > MAX_FILES or any(path.stat().st_size > MAX_FILE for path in files):

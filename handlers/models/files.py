@@ -21,12 +21,23 @@ from daemon.contract.values import Json
 MAX_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest known index has a few million."""
 
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "source.spm", "*.model")
-TOKENIZER = (
-    *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "target.spm", "target_vocab.json"
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "source.spm", "*.model", "*.model.v*", "*.tiktoken", "vocab-src.json",
+    "prophetnet.tokenizer", "byte_maps.json",
 )  # fmt: skip
+"""Files that make a tokenizer, one of them at least; the classes of transformers 5 read no others (a test compares the names)."""
+TOKENIZER = (
+    *VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "bpe.codes", "dict.txt",
+    "emoji.json", "entity_vocab.json", "normalizer.json", "target.spm", "target_vocab.json", "vocab-tgt.json", "word_pronunciation.json",
+    "word_shape.json",
+)  # fmt: skip
+_WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+"""Tokenizers of bytes or characters, which are a tokenizer_config.json alone."""
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "chat_templates", "additional_chat_templates")
-PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor_config.json")
+PROCESSORS = (
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor_config.json",
+    "audio_tokenizer_config.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,11 @@ class TokenizerCopy:
     """What `copy_tokenizer` did."""
 
     source: str | None
-    """"checkpoint", "base", or None when neither has a vocabulary."""
+    """"checkpoint", "base", or None when neither has a tokenizer."""
     chat_template: bool
     """Whether the target has one, as a file or in tokenizer_config.json."""
+    taken: dict[str, str]
+    """Name of each file or folder that was copied → "checkpoint" or "base"."""
 
 
 def read_json(path: Path, operation: str) -> Any:
@@ -96,6 +109,16 @@ def _template_inside(folder: Path | None) -> bool:
     return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer of its own: a vocabulary, or the configuration of one that needs none."""
+    if _present(folder, VOCABULARIES):
+        return True
+    if not (folder / "tokenizer_config.json").is_file():
+        return False
+    config = read_json(folder / "tokenizer_config.json", "read the tokenizer's configuration")
+    return isinstance(config, dict) and config.get("tokenizer_class") in _WITHOUT_VOCABULARY
+
+
 def _copy(path: Path, target: Path) -> None:
     if path.is_dir():
         shutil.copytree(path, target / path.name, dirs_exist_ok=True, copy_function=shutil.copyfile)
@@ -106,11 +129,11 @@ def _copy(path: Path, target: Path) -> None:
 def copy_tokenizer(checkpoint: Path, base: Path | None, target: Path) -> TokenizerCopy:
     """Copy tokenizer, chat template and processor files into `target`; the checkpoint's win over the base's.
 
-    A checkpoint with a vocabulary gives the whole tokenizer: files of two tokenizers don't mix. The base's chat template is
-    taken only when the checkpoint brings none, neither as a file nor inside tokenizer_config.json. Nothing else is copied,
-    so optimizer state, RNG state and other leftovers of training stay behind.
+    A checkpoint with a tokenizer of its own gives the whole tokenizer: files of two tokenizers don't mix. The base's chat template is
+    taken only when the checkpoint brings none, neither as a file nor inside tokenizer_config.json. Processors' files win one by one.
+    Nothing else is copied, so optimizer state, RNG state and other leftovers of training stay behind.
     """
-    whole = bool(_present(checkpoint, VOCABULARIES))
+    whole = has_tokenizer(checkpoint)
     chosen: dict[str, Path] = {}
     for folder in (None if whole else base, checkpoint):
         chosen.update({path.name: path for path in _present(folder, TOKENIZER)})
@@ -120,5 +143,6 @@ def copy_tokenizer(checkpoint: Path, base: Path | None, target: Path) -> Tokeniz
         chosen.update({path.name: path for path in _present(folder, PROCESSORS)})
     for path in chosen.values():
         _copy(path, target)
-    source = "checkpoint" if whole else "base" if _present(base, VOCABULARIES) else None
-    return TokenizerCopy(source, bool(_present(target, TEMPLATES)) or _template_inside(target))
+    source = "checkpoint" if whole else "base" if base is not None and has_tokenizer(base) else None
+    taken = {name: "checkpoint" if path.parent == checkpoint else "base" for name, path in sorted(chosen.items())}
+    return TokenizerCopy(source, bool(_present(target, TEMPLATES)) or _template_inside(target), taken)

@@ -25,6 +25,7 @@ from handlers.models.files import Edits, edited, read_json, setting
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 BIN_SINGLE = "pytorch_model.bin"
 BIN_INDEX = "pytorch_model.bin.index.json"
 
@@ -152,8 +153,13 @@ def copy_config(model: ModelFolder, target: Path, edits: Edits | None = None) ->
         (target / "config.json").write_text(json.dumps(edited(config, edits), indent=2, ensure_ascii=False) + "\n")
     else:
         shutil.copyfile(source / "config.json", target / "config.json")
-    if (source / "generation_config.json").is_file():
-        shutil.copyfile(source / "generation_config.json", target / "generation_config.json")
+    copy_generation(source, target)
+
+
+def copy_generation(source: Path, target: Path) -> None:
+    """Put the generation_config.json of `source`, if it has one, into `target`; one that is there is replaced."""
+    if (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, target / GENERATION)
 
 
 def _bad_index(path: Path, cause: str) -> Permanent:

@@ -1,6 +1,7 @@
-"""The stage `pytorch`: the merged model as a standard transformers folder, with tokenizer and chat template.
+"""The stage `pytorch`: the merged model as a standard transformers folder, with all that its users' loaders read beside the weights.
 
-Run by `handlers.__main__` after the merge. Weights are placed, not copied, where the file system allows it; torch is not imported.
+Run by `handlers.__main__` after the merge. Weights are placed, not copied, where the file system allows it; torch is not imported. Of a
+sentence-transformers model it is a folder of that library. What is carried along, whence, and what is left out is among the figures.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
+from handlers.models import left_out, sentence
 from handlers.models.code import copy_code
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
@@ -26,14 +28,21 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     for name in names:
         place(merged.path / name, staging / name)
     copy_config(merged, staging)
+    sentence.place(merged.path, staging)
     reporter.progress(0.6, "copying tokenizer and chat template")
     copied = copy_tokenizer(pin, base, staging)
     reporter.progress(0.8, "checking the structure")
     weight_bytes = _check(ModelFolder(staging))
     output = StageOutput(figures={"weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template})
-    output.warnings += copy_code(base or pin, staging, trusted=context.work.merge.trust_remote_code)
+    for source in (base, pin) if base else (pin,):
+        output.warnings += copy_code(source, staging, trusted=context.work.merge.trust_remote_code)
     if copied.source is None:
         output.warnings.append("neither the checkpoint nor its base has a tokenizer, so the folder has none")
+    published = {path.name for path in staging.iterdir()}
+    output.figures["carried"] = copied.taken
+    output.figures["left_out"] = {"checkpoint": left_out.of_checkpoint(pin, published)}
+    if base is not None:
+        output.figures["left_out"]["base"] = left_out.of_base(base, published)
     return output
 
 

@@ -25,6 +25,8 @@ def render(report: Report) -> str:
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
     facts = {"prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq"}
 
+    files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
+
     def usage(name: str) -> str:
         """How a variant is run, by its format's own words."""
         variant = find_variant(name)
@@ -33,7 +35,7 @@ def render(report: Report) -> str:
         about = variant.about[:1].upper() + variant.about[1:]
         try:
             template = made.overlay(autoescape=False).from_string(variant.usage.read_text(encoding="utf-8"))
-            return template.render(variant=name, about=about, **facts).strip()
+            return template.render(variant=name, about=about, files=files[name], **facts).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {escape(f'{type(error).__name__}: {error}')}"
 

@@ -68,7 +68,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _examined(context: StageContext, reporter: Reporter, reference: Reference, variant: Variant) -> Examination:
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
-    spec = EngineSpec(engine=variant.limits.engine, folder=folder, threads=context.limits.threads, task=reference.subject.task)
+    subject = reference.subject
+    spec = EngineSpec(
+        engine=variant.limits.engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence
+    )
     outputs = scratch / "logits"
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
         examination = examine(

@@ -45,7 +45,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
 def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None) -> Examination:
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
-    spec = EngineSpec(engine=EXACT.engine, folder=folder, threads=context.limits.threads, task=reference.subject.task)
+    subject = reference.subject
+    spec = EngineSpec(engine=EXACT.engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)

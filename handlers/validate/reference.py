@@ -50,7 +50,9 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
     engine = "torch" if context.base is None else "live"
-    spec = EngineSpec(engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task)
+    spec = EngineSpec(
+        engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence
+    )
     with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))

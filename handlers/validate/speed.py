@@ -58,12 +58,13 @@ class _Timing:
     """What all measurements share."""
 
     def __init__(self, context: StageContext, reporter: Reporter, reference: Reference) -> None:
-        self._context, self._reporter, self._task = context, reporter, reference.subject.task
+        self._context, self._reporter, self._subject = context, reporter, reference.subject
         self.warnings: list[str] = []
 
     def worker(self, engine: str, folder: str, name: str, toolchain: str = "") -> EngineWorker:
         """A worker that has not loaded its model yet, in the Python that checks the artifact. Raises WorkerFailed where that is gone."""
-        spec = EngineSpec(engine=engine, folder=folder, threads=self._context.limits.threads, task=self._task)
+        threads, subject = self._context.limits.threads, self._subject
+        spec = EngineSpec(engine=engine, folder=folder, threads=threads, task=subject.task, sentence=subject.sentence)
         place = use.find(self._context, toolchain) if toolchain else None
         if toolchain and place is None:
             remedy = f"run `ckptd toolchain install {toolchain}`"

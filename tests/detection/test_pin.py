@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.inspection import export_files, fingerprint, identify, inspect
-from daemon.checkpoints.pins import Moved, make_pin
+from daemon.checkpoints.pins import LEFT_OUT, Moved, make_pin
 from daemon.contract.files import sha256_file
+from handlers.models import left_out
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER
 from tests.detection.conftest import OtherUser
 from tests.detection.helpers import change_weights, copy_of, set_state
@@ -27,7 +29,8 @@ def test_a_pin_holds_exactly_what_an_export_reads_and_survives_rotation(checkpoi
     expected = {name: sha256_file(checkpoint / name) for name in export_files(checkpoint)}
     make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
     shutil.rmtree(checkpoint.parent)
-    assert {path.name: sha256_file(path) for path in (tmp_path / "pin").iterdir()} == expected
+    pinned = {path.name: sha256_file(path) for path in (tmp_path / "pin").iterdir() if path.name != LEFT_OUT}
+    assert pinned == expected
     assert "adapter_model.safetensors" in expected
     assert "optimizer.pt" not in expected
     assert inspect(tmp_path / "pin").complete
@@ -45,6 +48,41 @@ def test_a_pin_holds_every_file_of_a_tokenizer_that_an_export_copies(checkpoint:
     make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
     pinned = {str(path.relative_to(tmp_path / "pin")) for path in (tmp_path / "pin").rglob("*")}
     assert {*names, *(f"{name}/tool.jinja" for name in folders)} <= pinned
+
+
+def test_a_pin_lists_what_was_left_behind_and_the_list_is_no_part_of_the_identity(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "notes.md").write_text("mine")
+    (checkpoint / "runs").mkdir()
+    digest = identify(checkpoint)
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    left = json.loads((tmp_path / "pin" / LEFT_OUT).read_text())
+    assert {"notes.md", "runs/", "optimizer.pt"} <= set(left)
+    assert not set(left) & set(export_files(checkpoint))
+    assert LEFT_OUT == left_out.PIN_LIST
+    assert identify(tmp_path / "pin") == digest
+
+
+def test_a_pin_holds_the_modules_of_sentence_transformers_and_no_other_numbered_folder(checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "2_Dense/notes.md", "3 more/config.json"):
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        (checkpoint / name).write_text("{}")
+    assert not [name for name in export_files(checkpoint) if "/" in name], "without modules.json they are anybody's"
+    (checkpoint / "modules.json").write_text("[]")
+    modules = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    assert {name for name in export_files(checkpoint) if "/" in name} == modules - {"modules.json"}
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    assert all((tmp_path / "pin" / name).is_file() for name in modules)
+    before = identify(checkpoint)
+    (checkpoint / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
+    assert identify(checkpoint) != before, "another pooling is another model"
+
+
+def test_python_files_count_beside_a_model_s_own_code_alone(checkpoint: Path) -> None:
+    (checkpoint / "train.py").write_text("")
+    (checkpoint / "attention.py").write_text("")
+    assert not [name for name in export_files(checkpoint) if name.endswith(".py")]
+    (checkpoint / "modeling_own.py").write_text("from .attention import Attention")
+    assert {"modeling_own.py", "attention.py"} <= set(export_files(checkpoint))
 
 
 def test_rewriting_the_checkpoint_in_place_does_not_reach_the_pin(checkpoint: Path, tmp_path: Path) -> None:

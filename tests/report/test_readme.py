@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from daemon.contract.jobs.messages import JobFacts, Verdict
+from daemon.contract.jobs.messages import FileEntry, JobFacts, Verdict
 from handlers.child.progress import Reporter
 from handlers.models.tasks import TASKS, Task
 from handlers.onnx.folder.examples import place, place_marian
@@ -205,6 +205,20 @@ def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:
             continue
         compile(code, "example", "exec")
         assert ascii(hostile).replace("`", "\\x60") in code
+
+
+def test_a_folder_of_sentence_transformers_is_shown_as_one(tmp_path: Path) -> None:
+    job = plain_job()
+    assert "AutoTokenizer" in readme_of(job, tmp_path) and "SentenceTransformer" not in readme_of(job, tmp_path)
+    module = FileEntry(path="modules.json", size=1, sha256="0" * 64)
+    stages = [
+        stage.model_copy(update={"result": stage.result.model_copy(update={"files": (*stage.result.files, module)})})
+        if stage.name == "pytorch" and stage.result
+        else stage
+        for stage in job.stages
+    ]
+    text = readme_of(job.model_copy(update={"stages": tuple(stages)}), tmp_path)
+    assert 'SentenceTransformer("pytorch", device="cpu")' in text and "AutoTokenizer" not in text
 
 
 def test_a_prompt_survives_its_way_into_the_example() -> None:

@@ -149,7 +149,8 @@ def real(optimum: Path, folder: Path, context: StageContext, length: int = 9, co
     """The real reader beside our own engine, of one sample of `length` random tokens."""
     subject = subject_of(folder)
     ids = np.random.default_rng(3).integers(2, 300, length).tolist()
-    driver = drive(subject.task, load(EngineSpec(engine="onnx", folder=str(folder), task=subject.task)))
+    spec = EngineSpec(engine="onnx", folder=str(folder), task=subject.task)
+    driver = drive(spec, load(spec))
     tokens = [] if subject.kind == "encoder" else driver.greedy(ids, count, least=count, stop=False, verify=False)["tokens"]
     rows = driver.rows(ids, tokens, None)
     one = sample(ids, tokens, list(range(len(rows))))

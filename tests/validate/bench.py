@@ -53,7 +53,8 @@ class Bench:
 
     def examine(self, variant: str, folder: Path, against: Path | None = None) -> Examination:
         """Run one folder."""
-        spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder), task=self.subject.task)
+        engine, subject = catalog().variants[variant].limits.engine, self.subject
+        spec = EngineSpec(engine=engine, folder=str(folder), task=subject.task, sentence=subject.sentence)
         outputs = self.outputs(folder)
         direct = cast(EngineWorker, Direct(variant, spec))
         return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
@@ -79,8 +80,9 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     """Run the live model of a checkpoint, which has been merged, over a few prompts."""
     scratch.mkdir()
     subject = subject_of(merged)
-    subject = ValidatedTask(subject.task, subject.head, live_labels(subject, base))
-    spec = EngineSpec(engine="live" if base else "torch", folder=str(pin), base=str(base) if base else None, task=subject.task)
+    subject = ValidatedTask(subject.task, subject.head, live_labels(subject, base), subject.sentence)
+    engine, where = ("live", str(base)) if base else ("torch", None)
+    spec = EngineSpec(engine=engine, folder=str(pin), base=where, task=subject.task, sentence=subject.sentence)
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
     live = cast(EngineWorker, Direct("live", spec))
     reference = measure(LiveModel(live, subject), list(prompts), options, scratch, lambda fraction, message: None)

@@ -21,7 +21,7 @@ FORMER = frozenset({"validate"})
 """Stages of earlier versions: jobs that ended then still have them."""
 
 _MERGE = StageSpec(
-    "merge", "handlers.merge.stage:run", 3,
+    "merge", "handlers.merge.stage:run", 4,
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
     settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
 )  # fmt: skip
@@ -40,7 +40,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     checked = (*names, "reference", "merged", *(one.name for one in checks))
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 1, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 2, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
             memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB,
             settings=("validation.samples", "validation.new_tokens", "validation.prompts", "validation.speed_tokens", "validation.bases",
@@ -48,7 +48,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 1, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 2, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
         ),
@@ -71,7 +71,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it."""
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 1, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 2, checks=variant.name,
         needs=("reference", variant.name), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,

@@ -19,6 +19,7 @@ from typing import Any
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
+from handlers.models import sentence
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.tasks import Task
@@ -224,6 +225,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     climbed = try_strategies(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
     reporter.progress(0.86, "copying configuration and tokenizer")
     copy_config(ModelFolder(source), staging)
+    sentence.place(source, staging)
     tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)

@@ -141,10 +141,10 @@ def has_experts(folder: Path) -> bool:
     return any(setting(config, key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
-def load_model(folder: Path, task: Task, tracing: Tracing) -> Any:
+def load_model(folder: Path, task: Task, tracing: Tracing, *, unused: str = "") -> Any:
     """The model of `folder` in fp32 on the CPU, in evaluation mode, every weight taken from its files.
 
-    Permanent when it can't be loaded or lacks weights.
+    A module `unused` whose weights are not there is left out. Permanent when it can't be loaded or lacks other weights.
     """
     loader: Any = getattr(transformers, task.auto)
     try:
@@ -154,6 +154,9 @@ def load_model(folder: Path, task: Task, tracing: Tracing) -> Any:
     except (KeyError, ImportError) as error:
         raise unsupported(folder, f"transformers cannot load it ({type(error).__name__}: {error})") from error
     lost = sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"]))
+    if unused and lost and all(name.startswith(f"{unused}.") for name in lost):
+        setattr(model, unused, None)
+        lost = []
     if lost:
         raise Permanent(
             FaultCode.MISSING_WEIGHTS,

@@ -18,23 +18,30 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.models import sentence
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import OPERATION, Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
+from handlers.onnx.families.sentence import OUTPUT as SENTENCE
+from handlers.onnx.families.sentence import SentenceModules
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.signature import BATCH, SEQUENCE, Signature
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {
-    "feature-extraction": ("last_hidden_state", "pooler_output"),
+    "feature-extraction": ("last_hidden_state", "pooler_output", SENTENCE),
     "text-classification": ("logits",),
     "token-classification": ("logits",),
     "question-answering": ("start_logits", "end_logits"),
     "fill-mask": ("logits",),
 }
-"""What a task's graph gives, as transformers names it; a pooler_output only where the model has one."""
-_ONE_A_ROW = {("feature-extraction", "pooler_output"), ("text-classification", "logits")}
+"""What a task's graph gives, as transformers names it; a pooler_output, and a vector of the text, only where the model has them."""
+_ONE_A_ROW = {("feature-extraction", "pooler_output"), ("feature-extraction", SENTENCE), ("text-classification", "logits")}
+_ADDED = "sentence_modules"
+"""Attribute of a loaded model that is followed by modules of sentence-transformers."""
 """Outputs that have no axis of tokens."""
 
+POOLER = "pooler"
+"""Module of a bare encoder that vectors of texts don't depend on; a base that was saved with a head has no weights for it."""
 LONG = 19
 """Tokens of the longest check of a model that attends everywhere."""
 LONGEST = 600
@@ -86,8 +93,15 @@ class OnePass(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The signature's outputs."""
-        output = self.model(**dict(zip(self.signature.inputs, tensors, strict=True)), **self.options)
+        output = _outputs(self.model, dict(zip(self.signature.inputs, tensors, strict=True)), self.options)
         return tuple(output[name] for name in self.signature.outputs)
+
+
+def _outputs(model: Any, inputs: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model gives by name, and what the modules after it make of that."""
+    output = dict(model(**inputs, **options))
+    modules = getattr(model, _ADDED, None)
+    return output if modules is None else {**output, SENTENCE: modules(output["last_hidden_state"], inputs["attention_mask"])}
 
 
 def constants(model: Any) -> dict[str, Any]:
@@ -157,7 +171,7 @@ def refer(model: Any, folder: Path, task: Task) -> EncoderReference:
     for rows, tokens in dict.fromkeys(((1, 1), (1, min(7, long)), (3, min(7, long)), (3, long), (1, long))):
         feeds = example_inputs(names, vocabulary, pad, rows, tokens)
         with torch.inference_mode():
-            answer = model(**feeds, **constants(model))
+            answer = _outputs(model, feeds, constants(model))
         outputs = tuple(name for name in outputs if answer.get(name) is not None)
         cases.append(
             EncoderCase({name: feed.numpy() for name, feed in feeds.items()}, {name: answer[name].float().numpy() for name in outputs})
@@ -187,7 +201,12 @@ class Encoder:
         return f"batch {rows}, {tokens} tokens, padding on the left and right"
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
-        return load_model(folder, self.task, tracing)
+        chain = sentence.read(folder) if self.task.name == "feature-extraction" else None
+        if chain is None or not chain.makes_vectors:
+            return load_model(folder, self.task, tracing)
+        model = load_model(folder, self.task, tracing, unused=POOLER)
+        setattr(model, _ADDED, SentenceModules(folder, chain).eval().requires_grad_(False))
+        return model
 
     def refer(self, model: Any, folder: Path) -> EncoderReference:
         """See `Family.refer`; Permanent for models that don't read text alone."""

@@ -40,8 +40,8 @@ class Comparison:
     - choice: agreement is the share of rows with the same largest value, kl the divergence of the softmax distributions;
     - labels: the share of rows whose every label is on the same side of 0, and the sum of the labels' Bernoulli divergences;
     - value: errors alone;
-    - vector: the share of rows that are closer (by cosine) to their own counterpart than to the prompt's other reference vectors;
-      no kl, but the smallest and the mean cosine of each with its counterpart.
+    - vector: the share of rows that are closer (by cosine) to their own counterpart than to the prompt's other reference vectors, or,
+      where a prompt has one vector, to those of all prompts; no kl, but the smallest and the mean cosine of each with its counterpart.
     """
 
     def __init__(self, head: Head = "choice") -> None:
@@ -53,6 +53,8 @@ class Comparison:
         self._values = 0
         self._error_max = 0.0
         self._cosines: list[float] = []
+        self._single: list[tuple[np.ndarray, np.ndarray]] = []
+        """Reference and other, both (1, V), of prompts that have one vector."""
 
     def add(self, reference: np.ndarray, other: np.ndarray) -> PromptLikeness:
         """Compare rows (P, V) of one prompt; give that prompt's summary.
@@ -93,6 +95,8 @@ class Comparison:
             return int(((mine > 0) == (theirs > 0)).all(axis=1).sum())
         if self._head == "value":
             return 0
+        if len(reference) == 1:
+            self._single.append((mine, theirs))
         likeness = _unit(theirs) @ _unit(reference.astype(np.float64)).T
         own = likeness[np.arange(len(theirs)), start + np.arange(len(theirs))]
         self._cosines += own.tolist()
@@ -107,6 +111,10 @@ class Comparison:
 
     def figures(self, logit_std: float) -> Likeness:
         """The pooled figures; agreement and kl are None where the head has none, and only vectors have cosines."""
+        if len(self._single) > 1:
+            mine, theirs = (np.concatenate([pair[side] for pair in self._single]) for side in (0, 1))
+            likeness = _unit(theirs) @ _unit(mine).T
+            self._agreeing = int((likeness.diagonal() >= likeness.max(axis=1) - 1e-9).sum())
         cosines = {"cosine_min": min(self._cosines), "cosine_mean": sum(self._cosines) / len(self._cosines)} if self._cosines else {}
         return Likeness(
             agreement=self._share(self._agreeing, self.positions),

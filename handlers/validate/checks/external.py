@@ -30,6 +30,6 @@ def other_program(
     context: StageContext, variant: Variant, reference: Reference, own: OwnAnswer, safe_point: Callable[[], None]
 ) -> ForeignFigures | None:
     """Compare another program's outputs for the first prompt with `own`, our engine's; no verdict depends on it. None if none was run."""
-    if variant.limits.engine != "onnx":
+    if variant.limits.engine != "onnx" or own.subject.sentence:  # its class for encoders gives vectors of tokens alone
         return None
     return optimum_reader.compare(context, own, variant.limits.cache * reference.logit_std, safe_point=safe_point)

@@ -57,15 +57,15 @@ def hidden(ids: Sequence[int], special: Collection[int], mask: int | None) -> tu
 def rows_that_count(subject: ValidatedTask, ids: Sequence[int], targets: Sequence[int], special: Collection[int]) -> list[int]:
     """Which rows of a model's outputs are compared.
 
-    All tokens of prompt and continuation; all target tokens; the one row of a classifier; start and end of an answer; all tokens that
-    are not special; of a bare encoder all tokens.
+    All tokens of prompt and continuation; all target tokens; the one row of a classifier or of a text's vector; start and end of an answer;
+    all tokens that are not special; of a bare encoder all tokens.
     """
     if subject.kind == "causal":
         return list(range(len(ids) + len(targets)))
     if subject.kind == "seq2seq":
         return list(range(len(targets)))
     if subject.one_answer:
-        return [0] if subject.task == "text-classification" else [0, 1]
+        return [0, 1] if subject.task == "question-answering" else [0]
     if subject.task == "token-classification":
         return [place for place, token in enumerate(ids) if token not in special] or list(range(len(ids)))
     return list(range(len(ids)))

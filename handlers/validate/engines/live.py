@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from peft import PeftModel
 from safetensors import safe_open
+from transformers import GenerationConfig
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -20,7 +21,7 @@ from handlers.models.tasks import BY_NAME, task_of
 from handlers.validate.engines import live_base
 from handlers.validate.engines.arrays import largest_difference
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.torch_causal import TorchEngine, TorchModel, load_model
+from handlers.validate.engines.torch_causal import POOLER, TorchEngine, TorchModel, load_model
 from handlers.validate.engines.torch_tasks import TorchEncoder, TorchSeq2Seq
 
 _WRAPPER = "base_model.model."
@@ -44,14 +45,18 @@ class Adapted(TorchModel):
         pin, base = Path(spec.folder), Path(spec.base)
         self._tokenizer_folders = [pin, base]
         saved = _saved_shapes(pin)
-        model = self._load_base(base, spec.task, saved)
+        model = self._load_base(base, spec, saved)
         _resize_as_saved(model, saved)
+        if (pin / "generation_config.json").is_file() and model.can_generate():
+            model.generation_config = GenerationConfig.from_pretrained(pin, local_files_only=True)
         self._base, self._pin = base, pin
         self._parameters, self._prefix = dict(model.named_parameters()), model.base_model_prefix  # PEFT keeps them, under other names
         return PeftModel.from_pretrained(model, str(pin), is_trainable=False)
 
-    def _load_base(self, base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> Any:
-        stored = task_of(base)
+    def _load_base(self, base: Path, spec: EngineSpec, saved: dict[str, tuple[int, ...]]) -> Any:
+        stored, task = task_of(base), spec.task
+        if spec.sentence:  # a head that the base names takes no part in it
+            return load_model(base, task, (*saved, *POOLER))
         if stored is None or stored.name == task or BY_NAME[task].kind != "encoder":
             return load_model(base, task)
         self.adapted = False  # without the adapter there is only a head of random values

@@ -18,6 +18,8 @@ from handlers.validate.engines.generation_rules import read_rules
 from handlers.validate.engines.onnx_folder import AGAIN, OPERATION, LoadedGraph, OnnxFolder, floats, present
 from handlers.validate.engines.registry import EngineSpec
 
+SENTENCE = "sentence_embedding"
+"""Output with one vector a text; a graph without it gives vectors of tokens, which the driver makes one of."""
 TWO_GRAPHS = "decoder_with_past"
 MERGED = "decoder_merged"
 WHOLE = "decoder"
@@ -120,6 +122,8 @@ class OnnxEncoder(OnnxFolder):
         self._model = self._graph("model", spec.threads)
         answers = {"question-answering": ["start_logits", "end_logits"], "feature-extraction": ["last_hidden_state"]}
         self._outputs = answers.get(spec.task, ["logits"])
+        if spec.sentence and SENTENCE in self._model.outputs:
+            self._outputs = [SENTENCE]
         self._model.check_names("an encoder", ["input_ids"], self._outputs, ["attention_mask", "token_type_ids"])
         self.vocabulary: int | None = self._model.width(self._outputs[0])
 

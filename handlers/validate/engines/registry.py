@@ -35,6 +35,8 @@ class EngineSpec(BaseModel):
     threads: int = 1
     task: str = "text-generation"
     """Name in `handlers.models.tasks`: the task of the merged model."""
+    sentence: bool = False
+    """Whether it gives one vector a text, by the modules of sentence-transformers, and not one a token."""
 
 
 class LoadedModel(Protocol):

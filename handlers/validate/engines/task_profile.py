@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.contract.values import Json
+from handlers.models import sentence
 from handlers.models.files import read_json
 from handlers.models.tasks import BY_NAME, Kind, task_of_config
 
@@ -35,6 +36,8 @@ class ValidatedTask:
     head: Head = "choice"
     labels: tuple[str, ...] | None = None
     """Names of what a classifier chooses from, by number; None where the task has none."""
+    sentence: bool = False
+    """A vector is one of a text, made by the modules of sentence-transformers, and not one of a token."""
 
     @property
     def kind(self) -> Kind:
@@ -44,7 +47,7 @@ class ValidatedTask:
     @property
     def one_answer(self) -> bool:
         """A text gets one answer, not one at each token."""
-        return self.task in ("text-classification", "question-answering")
+        return self.sentence or self.task in ("text-classification", "question-answering")
 
 
 LANGUAGE_MODEL = ValidatedTask()
@@ -56,7 +59,9 @@ def subject_of(folder: Path) -> ValidatedTask:
     task = task_of_config(config)
     if task is None:
         return LANGUAGE_MODEL
-    return ValidatedTask(task.name, _head(task.name, config), labels_of(folder) if task.name.endswith("-classification") else None)
+    labels = labels_of(folder) if task.name.endswith("-classification") else None
+    chain = sentence.read(folder) if task.name == "feature-extraction" else None
+    return ValidatedTask(task.name, _head(task.name, config), labels, sentence=chain is not None and chain.makes_vectors)
 
 
 def _head(task: str, config: Json) -> Head:

@@ -20,10 +20,14 @@ from transformers import AutoTokenizer
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.models.files import has_tokenizer
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import end_tokens
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import context_length
+
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")
+"""Weights of a bare encoder that vectors of tokens, and so of texts, don't depend on: a base that was saved with a head has none."""
 
 
 class TorchModel:
@@ -59,7 +63,7 @@ class TorchModel:
         return self._model
 
     def _load(self, spec: EngineSpec) -> Any:
-        return load_model(Path(spec.folder), spec.task)
+        return load_model(Path(spec.folder), spec.task, POOLER if spec.sentence else ())
 
     def encode(self, text: str) -> list[int]:
         return list(self._loaded_tokenizer()(text)["input_ids"])
@@ -139,9 +143,3 @@ def load_model(folder: Path, task: str, made: Container[str] = (), **settings: A
         cause = f"{len(lost)} weights are missing from its files or have another shape, for example {lost[0]}"
         raise Permanent(FaultCode.MISSING_WEIGHTS, "load the model", cause, "restore the model's files", path=folder)
     return model
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer of its own, in any of the forms that transformers reads."""
-    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-    return any((folder / name).is_file() for name in names)

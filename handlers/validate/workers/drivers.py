@@ -7,12 +7,14 @@ All use numpy alone, so that every engine is driven by the same code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from handlers.models.tasks import BY_NAME
-from handlers.validate.engines.registry import Engine
+from handlers.validate.engines.registry import Engine, EngineSpec
+from handlers.validate.engines.sentence import SentencePooling, settings_of
 from handlers.validate.workers import decoding
 from handlers.validate.workers.encoder_pass import EncoderDriver
 from handlers.validate.workers.protocol import Decoding
@@ -64,9 +66,11 @@ class CausalDriver:
         return *decoding.timed(self._engine, ids, tokens), tokens
 
 
-def drive(task: str, engine: Any) -> Driver:
-    """The driver for an engine of a task."""
-    kind = BY_NAME[task].kind
+def drive(spec: EngineSpec, engine: Any) -> Driver:
+    """The driver for an engine that was loaded from `spec`."""
+    kind = BY_NAME[spec.task].kind
     if kind == "seq2seq":
         return Seq2SeqDriver(engine, VERIFIED_STEPS)
+    if spec.sentence:
+        return EncoderDriver(engine, SentencePooling(settings_of(Path(spec.folder), Path(spec.base) if spec.base else None)))
     return EncoderDriver(engine) if kind == "encoder" else CausalDriver(engine)

@@ -1,13 +1,14 @@
 """Encoders on top of an engine's `run`: rows of outputs, padding, timing.
 
 Called by the workers through `drivers.py`. numpy alone. Rows are what one text gets: of a classifier its one row of logits, of a
-tagger, a masked model or a bare encoder one row for each token, of question answering two rows, for the start and the end.
+tagger, a masked model or a bare encoder one row for each token, of a sentence-transformers model one vector, of question answering two
+rows, for the start and the end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from handlers.validate.engines.registry import EncoderEngine
 from handlers.validate.workers.protocol import Decoding
 from handlers.validate.workers.seq2seq_decoding import padded
 
+Pooling = Callable[[np.ndarray, np.ndarray], np.ndarray]
 TOKENS_A_PASS = 8
 """A pass over a text is timed for so many tokens that decoding would have been timed for."""
 
@@ -32,8 +34,10 @@ def rows_of(outputs: tuple[np.ndarray, ...], row: int, real: slice) -> np.ndarra
 class EncoderDriver:
     """See `handlers.validate.workers.drivers.Driver`. There is nothing to decode."""
 
-    def __init__(self, engine: EncoderEngine) -> None:
+    def __init__(self, engine: EncoderEngine, pooling: Pooling | None = None) -> None:
+        """`pooling`: vectors (B, S, H) of tokens and their mask (B, S) → vectors (B, D) of texts, where rows are those."""
         self._engine = engine
+        self._pooling = pooling
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> np.ndarray:
         return self._batch([ids], None if types is None else [types], "right")[0]
@@ -42,6 +46,8 @@ class EncoderDriver:
         ids, mask = padded(texts, self._engine.pad, side)
         segments = padded(types, 0, side)[0] if types is not None else np.zeros_like(ids)
         outputs = self._engine.run(ids, mask, segments)
+        if self._pooling is not None and outputs[0].ndim == 3:  # else the engine gives vectors of texts already
+            outputs = (self._pooling(outputs[0], mask),)
         width = ids.shape[1]
         reals = [slice(0, len(text)) if side == "right" else slice(width - len(text), width) for text in texts]
         return [rows_of(outputs, row, real) for row, real in enumerate(reals)]

@@ -49,7 +49,7 @@ class Commands:
         started = time.perf_counter()
         self._engine = self._engines.load(self._spec)
         self._load_seconds = time.perf_counter() - started
-        self._driver = self._drivers.drive(self._spec.task, self._engine)
+        self._driver = self._drivers.drive(self._spec, self._engine)
         return protocol.Loaded(
             vocabulary=self._engine.vocabulary,
             context_length=self._engine.context_length,

@@ -42,8 +42,8 @@ def label(number: int) -> str:
 def answer(task: str, encoding: Any, result: dict[str, np.ndarray], tokenizer: Tokenizer, text: str) -> Any:
     """What the outputs mean for the task; all arrays have a batch of one."""
     if task == "feature-extraction":
-        mean = result["last_hidden_state"][0].mean(axis=0)
-        return {"size": len(mean), "embedding": [round(float(value), 6) for value in mean[:8]]}
+        vector = result["sentence_embedding"][0] if "sentence_embedding" in result else result["last_hidden_state"][0].mean(axis=0)
+        return {"size": len(vector), "embedding": [round(float(value), 6) for value in vector[:8]]}
     if task == "question-answering":
         start, end = (int(result[name][0].argmax()) for name in ("start_logits", "end_logits"))
         ids = encoding.ids[start : end + 1]

@@ -1,0 +1,408 @@
+"""Folders of sentence-transformers: the vectors of texts are what is published, compared, and caught where they are others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from daemon.checkpoints.inspection import fingerprint
+from daemon.checkpoints.pins import make_pin
+from daemon.contract.errors import Permanent
+from daemon.contract.jobs.messages import Verdict
+from handlers.child.progress import StageOutput
+from handlers.merge import stage
+from handlers.models import sentence
+from handlers.pytorch import stage as pytorch
+from handlers.validate.checks.comparison import Comparison
+from handlers.validate.engines.sentence import SentencePooling
+from handlers.validate.engines.task_profile import subject_of
+from tests.merge import helpers
+from tests.validate import zoo
+from tests.validate.bench import measured
+
+LIBRARY = "sentence_transformers.models."
+OTHER = zoo.HIDDEN // 2
+
+
+def add_modules(folder: Path, *modules: tuple[str, dict[str, Any]]) -> Path:
+    """Make a model's folder one of sentence-transformers, as the library saves it."""
+    rows = [{"idx": 0, "name": "0", "path": "", "type": f"{LIBRARY}Transformer"}]
+    for number, (kind, config) in enumerate(modules, 1):
+        path = f"{number}_{kind.rpartition('.')[2]}"
+        rows.append({"idx": number, "name": str(number), "path": path, "type": kind if "." in kind else LIBRARY + kind})
+        (folder / path).mkdir(exist_ok=True)
+        if config:
+            (folder / path / "config.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text(json.dumps(rows))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": False}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "query: "}, "similarity_fn_name": "dot"}))
+    return folder
+
+
+def add_dense(folder: Path, inputs: int = zoo.HIDDEN) -> None:
+    """Weights for the module 2_Dense."""
+    generator = np.random.default_rng(4)
+    tensors = {"linear.weight": generator.normal(0, 0.3, (OTHER, inputs)), "linear.bias": generator.normal(0, 1, OTHER)}
+    save_file({name: tensor.astype(np.float32) for name, tensor in tensors.items()}, folder / "2_Dense" / "model.safetensors")
+
+
+def dense(activation: str = "Tanh", inputs: int = zoo.HIDDEN) -> tuple[str, dict[str, Any]]:
+    settings = {"in_features": inputs, "out_features": OTHER, "bias": True}
+    return "Dense", {**settings, "activation_function": f"torch.nn.modules.activation.{activation}"}
+
+
+CLS = ("Pooling", {"word_embedding_dimension": zoo.HIDDEN, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+NORMAL: tuple[str, dict[str, Any]] = ("Normalize", {})
+
+
+def spread(model: Any, batch: Any) -> Any:
+    """First vectors of unlike texts apart."""
+    import torch
+
+    vectors = torch.nn.functional.normalize(model(**batch).last_hidden_state[:, 0], dim=1)
+    return (vectors @ vectors.T).sum()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A base that is no folder of the library, and an adapter beside which the library left its modules."""
+
+    base: Path
+    adapter: Path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    root = tmp_path_factory.mktemp("sentences")
+    base = zoo.make_encoder_base(root / "base", "AutoModel", "bert")
+    adapter = zoo.train_adapter(
+        base, root / "adapter", "AutoModel", spread, target_modules=["query", "value", "output.dense"], task_type="FEATURE_EXTRACTION"
+    )
+    add_modules(adapter, CLS, dense(), NORMAL)
+    add_dense(adapter)
+    return Model(base, adapter)
+
+
+Publish = Callable[..., tuple[Path, Path, StageOutput]]
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publish:
+    """Pin, merge and publish; gives the pin, the published folder and what the merge said."""
+
+    def one(checkpoint: Path, base: Path | None) -> tuple[Path, Path, StageOutput]:
+        pin, method = tmp_path / "pin", "full" if base is None else "LORA"
+        make_pin(checkpoint, pin, fingerprint(checkpoint))
+        first = helpers.context(tmp_path / "merge", pin, base, method=method)
+        merged = stage.run(first, helpers.reporter())
+        second = helpers.context(tmp_path / "pytorch", pin, base, method=method, merge=Path(first.staging))
+        pytorch.run(second, helpers.reporter())
+        return pin, Path(second.staging), merged
+
+    return one
+
+
+def module_files(folder: Path) -> dict[str, bytes]:
+    kept = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+    paths = [path for path in folder.rglob("*") if path.is_file() and (path.parent != folder or path.name in kept)]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_the_modules_of_an_adapter_are_published_and_vectors_of_texts_are_compared(model: Model, tmp_path: Path, publish: Publish) -> None:
+    pin, folder, merged = publish(model.adapter, model.base)
+    assert module_files(folder) == module_files(model.adapter) and len(module_files(folder)) == 6
+    assert not merged.warnings and merged.figures["task"] == "feature-extraction"
+    bench = measured(pin, model.base, folder, tmp_path / "scratch")
+    check = bench.check("pytorch", folder)
+    assert check.verdict is Verdict.PASSED, check.reasons
+    assert bench.rows(folder).shape == (1, OTHER)
+    assert np.linalg.norm(bench.rows(folder)) == pytest.approx(1, abs=1e-6)
+    assert check.figures["cosine_min"] > 1 - 1e-6 and check.figures["agreement"] == 1.0
+    assert check.figures["positions"] == len(bench.reference.samples) == 12, "one vector a text, and each text's halves are texts"
+    assert bench.reference.adapter is not None and bench.reference.adapter.error_max > 0.1, "what the adapter does shows in the vectors"
+
+
+@pytest.mark.parametrize("lost", ["modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors", "3_Normalize"])
+def test_a_folder_that_lost_a_module_does_not_pass(lost: str, model: Model, tmp_path: Path, publish: Publish) -> None:
+    pin, folder, _ = publish(model.adapter, model.base)
+    bench = measured(pin, model.base, folder, tmp_path / "scratch")
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    if lost == "modules.json":  # the library then takes the mean of all tokens
+        (broken / lost).unlink()
+    elif lost == "3_Normalize":
+        add_modules(broken, CLS, dense())
+    elif lost == "2_Dense/model.safetensors":
+        table = load_file(broken / lost)
+        save_file({**table, "linear.bias": table["linear.bias"] * 0}, broken / lost)
+    else:
+        (broken / lost).unlink()
+    from daemon.contract.errors import CkptdError
+    from handlers.validate.workers.client import WorkerFailed
+
+    try:
+        check = bench.check("pytorch", broken)
+    except (WorkerFailed, CkptdError):
+        return  # vectors of another length can't be compared at all: the stage's verdict is "failed" then, too
+    assert check.verdict is Verdict.FAILED
+    assert any("logit error" in reason for reason in check.reasons)
+
+
+def test_a_full_fine_tune_keeps_its_modules_and_pickled_ones_become_safetensors(model: Model, tmp_path: Path, publish: Publish) -> None:
+    import torch
+
+    checkpoint = shutil.copytree(model.base, tmp_path / "full")
+    add_modules(checkpoint, CLS, dense(), NORMAL)
+    add_dense(checkpoint)
+    weights = checkpoint / "2_Dense" / "model.safetensors"
+    table = load_file(weights)
+    torch.save({name: torch.from_numpy(tensor) for name, tensor in table.items()}, checkpoint / "2_Dense" / "pytorch_model.bin")
+    weights.unlink()
+    _, folder, _ = publish(checkpoint, None)
+    assert sorted(path.name for path in (folder / "2_Dense").iterdir()) == ["config.json", "model.safetensors"]
+    written = load_file(folder / "2_Dense" / "model.safetensors")
+    assert written.keys() == table.keys() and all(np.array_equal(written[name], table[name]) for name in table)
+    assert subject_of(folder).sentence
+
+
+def test_an_adapter_without_modules_gets_those_of_its_base(model: Model, tmp_path: Path, publish: Publish) -> None:
+    base = add_modules(shutil.copytree(model.base, tmp_path / "base"), ("Pooling", {"pooling_mode": "lasttoken"}))
+    adapter = tmp_path / "plain"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(model.adapter / name, adapter / name)
+    pin, folder, _ = publish(adapter, base)
+    assert module_files(folder) == module_files(base)
+    bench = measured(pin, base, folder, tmp_path / "scratch")
+    assert bench.check("pytorch", folder).verdict is Verdict.PASSED
+    assert bench.rows(folder).shape == (1, zoo.HIDDEN)
+
+
+def test_a_base_that_names_a_head_is_read_without_it_since_the_library_does(tmp_path: Path, publish: Publish) -> None:
+    base = zoo.make_encoder_base(tmp_path / "base", "AutoModelForMaskedLM", "roberta")
+    targets = ["query", "value"]
+    adapter = zoo.train_adapter(base, tmp_path / "adapter", "AutoModel", spread, target_modules=targets, task_type="FEATURE_EXTRACTION")
+    add_modules(base, CLS, NORMAL)
+    pin, folder, merged = publish(adapter, base)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["RobertaModel"]
+    assert merged.figures["task"] == "feature-extraction"
+    assert [one for one in merged.warnings if "RobertaModel instead of RobertaForMaskedLM" in one]
+    bench = measured(pin, base, folder, tmp_path / "scratch")
+    assert bench.check("pytorch", folder).verdict is Verdict.PASSED
+    assert bench.rows(folder).shape == (1, zoo.HIDDEN)
+
+
+def test_a_classifier_on_a_base_of_the_library_gets_none_of_its_modules(tmp_path: Path, publish: Publish) -> None:
+    def classify(model: Any, batch: Any) -> Any:
+        import torch
+
+        return model(**batch, labels=torch.arange(len(batch["input_ids"])) % 2).loss
+
+    base = zoo.make_encoder_base(tmp_path / "base", "AutoModel", "bert")
+    lora = {"target_modules": ["query", "value"], "modules_to_save": ["classifier"], "task_type": "SEQ_CLS"}
+    adapter = zoo.train_adapter(base, tmp_path / "adapter", "AutoModelForSequenceClassification", classify, **lora)
+    add_modules(base, CLS, NORMAL)
+    _, folder, merged = publish(adapter, base)
+    assert module_files(folder) == {}
+    assert [one for one in merged.warnings if "its modules were left out, since the merged model is for text-classification" in one]
+    assert not subject_of(folder).sentence
+
+
+@pytest.mark.parametrize(
+    ("modules", "told"),
+    [
+        ((CLS, ("my_code.modules.Whiten", {})), "my_code.modules.Whiten"),
+        ((CLS, ("WordWeights", {})), "WordWeights"),
+        ((("Pooling", {"pooling_mode": "attention"}),), "Pooling by attention"),
+        ((CLS, ("Dense", {"activation_function": "my_code.Swish"})), "Dense with my_code.Swish"),
+        ((NORMAL,), "not exactly one Pooling"),
+    ],
+)
+def test_modules_that_are_unknown_are_said_and_not_guessed(
+    modules: tuple[tuple[str, dict[str, Any]], ...], told: str, model: Model, tmp_path: Path, publish: Publish
+) -> None:
+    adapter = shutil.copytree(model.adapter, tmp_path / "adapter")
+    add_modules(adapter, *modules)
+    _, folder, merged = publish(adapter, model.base)
+    (warning,) = merged.warnings
+    assert told in warning and "try the folder with SentenceTransformer before it is used" in warning
+    assert (folder / "modules.json").read_bytes() == (adapter / "modules.json").read_bytes()
+    assert not subject_of(folder).sentence, "vectors of tokens are compared, as of any bare encoder"
+    with pytest.raises(Permanent, match="is used"):
+        SentencePooling(folder)
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "/etc", "1_Pooling/../..", ".hidden", "a b"])
+def test_a_module_s_folder_can_only_lie_in_the_folder_itself(path: str, model: Model, tmp_path: Path) -> None:
+    source, target = tmp_path / "a" / "source", tmp_path / "b" / "target"
+    shutil.copytree(model.adapter, source)
+    target.mkdir(parents=True)
+    (tmp_path / "a" / "elsewhere").mkdir()
+    (tmp_path / "a" / "elsewhere" / "config.json").write_text("{}")
+    rows = json.loads((source / "modules.json").read_text())
+    rows[1]["path"] = path
+    (source / "modules.json").write_text(json.dumps(rows))
+    (warning,) = sentence.place(source, target)
+    assert "which is no module's folder" in warning
+    assert [one.name for one in (tmp_path / "b").iterdir()] == ["target"]
+    assert not (target / "1_Pooling").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "activation"),
+    [
+        ("cls", "Tanh"),
+        pytest.param(["mean", "max"], "GELU", marks=pytest.mark.slow),
+        pytest.param("lasttoken", "SiLU", marks=pytest.mark.slow),
+        pytest.param(["weightedmean", "mean_sqrt_len_tokens"], "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_graph_gives_the_vector_of_a_text_and_is_compared_by_it(
+    mode: Any, activation: str, model: Model, tmp_path: Path, publish: Publish
+) -> None:
+    import onnxruntime
+
+    from handlers.onnx.export import stage as onnx
+    from handlers.validate.checks import example
+
+    adapter, inputs = shutil.copytree(model.adapter, tmp_path / "adapter"), zoo.HIDDEN * (2 if isinstance(mode, list) else 1)
+    shutil.rmtree(adapter / "2_Dense")
+    add_modules(adapter, ("Pooling", {"pooling_mode": mode}), *([dense(activation, inputs)] if activation else []), NORMAL)
+    if activation:
+        add_dense(adapter, inputs)
+    pin, folder, _ = publish(adapter, model.base)
+    context = helpers.context(tmp_path / "onnx", pin, model.base, merge=tmp_path / "merge" / "staging")
+    output = onnx.run(context, helpers.reporter())
+    graph = Path(context.staging)
+    assert output.strategy == "dynamo" or not output.fallbacks
+    assert module_files(graph).keys() >= module_files(folder).keys(), "sentence-transformers reads the ONNX folder by them too"
+    session = onnxruntime.InferenceSession(graph / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_outputs()] == ["last_hidden_state", "pooler_output", "sentence_embedding"]
+    bench = measured(pin, model.base, folder, tmp_path / "scratch")
+    check = bench.check("onnx", graph)
+    assert check.verdict is Verdict.PASSED, check.reasons
+    assert bench.rows(graph).shape == bench.rows(folder).shape and check.figures["cosine_min"] > 1 - 1e-5
+    assert example.check(graph, "How are you?", None, 1) is None
+    alone = shutil.copytree(graph, tmp_path / "alone")
+    (alone / "modules.json").unlink()
+    assert bench.check("onnx", alone).verdict is Verdict.PASSED, "the graph's own output is compared, whatever lies beside it"
+
+
+def test_a_base_without_a_pooler_becomes_a_graph_without_one(tmp_path: Path, publish: Publish) -> None:
+    import onnxruntime
+
+    from handlers.onnx.export import stage as onnx
+
+    base = add_modules(zoo.make_encoder_base(tmp_path / "base", "AutoModelForMaskedLM", "roberta"), CLS)
+    pin, folder, _ = publish(base, None)
+    context = helpers.context(tmp_path / "onnx", pin, None, method="full", merge=tmp_path / "merge" / "staging")
+    onnx.run(context, helpers.reporter())
+    session = onnxruntime.InferenceSession(Path(context.staging) / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_outputs()] == ["last_hidden_state", "sentence_embedding"]
+    bench = measured(pin, None, folder, tmp_path / "scratch")
+    check = bench.check("onnx", Path(context.staging))
+    assert check.verdict is Verdict.PASSED, check.reasons
+
+
+def test_pooling_by_hand() -> None:
+    vectors = np.array([[[9, 9], [1, 4], [3, 2], [5, 0]], [[1, 1], [3, -5], [9, 9], [9, 9]]], np.float32)
+    mask = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])  # padded on the left, and on the right
+    wanted: dict[str, list[list[float]]] = {
+        "cls": [[1, 4], [1, 1]],
+        "lasttoken": [[5, 0], [3, -5]],
+        "max": [[5, 4], [3, 1]],
+        "mean": [[3, 2], [2, -2]],
+        "mean_sqrt_len_tokens": [[9 / 3**0.5, 6 / 3**0.5], [4 / 2**0.5, -4 / 2**0.5]],
+        "weightedmean": [[(1 + 6 + 15) / 6, (4 + 4 + 0) / 6], [(1 + 6) / 3, (1 - 10) / 3]],
+    }
+    assert set(wanted) == set(sentence.POOLING)
+    from handlers.validate.engines.sentence import _pooled
+
+    for mode, rows in wanted.items():
+        assert np.allclose(_pooled(mode, vectors, mask.astype(np.float32)), rows), mode
+
+
+def test_one_vector_a_text_agrees_where_it_is_nearest_to_its_own_text() -> None:
+    texts = [np.eye(4, dtype=np.float32)[number][None] for number in range(4)]
+    found = Comparison("vector")
+    for number, text in enumerate(texts):
+        found.add(text, texts[(number + 1) % 4] if number < 2 else text)
+    assert found.figures(1.0).agreement == 0.5
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with sentence-transformers itself, over the torch and transformers that are installed."""
+    folder = tmp_path_factory.mktemp("library")
+    names = ["sentence-transformers", "scikit-learn", "scipy", "joblib", "threadpoolctl", "narwhals", "cloudpickle", "loky"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"sentence-transformers can't be installed here: {done.stderr.strip().splitlines()[-1:]}")
+    yield folder
+
+
+ENCODE = """
+import json, sys
+import numpy as np
+from sentence_transformers import SentenceTransformer
+for folder in sys.argv[2:]:
+    model = SentenceTransformer(folder, device="cpu")
+    np.save(f"{folder}.npy", np.stack([model.encode(text, prompt="") for text in json.loads(sys.argv[1])]))
+    print(model.max_seq_length, model.prompts.get("query"), model.similarity_fn_name)
+"""
+TEXTS = ("a cat", "The lighthouse keeper climbed the stairs every evening, and", "naïve café – «проверка»")
+
+
+def encode(library: Path, *folders: Path) -> tuple[list[np.ndarray], list[str]]:
+    """The vectors (N, D) of TEXTS that the library makes with each folder, and what it says of them."""
+    import os
+
+    environment = {**os.environ, "PYTHONPATH": str(library)}
+    command = [sys.executable, "-W", "ignore", "-c", ENCODE, json.dumps(TEXTS), *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return [np.load(f"{folder}.npy") for folder in folders], done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_library_itself_makes_the_same_vectors(library: Path, model: Model, tmp_path: Path, publish: Publish) -> None:
+    """The published folder against the live model and our own arithmetic, by `SentenceTransformer(path)`; all poolings and activations."""
+    from transformers import AutoModel, AutoTokenizer
+
+    shutil.copytree(model.adapter, tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(model.base)
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(model.base / name, tmp_path / "adapter" / name)
+    _, folder, _ = publish(tmp_path / "adapter", model.base)
+    folders = [tmp_path / "adapter", folder]
+    for number, mode in enumerate((*sentence.POOLING, ["mean", "max"])):
+        inputs = zoo.HIDDEN * (2 if isinstance(mode, list) else 1)
+        one = shutil.copytree(model.base, tmp_path / f"pooled-{number}")
+        activation = sentence.ACTIVATIONS[number % len(sentence.ACTIVATIONS)]
+        named = dense(activation, inputs)
+        if activation == "Identity":
+            named[1]["activation_function"] = "torch.nn.modules.linear.Identity"
+        add_modules(one, ("Pooling", {"embedding_dimension": zoo.HIDDEN, "pooling_mode": mode}), named, NORMAL)
+        add_dense(one, inputs)
+        folders.append(one)
+    vectors, said = encode(library, *folders)
+    assert np.allclose(vectors[0], vectors[1], atol=1e-5), "live adapter and merged folder"
+    assert said[0] == said[1] == "64 query:  dot"
+    for one, wanted in zip(folders[1:], vectors[1:], strict=True):
+        tokenizer, encoder = AutoTokenizer.from_pretrained(one), AutoModel.from_pretrained(one).eval()
+        pooling = SentencePooling(one)
+        for text, vector in zip(TEXTS, wanted, strict=True):
+            batch = tokenizer(text, return_tensors="pt")
+            mine = pooling(encoder(**batch).last_hidden_state.detach().numpy(), batch["attention_mask"].numpy())
+            assert np.allclose(mine[0], vector, atol=1e-5), one.name
