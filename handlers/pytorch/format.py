@@ -12,7 +12,7 @@ FORMAT = Format(
     order=10,
     variants=(
         Variant(
-            "pytorch", "handlers.pytorch.stage:run", 1,
+            "pytorch", "handlers.pytorch.stage:run", 2,
             about="a standard transformers folder: config, safetensors, tokenizer, chat template",
             needs=("merge",), heavy=False, threads=1,
             settings=("merge.trust_remote_code",), libraries=("transformers", "tokenizers"),

@@ -15,6 +15,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.models.code import copy_code
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
+from handlers.models.older_readers import make_readable
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -28,9 +29,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     copy_config(merged, staging)
     reporter.progress(0.6, "copying tokenizer and chat template")
     copied = copy_tokenizer(pin, base, staging)
+    readers = make_readable(staging)
     reporter.progress(0.8, "checking the structure")
     weight_bytes = _check(ModelFolder(staging))
-    output = StageOutput(figures={"weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template})
+    output = StageOutput(
+        figures={
+            "weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template,
+            "transformers": readers.minimum, "transformers_why": readers.why,
+        }
+    )  # fmt: skip
     output.warnings += copy_code(base or pin, staging, trusted=context.work.merge.trust_remote_code)
     if copied.source is None:
         output.warnings.append("neither the checkpoint nor its base has a tokenizer, so the folder has none")
