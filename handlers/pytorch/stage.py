@@ -17,6 +17,7 @@ from handlers.models import left_out, sentence
 from handlers.models.code import copy_code
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
+from handlers.models.older_readers import make_readable
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -31,9 +32,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     sentence.place(merged.path, staging)
     reporter.progress(0.6, "copying tokenizer and chat template")
     copied = copy_tokenizer(pin, base, staging)
+    readers = make_readable(staging)
     reporter.progress(0.8, "checking the structure")
     weight_bytes = _check(ModelFolder(staging))
-    output = StageOutput(figures={"weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template})
+    output = StageOutput(
+        figures={
+            "weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template,
+            "transformers": readers.minimum, "transformers_why": readers.why,
+        }
+    )  # fmt: skip
     for source in (base, pin) if base else (pin,):
         output.warnings += copy_code(source, staging, trusted=context.work.merge.trust_remote_code)
     if copied.source is None:

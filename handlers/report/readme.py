@@ -16,6 +16,7 @@ from handlers.report import html
 from handlers.report.model import Report
 
 PROMPT = "def main():"
+QUESTION = "How are you?"
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
 
 
@@ -23,7 +24,11 @@ def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
     made = html.environment()
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
-    facts = {"prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq"}
+    facts = {
+        "prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
+        "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": QUESTION,
+        "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
+    }  # fmt: skip
 
     files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
 
@@ -57,6 +62,20 @@ def literal(text: str) -> str:
 def word(text: str) -> str:
     """`text` as one word of a shell's command line; the default prompt where it could not stand in one line of a code block."""
     return shlex.quote(text if text.isprintable() and "`" not in text else PROMPT)
+
+
+def _said(report: Report, figure: str) -> Any:
+    """A figure of the stages that make artifacts, which are all made of one checkpoint; None where none gave it."""
+    return next((stage.figures[figure] for stage in report.stages if stage.figures.get(figure) is not None), None)
+
+
+def _transformers(minimum: Any, why: Any) -> str:
+    """Which releases of transformers read the folder, as far as anybody tried; plain text from a stage of ours, escaped all the same."""
+    if isinstance(why, str):
+        return f" ({escape(minimum)} or newer: {escape(why)})"
+    if isinstance(minimum, str):
+        return f" ({escape(minimum)} or newer)"
+    return " (made and checked with transformers 5; no older one was tried)"
 
 
 def _prompt(report: Report) -> str:

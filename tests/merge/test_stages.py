@@ -44,8 +44,11 @@ def test_merge_and_pytorch_leave_a_folder_that_transformers_loads(
     assert (merged.figures["rank"], merged.figures["scale"], merged.figures["method"]) == (4, 2.0, "LORA")
     assert merged.figures["base_dtype"] == merged.figures["output_dtype"] == "bfloat16"
     assert merged.figures["base_bytes"] == 2 * merged.figures["parameters"]
-    told = {name: output.figures[name] for name in ("weight_bytes", "tokenizer_from", "chat_template")}
-    assert told == {"weight_bytes": merged.figures["base_bytes"], "tokenizer_from": "checkpoint", "chat_template": True}
+    told = {name: output.figures[name] for name in ("weight_bytes", "tokenizer_from", "chat_template", "transformers", "transformers_why")}
+    assert told == {
+        "weight_bytes": merged.figures["base_bytes"], "tokenizer_from": "checkpoint", "chat_template": True, "transformers": "4.57",
+        "transformers_why": None,
+    }  # fmt: skip
     assert os.path.samefile(folder / "model.safetensors", Path(first.staging) / "model.safetensors")
     error = (helpers.logits(folder, IDS) - helpers.live_logits(pico_base, pico_checkpoint, IDS)).abs().max()
     assert error < 0.25 * helpers.logits(folder, IDS).std()

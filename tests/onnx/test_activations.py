@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -128,7 +129,27 @@ def test_everything_that_the_plain_graph_gives_is_given_as_it_was(qwen3: Exporte
     before, after = (graphset.read(one.folder) for one in (qwen3, everything))
     assert after.graphs[0].inputs == before.graphs[0].inputs
     assert after.graphs[0].outputs[: len(before.graphs[0].outputs)] == before.graphs[0].outputs
-    assert sorted(path.name for path in everything.folder.iterdir()) == sorted([*(p.name for p in qwen3.folder.iterdir()), FILE])
+    assert sorted(path.name for path in everything.folder.iterdir()) == sorted(
+        [*(path.name for path in qwen3.folder.iterdir()), FILE, "activations.py"]
+    )
+
+
+def test_the_example_shows_what_the_graph_gives(everything: Exported, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    command = [sys.executable, "-I", str(everything.folder / "activations.py"), "def add(", "--npz", str(tmp_path / "kept.npz")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
+    tokens, *lines = shown.splitlines()
+    assert tokens.startswith('tokens: "def" ')
+    ids = np.array([Tokenizer.from_file(str(everything.folder / "tokenizer.json")).encode("def add(").ids])
+    (wanted,) = run_steps(everything.folder, ids, np.ones_like(ids), (ids.shape[1],))
+    listed = read(everything.folder).outputs
+    with np.load(tmp_path / "kept.npz") as kept:
+        assert sorted(kept) == sorted(["input_ids", *(one.name for one in listed)])
+        for one, line in zip(listed, lines, strict=True):
+            assert np.allclose(kept[one.name], wanted[one.name], atol=1e-5)
+            size = np.sqrt(np.square(kept[one.name]).mean())
+            assert line == f"{one.name} {kept[one.name].shape} {size:.4g}: {one.meaning}"
 
 
 def test_the_last_layers_hidden_states_are_what_is_given_by_default(qwen3: Exported, activate: Activate) -> None:

@@ -22,6 +22,7 @@ from handlers.onnx.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import LevelMeasurement
+from handlers.report import readme
 from handlers.validate.engines import genai as genai_engine
 from handlers.validate.engines.genai import GenaiEngine
 from handlers.validate.engines.registry import EngineSpec
@@ -111,14 +112,43 @@ def edited(source: Path, folder: Path, **changes: Any) -> Path:
 def test_the_folder_holds_what_onnxruntime_genai_reads_and_nothing_else(folders: dict[str, Exported], trained: Path, variant: str) -> None:
     made = folders[variant]
     assert sorted(path.name for path in made.folder.iterdir()) == FILES
-    for name in ("config.json", "generation_config.json"):
-        assert (made.folder / name).read_bytes() == (trained / name).read_bytes()
+    assert (made.folder / "generation_config.json").read_bytes() == (trained / "generation_config.json").read_bytes()
+    written, source = (models.read_json(folder / "config.json") for folder in (made.folder, trained))
+    assert written == {**source, "rope_theta": source["rope_parameters"]["rope_theta"], "torch_dtype": source["dtype"]}
     assert made.output.figures["op_types"]["GroupQueryAttention"] == 2
 
 
-def test_the_tokenizer_is_the_checkpoints_byte_by_byte(folders: dict[str, Exported], pico_base: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (folders["onnx-genai-int4"].folder / name).read_bytes() == (pico_base / name).read_bytes()
+def test_the_tokenizer_is_the_checkpoints_byte_by_byte_but_for_the_name_of_its_class(
+    folders: dict[str, Exported], pico_base: Path
+) -> None:  # fmt: skip
+    made = folders["onnx-genai-int4"].folder
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (made / name).read_bytes() == (pico_base / name).read_bytes()
+    written, source = (models.read_json(folder / "tokenizer_config.json") for folder in (made, pico_base))
+    assert source["tokenizer_class"] == "TokenizersBackend"
+    assert written == {**source, "tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+# R3.3
+def test_the_readmes_question_is_answered_as_transformers_answers_it(folders: dict[str, Exported], trained: Path) -> None:
+    import jinja2
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    made = folders["onnx-genai-fp32"]
+    assert made.output.figures["chat_template"] is True
+    environment = jinja2.Environment(trim_blocks=True)
+    environment.filters.update(md=readme.escape, literal=readme.literal)
+    words = environment.from_string((Path(stage.__file__).with_name("usage.md")).read_text())
+    text = words.render(variant=made.folder.name, about="", prompt=readme.PROMPT, chat=True, question=readme.QUESTION)
+    code = text.split("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", code], cwd=made.folder.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
+    messages = [{"role": "user", "content": readme.QUESTION}]
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = model.generate(**asked, max_new_tokens=64, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    assert done.stdout.rstrip("\n") == tokenizer.decode(answer, skip_special_tokens=True).rstrip("\n")
 
 
 # R2.4, R7.1

@@ -127,13 +127,16 @@ def _run(folder: Path, *arguments: str) -> str:
 def test_the_example_makes_the_tokens_that_torch_makes(chain: tuple[Path, StageOutput], source: Path, how: tuple[str, ...]) -> None:
     import torch
     from tokenizers import Tokenizer
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     ids = Tokenizer.from_file(str(chain[0] / "tokenizer.json")).encode("def add(").ids
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
     assert json.loads(_run(chain[0], "--tokens", "12", "--ids", *how)) == made
     assert greedy_tokens(chain[0], "def add(")[: len(made)] == made
+    asked = AutoTokenizer.from_pretrained(chain[0]).apply_chat_template([{"role": "user", "content": "def add("}], return_dict=False)
+    made = model.generate(torch.tensor([asked]), max_new_tokens=12, do_sample=False)[0, len(asked) :].tolist()
+    assert json.loads(_run(chain[0], "--chat", "--tokens", "12", "--ids", *how)) == made
 
 
 def test_a_chain_whose_weights_are_wrong_is_found_out(chain: tuple[Path, StageOutput], source: Path, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ KINDS: dict[str, tuple[dict[str, Any], Write | None]] = {
     "gaps": ({}, gaps),
     "added": ({"spaces": True, "added_tokens_decoder": ADDED, "clean_up_tokenization_spaces": True}, None),
     "more": ({"additional_special_tokens": ["<one>", "<two>"], "tag_token": "<tag>", "sep_token": "▁the"}, None),
+    "list and table": ({"additional_special_tokens": ["<one>", "<two>"], "extra_special_tokens": {"tag_token": "<tag>"}}, None),
     "whole": ({"split_special_tokens": True}, None),
 }
 TEXTS = [

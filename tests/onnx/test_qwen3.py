@@ -216,8 +216,9 @@ def test_a_thinking_models_marks_stay_single_tokens(thinker: Exported) -> None:
 
 
 def test_generation_rules_and_configuration_come_along_unchanged(thinker: Exported) -> None:
-    for name in ("generation_config.json", "config.json"):
-        assert (thinker.folder / name).read_bytes() == (thinker.source / name).read_bytes()
+    assert (thinker.folder / "generation_config.json").read_bytes() == (thinker.source / "generation_config.json").read_bytes()
+    written, source = (models.read_json(folder / "config.json") for folder in (thinker.folder, thinker.source))
+    assert written == {**source, "rope_theta": source["rope_parameters"]["rope_theta"], "torch_dtype": source["dtype"]}
 
 
 @pytest.fixture(scope="module")

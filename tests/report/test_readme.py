@@ -40,6 +40,24 @@ def examples(text: str) -> dict[str, str]:
     return dict(re.findall(r"^## (\S+)/\n.*?^```(?:python|sh)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
+def chats(text: str) -> dict[str, str]:
+    """Heading of each artifact → the code block that asks a question; of those that have one."""
+    parts = re.findall(r"^## (\S+)/\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    found = {name: re.search(r"^A question.*?^```(?:python|sh)\n(.*?)^```$", part, re.MULTILINE | re.DOTALL) for name, part in parts}
+    return {name: one[1] for name, one in found.items() if one}
+
+
+def with_figures(job: JobFacts, figures: dict[str, dict[str, Any]]) -> JobFacts:
+    """The job, with what its stages counted."""
+    stages = (
+        stage.model_copy(update={"result": stage.result.model_copy(update={"figures": figures[stage.name]})})
+        if stage.result and stage.name in figures
+        else stage
+        for stage in job.stages
+    )
+    return job.model_copy(update={"stages": tuple(stages)})
+
+
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real export of a pico model: `pytorch`, `onnx` and `onnx-int8` made by their stages, and the README beside them."""
@@ -49,17 +67,17 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("export")
     base = models.make_base(folder / "base", dtype="float32", num_hidden_layers=1)
-    inputs = {"merge": str(base)}
+    inputs, figures = {"merge": str(base)}, dict[str, dict[str, Any]]()
     for name, module in (("pytorch", stage), ("onnx", onnx), ("onnx-int8", int8)):
         context = facts.context(facts.succeeded(), folder / "work" / name)
         staging = folder / name
         staging.mkdir()
         changes = {"stage": name, "staging": str(staging), "inputs": dict(inputs), "base": str(base), "pin": str(base)}
-        module.run(context.model_copy(update=changes), Reporter(StringIO()))
+        figures[name] = module.run(context.model_copy(update=changes), Reporter(StringIO())).figures
         inputs[name] = str(staging)
     sample = {"prompt": PROMPT, "reference": "", "text": ""}
     job = facts.made_all(*(facts.check(name, sample=sample) for name in ("pytorch", "onnx", "onnx-int8")))
-    (folder / "README.md").write_text(readme_of(job, folder / "work"), encoding="utf-8")
+    (folder / "README.md").write_text(readme_of(with_figures(job, figures), folder / "work"), encoding="utf-8")
     return folder
 
 
@@ -154,6 +172,47 @@ def test_the_examples_of_a_real_export_run_and_agree(export: Path) -> None:
     assert written.startswith(PROMPT) and len(written) > len(PROMPT) + 8
     assert run_example(export, "onnx") == written
     assert run_example(export, "onnx-int8").startswith(PROMPT)
+
+
+# R3.3
+@pytest.mark.slow
+def test_the_questions_of_a_real_export_are_answered_alike(export: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = (export / "README.md").read_text(encoding="utf-8")
+    asked = chats(text)
+    assert list(asked) == ["pytorch", "onnx", "onnx-int8"]
+    tokenizer = AutoTokenizer.from_pretrained(export / "pytorch")
+    messages = [{"role": "user", "content": readme.QUESTION}]
+    inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    made = AutoModelForCausalLM.from_pretrained(export / "pytorch").generate(**inputs, max_new_tokens=64, do_sample=False)
+    wanted = tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True) + "\n"
+    assert run_code(asked["pytorch"], export) == run_code(asked["onnx"], export) == wanted
+    assert run_code(asked["onnx-int8"], export) != ""
+    assert "Needs `torch` and `transformers` (4.57 or newer)." in text
+
+
+def test_a_model_with_a_chat_template_has_questions_and_another_one_has_none(tmp_path: Path) -> None:
+    figures = {"pytorch": {"chat_template": True}}
+    asked = chats(readme_of(with_figures(plain_job(), figures), tmp_path / "1"))
+    assert list(asked) == ["pytorch", "onnx", "onnx-int8"]
+    assert asked["onnx-int8"] == "python onnx-int8/example.py --chat 'How are you?' --tokens 64\n"
+    compile(asked["pytorch"], "example", "exec")
+    assert chats(readme_of(plain_job(), tmp_path / "2")) == {}
+    assert chats(readme_of(with_figures(plain_job(), {"pytorch": {"chat_template": False}}), tmp_path / "3")) == {}
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"transformers": "4.57", "transformers_why": None}, "`transformers` (4.57 or newer)."),
+        ({"transformers": "5", "transformers_why": "the layers differ"}, "`transformers` (5 or newer: the layers differ)."),
+        ({"transformers": None, "transformers_why": None}, "(made and checked with transformers 5; no older one was tried)."),
+        ({"transformers": 4, "transformers_why": ["<b>"]}, "(made and checked with transformers 5; no older one was tried)."),
+    ],
+)
+def test_the_oldest_release_that_reads_the_folder_is_named(figures: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert f"{words}\n" in readme_of(with_figures(plain_job(), {"pytorch": figures}), tmp_path)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)

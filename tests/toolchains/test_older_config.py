@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from handlers.toolchains.older_config import UntranslatableError, check_read_back, readable_copy, translated
+from handlers.models.older_readers import UntranslatableError, translated
+from handlers.toolchains.older_config import check_read_back, readable_copy
 
 
 def test_the_base_frequency_stands_at_the_top_level_too() -> None:

@@ -8,7 +8,7 @@ from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trai
 from daemon.contract.formats.stages import MIB
 from handlers.onnx.options import OnnxOptions
 
-USAGE = Path(__file__).parents[1] / "usage.md"
+USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
 
 FORMAT = Format(
@@ -19,7 +19,7 @@ FORMAT = Format(
     section="onnx",
     variants=(
         Variant(
-            "onnx-activations", "handlers.onnx.activations.stage:run", 1,
+            "onnx-activations", "handlers.onnx.activations.stage:run", 2,
             about="the ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as further outputs",
             needs=("merge", "onnx"), memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=2.2,
             settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),

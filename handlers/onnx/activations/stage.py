@@ -23,6 +23,7 @@ from handlers.onnx.activations.capture import OPERATION, Site
 from handlers.onnx.activations.contract import MEANINGS, ActivationOutput, contract
 from handlers.onnx.activations.locate import NotInGraphError, add_outputs, find
 from handlers.onnx.activations.reference import Torchs, ask_torch, compare
+from handlers.onnx.folder.examples import place_activations
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.graphs.derive import copy_beside
@@ -118,6 +119,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         raise Permanent(FaultCode.ACTIVATIONS_MISMATCH, OPERATION, str(error), remedy, path=source) from error
     made.write(staging)
     copy_beside(source, staging, graphs)
+    place_activations(staging)
     agreed = contract(staging, made.files, outputs, task=made.task, layers=torchs.layers)
     agreed.write(staging)
     return StageOutput(figures=_figures(made, errors, agreed.content, staging), warnings=warnings, fallbacks=fallbacks)

@@ -22,6 +22,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.models import sentence
 from handlers.models.files import read_json
 from handlers.models.folder import ModelFolder, copy_config
+from handlers.models.older_readers import make_readable
 from handlers.models.tasks import Task
 from handlers.onnx.export import profiles
 from handlers.onnx.export.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
@@ -227,6 +228,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     copy_config(ModelFolder(source), staging)
     sentence.place(source, staging)
     tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
+    make_readable(staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)
     elif "window" not in climbed.result.graphs.extra:  # the example script can't feed a window of fixed length
@@ -234,7 +236,7 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     warnings = [*climbed.result.warnings, *([tokenizer.warning] if tokenizer.warning else [])]
     polished = optimize_export(context, climbed.result.graphs, climbed.result.verify, reporter)
     figures = _figures(climbed, polished.graphs, architecture(source), staging)
-    figures |= {"optimization": polished.figures, "tokenizer": tokenizer.form}
+    figures |= {"optimization": polished.figures, "tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
     if polished.error is not None:
         figures["relative_error"] = polished.error
     return StageOutput(

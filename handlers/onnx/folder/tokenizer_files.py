@@ -6,7 +6,7 @@ reading of the files is written as one; a Marian's can't be written so, and gets
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,19 @@ class Completed:
     form: str | None
     """"tokenizer.json" as it came, "written" by transformers, "marian" with its reader, or None where nothing here can read it."""
     warning: str | None = None
+    chat_template: bool = False
+    """Whether the folder has a chat template, and what fills it in."""
 
 
 def place(checkpoint: Path, base: Path | None, folder: Path) -> Completed:
     """Copy the tokenizer, see `copy_tokenizer`, and add to `folder` what it needs to be read without transformers."""
-    if copy_tokenizer(checkpoint, base, folder).source is None:
+    copied = copy_tokenizer(checkpoint, base, folder)
+    if copied.source is None:
         return Completed(None, "neither the checkpoint nor the base has a tokenizer")
-    return complete(folder)
+    completed = replace(complete(folder), chat_template=copied.chat_template)
+    if copied.chat_template:
+        examples.place_chat(folder)
+    return completed
 
 
 def complete(folder: Path) -> Completed:

@@ -21,7 +21,7 @@ FORMAT = Format(
     engines={"onnx-genai": {"causal": "handlers.validate.engines.genai:GenaiEngine"}},
     variants=(
         Variant(
-            "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 1,
+            "onnx-genai-fp32", "handlers.onnx.genai.stage:fp32", 2,
             about="a folder that onnxruntime-genai runs, fp32",
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
             limits=Limits("onnx-genai", cache=1e-3, padding=1e-3, merged=1e-2),
@@ -29,7 +29,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE,
         ),
         Variant(
-            "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 1, arithmetic="half",
+            "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 2, arithmetic="half",
             about="a folder that onnxruntime-genai runs, in half precision, for GPUs and the CPU",
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=0.6, settings=("export.opset",), libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
@@ -38,7 +38,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE,
         ),
         Variant(
-            "onnx-genai-int4", "handlers.onnx.genai.int4:run", 1, arithmetic="blocks",
+            "onnx-genai-int4", "handlers.onnx.genai.int4:run", 2, arithmetic="blocks",
             about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, activations in fp32 or int8",
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(

@@ -27,6 +27,7 @@ from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models.files import copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
+from handlers.models.older_readers import make_readable
 from handlers.models.tasks import BY_NAME
 from handlers.onnx.export.stage import metadata
 from handlers.onnx.families.base import architecture
@@ -80,10 +81,10 @@ def build(context: StageContext, reporter: Reporter, order: BuilderRequest) -> S
     with LibraryWarnings() as chatter:
         said = _run_builder(builder, prepare(context), staging, Path(context.temporary) / "builder", order)
     reporter.progress(0.8, "describing the folder")
-    _tidy(context, order)
+    has_template = _tidy(context, order)
     reporter.progress(0.85, "running the folder with onnxruntime-genai")
     try_out(staging)
-    figures = _figures(source, staging, order)
+    figures = {**_figures(source, staging, order), "chat_template": has_template}
     return StageOutput(figures=figures, warnings=[*chatter.lines, *said], fallbacks=_other_opset(context, figures["opset"]))
 
 
@@ -130,14 +131,18 @@ def _run_builder(builder: Any, source: Path, target: Path, cache: Path, order: B
     return [line for line in printed.getvalue().splitlines() if line.lower().startswith("warning")]
 
 
-def _tidy(context: StageContext, order: BuilderRequest) -> None:
-    """Leave the graph and its configuration, and put the model's own files beside them instead of the builder's versions."""
+def _tidy(context: StageContext, order: BuilderRequest) -> bool:
+    """Leave the graph and its configuration, and put the model's own files beside them instead of the builder's versions.
+
+    Gives whether there is a chat template among them.
+    """
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
     for path in staging.iterdir():
         if path.name not in (MODEL_FILE, DATA_FILE, genai_config.FILE):
             path.unlink()
     copy_config(ModelFolder(source), staging)
-    copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, staging)
+    copied = copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, staging)
+    make_readable(staging)
     genai_config.finish(staging)
     proto = onnx.load(staging / MODEL_FILE, load_external_data=False)
     opset = next(one.version for one in proto.opset_import if one.domain == "")
@@ -147,6 +152,7 @@ def _tidy(context: StageContext, order: BuilderRequest) -> None:
     proto.producer_name, proto.producer_version = "ckptd", __version__
     onnx.helper.set_model_props(proto, {name: str(value) for name, value in facts.items() if value is not None})
     onnx.save_model(proto, staging / MODEL_FILE)
+    return copied.chat_template
 
 
 def try_out(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 `place` is called by the stages that write such folders; validation runs the script, the export's README shows how. The scripts
 need onnxruntime, tokenizers and numpy alone, and read what they must know from the folder that they lie in. A Marian's tokenizer
-has no tokenizer.json: it is read by a module that lies beside the script, with sentencepiece instead of tokenizers.
+has no tokenizer.json: it is read by a module that lies beside the script, with sentencepiece instead of tokenizers. A chat template is
+filled in by a module beside the script too, with jinja2. A folder with activations has a second script, which shows them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from handlers.models.tasks import BY_NAME
 
 NAME = "example.py"
 MARIAN = "marian_tokenizer.py"
+CHAT = "chat_template.py"
+ACTIVATIONS = "activations.py"
 
 
 def place(task: str, folder: Path) -> None:
@@ -24,3 +27,13 @@ def place(task: str, folder: Path) -> None:
 def place_marian(folder: Path) -> None:
     """Put the reader of a Marian's tokenizer into `folder`."""
     shutil.copyfile(Path(__file__).with_name(MARIAN), folder / MARIAN)
+
+
+def place_chat(folder: Path) -> None:
+    """Put what fills in a chat template into `folder`."""
+    shutil.copyfile(Path(__file__).with_name(CHAT), folder / CHAT)
+
+
+def place_activations(folder: Path) -> None:
+    """Put the script that shows activations into `folder`."""
+    shutil.copyfile(Path(__file__).with_name(ACTIVATIONS), folder / ACTIVATIONS)

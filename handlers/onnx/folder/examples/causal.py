@@ -1,14 +1,18 @@
 """Continue a text with the model in this folder.
 
     python example.py "def main():" --tokens 32
+    python example.py --chat "How are you?"
 
-Needs onnxruntime, tokenizers and numpy. The key-value cache goes back into the graph after each step.
+Needs onnxruntime, tokenizers and numpy; --chat, for a model with a chat template, jinja2 too. The key-value cache goes back into the graph
+after each step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +63,33 @@ def generate(session: onnxruntime.InferenceSession, tokens: list[int], count: in
     return made
 
 
+def chat_text(question: str) -> str:
+    """A question as the model's chat template puts it; ends with a sentence where there is no template, or no jinja2."""
+    if not (FOLDER / "chat_template.py").is_file():
+        sys.exit("This model has no chat template: leave out --chat")
+    try:
+        # An import would leave compiled code in the folder, which is as its manifest says.
+        render = runpy.run_path(str(FOLDER / "chat_template.py"))["render"]
+    except ModuleNotFoundError as error:
+        sys.exit(f"--chat needs the Python package {error.name}: pip install {error.name}")
+    return str(render(FOLDER, [{"role": "user", "content": question}]))
+
+
 def main() -> None:
-    """Print the continuation."""
+    """Print the continuation, or the answer."""
     parser = argparse.ArgumentParser(description="Continue a text.")
     parser.add_argument("prompt", nargs="?", default="def main():")
+    parser.add_argument("--chat", action="store_true", help="the text is a question: put it by the model's chat template, print the answer")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--ids", action="store_true", help="print the new tokens' ids instead of the text")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     session = onnxruntime.InferenceSession(FOLDER / "model.onnx", providers=["CPUExecutionProvider"])
-    tokens = tokenizer.encode(options.prompt).ids
+    text = chat_text(options.prompt) if options.chat else options.prompt
+    tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself
     made = generate(session, tokens, options.tokens)
-    print(json.dumps(made) if options.ids else tokenizer.decode([*tokens, *(one for one in made if one not in end_tokens())]))
+    shown = [*([] if options.chat else tokens), *(one for one in made if one not in end_tokens())]
+    print(json.dumps(made) if options.ids else tokenizer.decode(shown))
 
 
 if __name__ == "__main__":

@@ -2,16 +2,20 @@
 
     python example.py "def main():" --tokens 32
     python example.py "def main():" --tokens 32 --one-at-a-time
+    python example.py --chat "How are you?"
 
-Needs onnxruntime, tokenizers and numpy. graphs.json names the graphs in the order in which they run: what one gives as
-`next_hidden_states` the next one takes as `hidden_states`, and each block keeps the key-value cache of its own layers. With
---one-at-a-time only one graph is in memory, and each is loaded again for each token: slow, for models larger than the memory.
+Needs onnxruntime, tokenizers and numpy; --chat, for a model with a chat template, jinja2 too. graphs.json names the graphs in the order
+in which they run: what one gives as `next_hidden_states` the next one takes as `hidden_states`, and each block keeps the key-value cache
+of its own layers. With --one-at-a-time only one graph is in memory, and each is loaded again for each token: slow, for models larger than
+the memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,19 +87,34 @@ def generate(chain: Chain, tokens: list[int], count: int) -> list[int]:
     return made
 
 
+def chat_text(question: str) -> str:
+    """A question as the model's chat template puts it; ends with a sentence where there is no template, or no jinja2."""
+    if not (FOLDER / "chat_template.py").is_file():
+        sys.exit("This model has no chat template: leave out --chat")
+    try:
+        # An import would leave compiled code in the folder, which is as its manifest says.
+        render = runpy.run_path(str(FOLDER / "chat_template.py"))["render"]
+    except ModuleNotFoundError as error:
+        sys.exit(f"--chat needs the Python package {error.name}: pip install {error.name}")
+    return str(render(FOLDER, [{"role": "user", "content": question}]))
+
+
 def main() -> None:
-    """Print the continuation."""
+    """Print the continuation, or the answer."""
     parser = argparse.ArgumentParser(description="Continue a text.")
     parser.add_argument("prompt", nargs="?", default="def main():")
+    parser.add_argument("--chat", action="store_true", help="the text is a question: put it by the model's chat template, print the answer")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--ids", action="store_true", help="print the new tokens' ids instead of the text")
     parser.add_argument("--one-at-a-time", action="store_true", help="keep one graph in memory, and load each for each token")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     graphs = json.loads((FOLDER / "graphs.json").read_text(encoding="utf-8"))["graphs"]
-    tokens = tokenizer.encode(options.prompt).ids
+    text = chat_text(options.prompt) if options.chat else options.prompt
+    tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself
     made = generate(Chain([graph["file"] for graph in graphs], not options.one_at_a_time), tokens, options.tokens)
-    print(json.dumps(made) if options.ids else tokenizer.decode([*tokens, *(one for one in made if one not in end_tokens())]))
+    shown = [*([] if options.chat else tokens), *(one for one in made if one not in end_tokens())]
+    print(json.dumps(made) if options.ids else tokenizer.decode(shown))
 
 
 if __name__ == "__main__":

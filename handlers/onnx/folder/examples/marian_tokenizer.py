@@ -115,7 +115,7 @@ def _added(folder: Path, config: Mapping[str, Any]) -> tuple[dict[int, dict[str,
     more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     named = {key: value for key, value in settings.items() if key.endswith("_token") and (key in NAMES or isinstance(value, str))}
     if isinstance(more, dict):
-        named, more = named | more, []
+        named, more = named | more, settings.get("additional_special_tokens") or []
     if listed is None:
         older = _json(folder / "special_tokens_map.json", {})
         named |= {key: value for key, value in older.items() if key in NAMES}
