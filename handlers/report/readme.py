@@ -24,6 +24,7 @@ def render(report: Report) -> str:
     made = html.environment()
     task = TASKS.get(report.task or "") or TASKS["text-generation"]
     facts = {"prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq"}
+    figures = {stage.name: stage.figures for stage in report.stages}
 
     def usage(name: str) -> str:
         """How a variant is run, by its format's own words."""
@@ -33,7 +34,7 @@ def render(report: Report) -> str:
         about = variant.about[:1].upper() + variant.about[1:]
         try:
             template = made.overlay(autoescape=False).from_string(variant.usage.read_text(encoding="utf-8"))
-            return template.render(variant=name, about=about, **facts).strip()
+            return template.render(variant=name, about=about, figures=figures.get(name, {}), **facts).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {escape(f'{type(error).__name__}: {error}')}"
 
