@@ -29,8 +29,8 @@ def render(report: Report) -> str:
         "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": QUESTION,
         "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
     }  # fmt: skip
-
     files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
+    figures = {stage.name: stage.figures for stage in report.stages}
 
     def usage(name: str) -> str:
         """How a variant is run, by its format's own words."""
@@ -40,7 +40,8 @@ def render(report: Report) -> str:
         about = variant.about[:1].upper() + variant.about[1:]
         try:
             template = made.overlay(autoescape=False).from_string(variant.usage.read_text(encoding="utf-8"))
-            return template.render(variant=name, about=about, files=files[name], **facts).strip()
+            told = {"files": files.get(name, frozenset()), "figures": figures.get(name, {})}
+            return template.render(variant=name, about=about, **told, **facts).strip()
         except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
             return f"Its format's own words can't be shown: {escape(f'{type(error).__name__}: {error}')}"
 

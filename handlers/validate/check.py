@@ -18,7 +18,7 @@ from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
-from handlers.validate.checks import external, optimum_reader, portability
+from handlers.validate.checks import base_likelihood, external, optimum_reader, portability
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, engines
@@ -70,8 +70,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
     spec = EngineSpec(
-        engine=variant.limits.engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence
-    )
+        engine=variant.limits.engine, folder=folder, base=context.base, base_values=base_likelihood.taken(context),
+        threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
+    )  # fmt: skip
     outputs = scratch / "logits"
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
         examination = examine(

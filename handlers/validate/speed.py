@@ -14,6 +14,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.toolchains import use
 from handlers.validate import record
+from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.turns import alone, race
 from handlers.validate.engines.registry import EXACT, EngineSpec
@@ -63,8 +64,11 @@ class _Timing:
 
     def worker(self, engine: str, folder: str, name: str, toolchain: str = "") -> EngineWorker:
         """A worker that has not loaded its model yet, in the Python that checks the artifact. Raises WorkerFailed where that is gone."""
-        threads, subject = self._context.limits.threads, self._subject
-        spec = EngineSpec(engine=engine, folder=folder, threads=threads, task=subject.task, sentence=subject.sentence)
+        subject = self._subject
+        spec = EngineSpec(
+            engine=engine, folder=folder, base=self._context.base, base_values=base_likelihood.taken(self._context),
+            threads=self._context.limits.threads, task=subject.task, sentence=subject.sentence,
+        )  # fmt: skip
         place = use.find(self._context, toolchain) if toolchain else None
         if toolchain and place is None:
             remedy = f"run `ckptd toolchain install {toolchain}`"

@@ -46,7 +46,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
 
 def test_a_format_that_comes_first_does_not_displace_one_of_ours(strangers: Any) -> None:
     known = strangers.take(declared(variant("onnx"), name="first", order=1))
-    assert [one.name for one in known.formats] == ["pytorch", "onnx", "onnx-activations", "onnx-genai"]
+    assert [one.name for one in known.formats] == ["pytorch", "pytorch-adapter", "onnx", "onnx-activations", "onnx-genai"]
     assert known.problems == ("the format first (strangers:first) was left out: there is another stage onnx",)
 
 
@@ -85,5 +85,5 @@ def test_no_format_waits_for_a_stage_that_comes_after_all_formats(strangers: Any
 def test_formats_that_fit_stand_in_their_order_and_may_build_on_ours(strangers: Any) -> None:
     known = strangers.take(declared(variant("half", needs=("onnx",), form_of="onnx", fallback="onnx"), name="between", order=25))
     assert known.problems == ()
-    assert [one.name for one in known.formats][:3] == ["pytorch", "onnx", "between"]
+    assert [one.name for one in known.formats][:4] == ["pytorch", "pytorch-adapter", "onnx", "between"]
     assert [spec.name for spec in plan(["half"])][:3] == ["merge", "onnx", "half"]

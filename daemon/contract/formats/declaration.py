@@ -80,7 +80,8 @@ class Variant(StageSpec):
     traits: frozenset[Trait] = frozenset()
     usage: Path | None = None
     """A Jinja template in Markdown: who runs it and how, for the export's README. It knows `variant`, `about`, `prompt`, `auto` (the
-    transformers class), `generates` and `pairs`, and the filters `md`, `literal` and `word`; code blocks run from the export's folder."""
+    transformers class), `generates`, `pairs` and `figures` (its stage's, by name), and the filters `md`, `literal` and `word`; code blocks
+    run from the export's folder."""
 
 
 class FormatEntry(Frozen):

@@ -28,7 +28,8 @@ MARGIN = 3.0
 
 def taken(context: StageContext) -> str:
     """What `merge.base` comes to: "original" where there is no adapter, and for a base that is stored quantized, where it has no effect."""
-    return "original" if context.base is None or stored_quantized(Path(context.base)) else context.work.merge.base
+    wanted = context.work.merge.base
+    return "original" if wanted == "original" or context.base is None or stored_quantized(Path(context.base)) else wanted
 
 
 def method(context: StageContext) -> str:

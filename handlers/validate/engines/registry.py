@@ -31,7 +31,9 @@ class EngineSpec(BaseModel):
     folder: str
     """Folder of the model: a checkpoint's pin for `live`, an artifact otherwise."""
     base: str | None = None
-    """Folder of the base model; only `live` reads it."""
+    """Folder of the job's base model; only engines that put an adapter over it read it."""
+    base_values: str = "original"
+    """What `merge.base` comes to, for an artifact that is put over that base."""
     threads: int = 1
     task: str = "text-generation"
     """Name in `handlers.models.tasks`: the task of the merged model."""

@@ -40,7 +40,8 @@ class TorchModel:
     def prepare(spec: EngineSpec) -> None:
         """Import the module of the model's class, which transformers would otherwise do inside the timed loading."""
         with contextlib.suppress(Exception):  # whatever is wrong with the folder, loading it will say so
-            config = json.loads(Path(spec.base or spec.folder, "config.json").read_text())
+            file = Path(spec.folder, "config.json")
+            config = json.loads((file if file.is_file() else Path(spec.base or "", file.name)).read_text())
             getattr(transformers, config["architectures"][0])
 
     def __init__(self, spec: EngineSpec) -> None:

@@ -1,0 +1,40 @@
+"""The format `pytorch-adapter`: the verified adapter itself, not merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.stages import MIB
+
+_ENGINE = "handlers.adapter.engine"
+
+FORMAT = Format(
+    name="pytorch-adapter",
+    about="The adapter alone, for PEFT and for servers that load many adapters over one base (vLLM, TGI, LoRAX).",
+    order=15,
+    engines={
+        "adapter": {
+            "causal": f"{_ENGINE}:AdapterEngine", "seq2seq": f"{_ENGINE}:AdapterSeq2Seq", "encoder": f"{_ENGINE}:AdapterEncoder",
+        },
+    },
+    variants=(
+        Variant(
+            "pytorch-adapter", "handlers.adapter.stage:run", 1,
+            about="the adapter alone as safetensors, its base named by name and digest",
+            needs=("merge",), heavy=False, threads=1, memory_fixed=900 * MIB, disk_fixed=64 * MIB, disk_stored=0.1,
+            settings=("merge.base",), libraries=("torch", "peft", "safetensors"),
+            limits=Limits("adapter", cache=1e-3, padding=1e-3, memory_fixed=1200 * MIB, memory_fp32=1.3),
+            # The same tensors on the same base by the same library: nothing is rounded, so nothing may differ.
+            thresholds=Thresholds(agreement=0.999, kl=1e-5, error=1e-3),
+            traits=frozenset({"cache", "padding"}),
+            usage=Path(__file__).with_name("usage.md"),
+        ),
+    ),
+    families={
+        "decoders": "loaded over the base by PEFT and compared with the live model: LoRA, rsLoRA, DoRA, patterns, saved modules, trained "
+        "tokens, IA3, LoHa, VeRA",
+        "encoder-decoders": "loaded over the base by PEFT and compared with the live model",
+        "encoders and heads": "loaded over the base by PEFT and compared with the live model, heads that the adapter brings included",
+    },
+)  # fmt: skip
