@@ -199,6 +199,8 @@ class Runner:
 
     def _try(self, job: JobRow, may_start: bool) -> None:
         """Advance a job; one that can't be worked on never keeps the others from it."""
+        if not may_start or job.paused:
+            self._starter.forget(job.id)  # also of one that waits, however short the pause is
         if self._stopping or not self.waits.may_move(job.id):
             return
         with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
