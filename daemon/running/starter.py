@@ -63,6 +63,8 @@ class Starter:
         if not may_start:
             self.forget(job.id)
         ready = ready_stages(stages)
+        for key in [key for key in self._waits.alone if key[0] == job.id and key[1] not in {spec.name for spec in ready}]:
+            del self._waits.alone[key]  # what it builds on is made again: it waits for that, not to be alone
         # Once for all that are ready: it looks at every file of the base.
         keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device))
         moved = [self._step(job, spec, stages, keys, len(ready), may_start) for spec in ready]
@@ -78,6 +80,7 @@ class Starter:
         if not may_start:
             return False
         if not stages[spec.name].due(time.time()):
+            self._waits.alone.pop((job.id, spec.name), None)  # it waits to be tried again, not to be alone
             self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
             return False
         key = keys()[spec.name]
