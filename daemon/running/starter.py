@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -60,11 +60,9 @@ class Starter:
         for name in lost:  # claimed, and then neither started nor settled, since the disk was full in between
             result = StageResult(outcome=Outcome.INTERRUPTED)
             settle(self._journal, self._settings.limits, AttemptId(job.id, name, stages[name].attempts), result)
-        if not may_start:
-            self.forget(job.id)
         ready = ready_stages(stages)
-        for key in [key for key in self._waits.alone if key[0] == job.id and key[1] not in {spec.name for spec in ready}]:
-            del self._waits.alone[key]  # what it builds on is made again: it waits for that, not to be alone
+        # Only what could start now waits to be alone: not what is to be tried again later, nor what builds on a stage that is made again.
+        self.forget(job.id, but={spec.name for spec in ready if stages[spec.name].due(time.time())} if may_start else ())
         # Once for all that are ready: it looks at every file of the base.
         keys = functools.cache(lambda: keys_of(job, stages, self._settings.limits.device))
         moved = [self._step(job, spec, stages, keys, len(ready), may_start) for spec in ready]
@@ -80,7 +78,6 @@ class Starter:
         if not may_start:
             return False
         if not stages[spec.name].due(time.time()):
-            self._waits.alone.pop((job.id, spec.name), None)  # it waits to be tried again, not to be alone
             self._waits.add(job.id, stages[spec.name].fault or retrying(spec), 1.0)
             return False
         key = keys()[spec.name]
@@ -145,9 +142,9 @@ class Starter:
             share = limits.effective_threads
         return min(spec.threads, share) if spec.threads else share
 
-    def forget(self, job: str) -> None:
-        """The job has ended, or waits for people: nothing is held back for its sake."""
-        for key in [key for key in self._waits.alone if key[0] == job]:
+    def forget(self, job: str, but: Collection[str] = ()) -> None:
+        """Hold nothing back for the sake of a job that has ended or waits for something else, `but` for these of its stages."""
+        for key in [key for key in self._waits.alone if key[0] == job and key[1] not in but]:
             del self._waits.alone[key]
 
     def _may_share(self, job: JobRow, spec: StageSpec) -> bool:

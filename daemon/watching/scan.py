@@ -6,10 +6,11 @@ leaves out what lies deepest, and it never lists a directory of many entries aga
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -100,6 +101,7 @@ class Scanner:
         Below a `checkpoint-N` and in an export of ours nothing is looked for. A root itself is never one.
         """
         self.left_out = ""
+        in_run = functools.cache(_is_of_run)  # many models may lie side by side
         levels = deque([(str(root), "", 1)])
         entries_seen, end = 0, time.monotonic() + self.most_seconds
         while levels:
@@ -119,7 +121,7 @@ class Scanner:
             if what is Candidate.OURS:
                 continue
             if what is not Candidate.NONE:
-                yield Found(Path(folder), self._passed_over(folder, what))
+                yield Found(Path(folder), self._passed_over(folder, what, in_run))
             for entry in folders:
                 path = f"{folder}/{entry}" if folder != "/" else f"/{entry}"
                 if is_checkpoint_name(entry):
@@ -136,8 +138,9 @@ class Scanner:
             and path not in self.rules.ours
         )
 
-    def _passed_over(self, folder: str, what: Candidate) -> str:
-        if what is not Candidate.UNTRAINED or self.rules.models == "all" or _is_in_run(folder):
+    def _passed_over(self, folder: str, what: Candidate, in_run: Callable[[str], bool] | None = None) -> str:
+        """Why a candidate is not taken, "" where it is. `in_run`: whether a directory is a run's, remembered where many are asked for."""
+        if what is not Candidate.UNTRAINED or self.rules.models == "all" or (in_run or _is_of_run)(os.path.dirname(folder)):
             return ""
         return UNTRAINED
 
@@ -151,10 +154,7 @@ class Scanner:
             elif known.rested:
                 self._wide[folder] = known
                 return known.folders, known.what, 1
-        entries: dict[str, bool] = {}
-        with os.scandir(folder) as listing:
-            for entry in listing:
-                entries[entry.name] = entry.is_dir(follow_symlinks=False)
+        entries = _entries(folder)
         what = candidate(name, entries) if name else Candidate.NONE
         folders = [entry for entry, is_folder in entries.items() if is_folder]
         if len(entries) >= WIDE:
@@ -180,7 +180,7 @@ class Scanner:
                 return f"it lies inside of the checkpoint {inside}"
             if is_ignored(part):
                 return f"{part!r} is a hidden or temporary name, which scans pass over; rename it"
-            if not is_checkpoint_name(part) and candidate(part, _names_in(inside)) is Candidate.OURS:
+            if _is_ours(inside):
                 return f"{inside} is an export or the state of ckptd"
         if self.rules.depth and not self._reaches(parts):
             return f"it lies deeper than watch.depth = {self.rules.depth} levels below {root}; set watch.depth = 0"
@@ -195,7 +195,7 @@ class Scanner:
             return None
         what = candidate(path.name, _names_in(path))
         if what is Candidate.NONE:
-            return "it holds no adapter and no model in a known form"
+            return "it holds no adapter and no model in a known form (files that are links are not read)"
         return self._passed_over(str(path), what) or None
 
     def checkpoint_of(self, root: Path, changed: str) -> Path | None:
@@ -239,15 +239,15 @@ class Scanner:
         return os.path.realpath(path) == os.path.join(os.path.realpath(root), *parts)
 
 
-def _is_in_run(folder: str) -> bool:
-    """Whether the directory around `folder` is a run's."""
-    return is_of_training(_names_in(Path(folder).parent))
+def _is_of_run(folder: str) -> bool:
+    """Whether a directory is a run's."""
+    return is_of_training(_names_in(folder))
 
 
 def _is_ours(folder: Path) -> bool:
-    if is_checkpoint_name(folder.name):
-        return False  # taken by its name, whatever it holds
-    return any((folder / mark).is_file() for mark in (EXPORT, STATE)) and candidate(folder.name, _names_in(folder)) is (Candidate.OURS)
+    """Whether a directory is an export or the state of ckptd. A `checkpoint-N` is taken by its name, whatever it holds."""
+    marked = not is_checkpoint_name(folder.name) and any((folder / mark).exists() for mark in (EXPORT, STATE))
+    return marked and candidate(folder.name, _names_in(folder)) is Candidate.OURS
 
 
 def _state(folder: str) -> tuple[int, int, int]:
@@ -256,8 +256,14 @@ def _state(folder: str) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _names_in(folder: Path) -> list[str]:
+def _entries(folder: str | Path) -> dict[str, bool]:
+    """What lies in a directory: name → whether it is a directory. Links are left out: no export reads them, as in a hub's cache."""
+    with os.scandir(folder) as listing:
+        return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing if not entry.is_symlink()}
+
+
+def _names_in(folder: str | Path) -> Collection[str]:
     try:
-        return os.listdir(folder)
+        return _entries(folder)
     except OSError:
-        return []  # gone, no directory, or not readable: the next scan says which
+        return ()  # gone, no directory, or not readable: the next scan says which

@@ -58,9 +58,15 @@ class Tracker:
         self._sighted: dict[Path, Sighting] = {}
         self._scanner = Scanner(rules_of(settings, (intake.paths.state, intake.pins)))
         self.incomplete: dict[Path, Incomplete] = {}
-        self.passed_over: dict[Path, str] = {}
-        """Directory that holds a checkpoint → why it is not taken, and what to set. Replaced as a whole, for readers of other threads."""
-        self._refused: set[Path] = set()
+        self._refused: dict[Path, str] = {}
+        """Directory in a layout that is not exported → why, and the command. Replaced as a whole, as the next: other threads read them."""
+        self._passed: dict[Path, dict[Path, str]] = {}
+        """Root → what its last scan saw and did not take, and what it could not come to."""
+
+    @property
+    def passed_over(self) -> dict[Path, str]:
+        """Directory that holds a checkpoint → why it is not taken, and what to set. May be read from any thread."""
+        return {path: why for group in (self._refused, *self._passed.values()) for path, why in group.items()}
 
     def next_due(self) -> float | None:
         """When the next look is due; None while nothing moves."""
@@ -90,7 +96,7 @@ class Tracker:
                 self._undecided.add(str(checkpoint))
             if not _is_as_known(checkpoint, before):
                 self._settler.hint(str(checkpoint), now)
-        self._note_passed_over(root, passed)
+        self._note_passed_over(root, found, passed)
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
@@ -100,10 +106,8 @@ class Tracker:
         for path in self._settler.due(now):
             self._look(Path(path), now)
 
-    def _note_passed_over(self, root: Path, passed: dict[Path, str]) -> None:
-        """Remember, and say once, what a scan saw and does not take, and what it could not come to."""
-        refused = {path: why for path, why in self.passed_over.items() if root in path.parents and path in self._refused}
-        elsewhere = {path: why for path, why in self.passed_over.items() if root != path and root not in path.parents}
+    def _note_passed_over(self, root: Path, found: set[Path], passed: dict[Path, str]) -> None:
+        """Remember, and say once, what a scan saw and does not take, and what it could not come to. What has gone is no longer listed."""
         for path, why in passed.items():
             self.say_once(f"passed:{path}", f"Seen, not watched: {path}: {why}")
         if self._scanner.left_out:
@@ -111,7 +115,8 @@ class Tracker:
             self.say_once(f"left-out:{root}", f"Not everything is watched: {self._scanner.left_out}")
         else:
             self.unsay(f"left-out:{root}")
-        self.passed_over = {**elsewhere, **refused, **passed}
+        self._refused = {path: why for path, why in self._refused.items() if path in found or root not in path.parents}
+        self._passed = {**self._passed, root: passed}
 
     def _look(self, path: Path, now: float) -> None:
         if not _is_text(str(path)):
@@ -138,13 +143,13 @@ class Tracker:
         """A directory is quiet: take it if it is complete, else remember why not."""
         root = next(root for root in self._settings.roots if root in path.parents)
         found = inspect(path)
+        self._refused = {other: why for other, why in self._refused.items() if other != path}
         if not found.complete:
             self._note_incomplete(root, found, seen, now)
             return
         if found.refusal is not None:
             log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
-            self._refused.add(path)
-            self.passed_over = {**self.passed_over, path: f"{found.refusal.cause}; {found.refusal.remedy}"}
+            self._refused = {**self._refused, path: f"{found.refusal.cause}; {found.refusal.remedy}"}
             self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
             return

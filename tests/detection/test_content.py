@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -72,6 +73,25 @@ def test_what_is_ckptds_own_is_no_training(tmp_path: Path) -> None:
     assert passed_over(tmp_path) == []
 
 
+def test_a_cache_of_a_hub_whose_files_are_links_is_no_checkpoint(tmp_path: Path) -> None:
+    make(tmp_path, {"hub/models--a--b/blobs": ("1", "2"), "hub/models--a--b/snapshots/0f": (), "run/checkpoint-4": ()})
+    for name, blob in (("adapter_config.json", "1"), ("adapter_model.safetensors", "2"), ("model.safetensors", "2")):
+        (tmp_path / "hub/models--a--b/snapshots/0f" / name).symlink_to(f"../../blobs/{blob}")
+    assert below(tmp_path) == ["run/checkpoint-4"] and passed_over(tmp_path) == []
+    snapshot = tmp_path / "hub/models--a--b/snapshots/0f"
+    assert Scanner().checkpoint_of(tmp_path, f"{snapshot}/adapter_config.json") is None
+    assert "links are not read" in (Scanner().why_not(tmp_path, snapshot) or "")
+
+
+def test_many_models_side_by_side_cost_one_look_at_what_is_around_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, {f"models/m{number}": MODEL for number in range(20)})
+    listed: list[str] = []
+    original = os.scandir
+    monkeypatch.setattr(scan.os, "scandir", lambda path: (listed.append(str(path)), original(path))[1])
+    assert len(passed_over(tmp_path)) == 20
+    assert listed.count(str(tmp_path / "models")) == 2
+
+
 def test_a_foreign_manifest_hides_nothing(tmp_path: Path) -> None:
     make(tmp_path, {"team": ("MANIFEST.json",), "team/run/final": ADAPTER})
     assert below(tmp_path) == ["team/run/final"]
@@ -125,6 +145,19 @@ def test_what_is_seen_and_not_watched_is_said_once_and_stands_in_the_trackers_li
     assert 'set watch.models = "all"' in why
     make(bench.root, {"models/base": ("trainer_state.json",)})
     bench.tracker.scan(bench.root, time.monotonic())
+    assert bench.tracker.passed_over == {}
+
+
+def test_a_refused_layout_that_is_gone_is_listed_no_longer(bench: Bench) -> None:
+    make(bench.root, {"run/step-10": (".metadata", "__0_0.distcp")})
+    now = time.monotonic()
+    for seconds in range(0, 40, 4):
+        bench.tracker.scan(bench.root, now + seconds)
+        bench.tracker.look_at_due(now + seconds)
+    (why,) = bench.tracker.passed_over.values()
+    assert "dcp_to_torch" in why
+    shutil.rmtree(bench.root / "run" / "step-10")
+    bench.tracker.scan(bench.root, now + 60)
     assert bench.tracker.passed_over == {}
 
 

@@ -60,6 +60,7 @@ def test_a_training_that_begins_again_where_a_moved_run_was_is_taken_and_takes_n
     here.look()
     assert [(job.checkpoint.run, job.state) for job in here.jobs()] == [("run", "pending")] * 2
     assert len({job.checkpoint.digest for job in here.jobs()}) == 2
+    assert len({str(job.target) for job in here.jobs()}) == 2, "two checkpoints never share a place"
 
 
 def test_overwritten_while_it_waits_a_job_ends_as_superseded_and_its_pin_goes(desk: Desks, add: Add) -> None:  # R1.1

@@ -109,17 +109,6 @@ def test_two_directories_of_one_step_publish_apart(desk: Desks, add: Add) -> Non
     assert found["run/checkpoint-3"] == "run/step-3" and found["run/step-3"].startswith("run/step-3-"), other
 
 
-def test_a_training_where_a_moved_run_was_publishes_apart(desk: Desks, add: Add) -> None:
-    here = desk()
-    add(here, 4)
-    here.look()
-    os.rename(here.root / "run", here.root / "renamed")
-    here.look()
-    add(here, 4, weights=9.0)
-    here.look()
-    assert len({str(job.target) for job in here.jobs()}) == 2
-
-
 def test_what_another_journal_published_is_not_replaced(desk: Desks, add: Add) -> None:
     here = desk()
     checkpoint = add(here, 4)
