@@ -186,8 +186,7 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
 
 
 def _rules(settings: Settings) -> ScanRules:
-    state = StatePaths(settings.state_directory)
-    return rules_of(settings.watch, (state.state, *([settings.pin.directory] if settings.pin.directory else [])))
+    return rules_of(settings.watch, StatePaths(settings.state_directory).state)
 
 
 def _unwatched(settings: Settings, path: Path) -> str | None:

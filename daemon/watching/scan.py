@@ -10,7 +10,7 @@ import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -59,9 +59,9 @@ class ScanRules:
     """Folders of our own in which pins and journals lie."""
 
 
-def rules_of(settings: WatchSettings, ours: Iterable[Path] = ()) -> ScanRules:
-    """The rules that `[watch]` asks for. `ours`: folders of a journal's state, in which copies of checkpoints lie."""
-    return ScanRules(settings.depth, settings.models, frozenset(map(str, ours)))
+def rules_of(settings: WatchSettings, state: Path) -> ScanRules:
+    """The rules that `[watch]` asks for. `state`: the state directory, in which pins lie; elsewhere these have a name of their own."""
+    return ScanRules(settings.depth, settings.models, frozenset({str(state)}))
 
 
 class Found(NamedTuple):

@@ -56,7 +56,7 @@ class Tracker:
         self._undecided: set[str] = set()
         """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
         self._sighted: dict[Path, Sighting] = {}
-        self._scanner = Scanner(rules_of(settings, (intake.paths.state, intake.pins)))
+        self._scanner = Scanner(rules_of(settings, intake.paths.state))
         self.incomplete: dict[Path, Incomplete] = {}
         self._refused: dict[Path, str] = {}
         """Directory in a layout that is not exported → why, and the command. Replaced as a whole, as the next: other threads read them."""
