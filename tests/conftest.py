@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from daemon.journal.journal import Journal
 from tests import marian, models
@@ -17,6 +18,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 # At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
+# What a test's own process logs: structlog draws a table of variables for each exception otherwise, which takes a second and more.
+structlog.configure([structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
 
 
 LONGEST = (

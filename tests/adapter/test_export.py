@@ -23,12 +23,12 @@ Export = Callable[..., tuple[int, str, Path]]
 def export(tmp_path_factory: pytest.TempPathFactory) -> Export:
     """Runs `ckptd export` on a checkpoint: exit code, what it said, and the export's folder."""
 
-    def run(checkpoint: Path, *variants: str) -> tuple[int, str, Path]:
+    def run(checkpoint: Path, *variants: str, speed: int = 0) -> tuple[int, str, Path]:
         folder = tmp_path_factory.mktemp("box")
         config = folder / "config.toml"
         config.write_text(
             f'[output]\ndirectory = "{folder}/exports"\n[state]\ndirectory = "{folder}/state"\n[export]\n'
-            f"variants = {json.dumps(variants)}\n[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = 8\n"
+            f"variants = {json.dumps(variants)}\n[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = {speed}\n"
         )
         command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--config", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=280)
@@ -43,13 +43,13 @@ def read(folder: Path) -> dict[str, Any]:
     return value
 
 
-def test_it_is_made_checked_timed_and_its_example_runs(export: Export, pico_checkpoint: Path) -> None:
+def test_it_is_made_checked_and_its_example_runs(export: Export, pico_checkpoint: Path) -> None:
     code, said, folder = export(pico_checkpoint, "pytorch-adapter")
     assert code == 0, said
     report = read(folder)
     (artifact,) = report["artifacts"]
     assert artifact["verdict"] == "passed" and artifact["published"]
-    assert artifact["figures"]["error_max"] == 0.0 and artifact["figures"]["speed_over_pytorch"] > 0
+    assert artifact["figures"]["error_max"] == 0.0
     told = json.loads((folder / "pytorch-adapter" / "adapter_base.json").read_text())
     assert told["digest"] == report["base"]["digest"]
     readme = (folder / "README.md").read_text()
@@ -67,12 +67,13 @@ def test_it_is_made_checked_timed_and_its_example_runs(export: Export, pico_chec
 
 
 @pytest.mark.slow
-def test_what_servers_can_not_do_is_in_the_readme(export: Export, pico_base: Path, tmp_path: Path) -> None:
+def test_it_is_timed_and_what_servers_can_not_do_is_in_the_readme(export: Export, pico_base: Path, tmp_path: Path) -> None:
     from tests.merge import helpers
 
     adapter = helpers.make_adapter(pico_base, tmp_path / "checkpoint-1", use_dora=True, target_modules=["q_proj"])
-    code, said, folder = export(adapter, "pytorch-adapter")
+    code, said, folder = export(adapter, "pytorch-adapter", speed=8)
     assert code == 0, said
+    assert read(folder)["artifacts"][0]["figures"]["speed_over_pytorch"] > 0
     readme = (folder / "README.md").read_text()
     assert "vLLM can't use this adapter (newer releases may): it refuses DoRA." in readme and "vllm serve" not in readme
     assert any("vLLM can't use this adapter" in one["text"] for one in read(folder)["warnings"])

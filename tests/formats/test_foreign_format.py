@@ -163,6 +163,7 @@ def _changed(site: Path, folder: Path, file: str, old: str, new: str) -> str:
     return f"{folder}{os.pathsep}{ROOT}"
 
 
+@pytest.mark.slow
 def test_a_stage_that_returns_nothing_is_named_with_its_log(tmp_path: Path, site: Path, box: Box, pico_checkpoint: Path) -> None:
     box.configure(variants=("npz",))
     path = _changed(site, tmp_path / "nothing", "stage.py", "return _write(context, arrays)", "_write(context, arrays)")

@@ -26,7 +26,7 @@ SetUp = Callable[..., Path]
 def set_up(tmp_path: Path) -> Iterator[SetUp]:
     """Sends logs to a file; afterwards logging is as it was."""
     root = logging.getLogger()
-    before, level = root.handlers[:], root.level
+    before, level, configured = root.handlers[:], root.level, structlog.get_config()
     for handler in before:
         root.removeHandler(handler)
 
@@ -42,7 +42,7 @@ def set_up(tmp_path: Path) -> Iterator[SetUp]:
     for handler in before:
         root.addHandler(handler)
     root.setLevel(level)
-    structlog.reset_defaults()
+    structlog.configure(**configured)
     structlog.contextvars.clear_contextvars()
 
 

@@ -189,6 +189,7 @@ def test_each_graph_is_on_disk_and_its_weights_are_gone_before_the_next_is_made(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_untied_head_has_weights_of_its_own(pico_base: Path, tmp_path: Path) -> None:
     source = make_model(tmp_path / "model", "Llama", **SMALL, tie_word_embeddings=False)
     folder, _ = export(source, tmp_path / "out", pico_base, 4)
@@ -203,7 +204,12 @@ def test_an_untied_head_has_weights_of_its_own(pico_base: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("GPT2LMHead", {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4}, "not embedding, layers, norm and head in a row"),
+        pytest.param(
+            "GPT2LMHead",
+            {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4},
+            "not embedding, layers, norm and head in a row",
+            marks=pytest.mark.slow,
+        ),
         ("Granite", {**SMALL, "embedding_multiplier": 6.0, "logits_scaling": 2.0}, "does more to its vectors"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_scaling_that_grows_with_the_prompt_is_followed_past_the_length_where_
     ("kind", "windowed"),
     [
         ("Qwen3", True),
-        ("Qwen2", False),
+        pytest.param("Qwen2", False, marks=pytest.mark.slow),
         pytest.param("Qwen3", False, marks=pytest.mark.slow),
         pytest.param("Qwen2", True, marks=pytest.mark.slow),
     ],

@@ -157,11 +157,21 @@ def test_inputs_outputs_and_axes_have_the_names_that_runtimes_look_for(exported:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, pytest.param({"decoder_vocab_size": 1500, "share_encoder_decoder_embeddings": False}, marks=pytest.mark.slow)],
-    ids=["shared", "apart"],
-)
+def test_both_decoders_take_their_weights_from_the_same_places_of_one_file(exported: Export) -> None:
+    folder = exported("marian").folder
+    assert [path.name for path in folder.glob("*.data")] == ["model.onnx.data"]
+    with_cache, without = (
+        {
+            (tuple(tensor.dims), *(entry.value for entry in tensor.external_data if entry.key in ("offset", "length")))
+            for tensor in onnx.load(folder / name, load_external_data=False).graph.initializer if tensor.external_data
+        }
+        for name in ("decoder_with_past_model.onnx", "decoder_model.onnx")
+    )  # fmt: skip
+    assert with_cache and with_cache <= without, "the first also computes keys and values of the encoder's states"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"decoder_vocab_size": 1500, "share_encoder_decoder_embeddings": False}], ids=["shared", "apart"])
 def test_all_graphs_share_one_file_that_holds_each_weight_once(tmp_path: Path, options: dict[str, object]) -> None:
     wide = {"vocab_size": 1500, "d_model": 128, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512, "pad_token_id": 70}
     one = run(seq2seq.make(tmp_path / "source", "marian", **wide, **options), tmp_path)
@@ -176,6 +186,7 @@ def test_all_graphs_share_one_file_that_holds_each_weight_once(tmp_path: Path, o
     assert len({offset for offset, shape in vocabularies if len(shape) == 2 and 128 in shape}) == (2 if options else 1)
 
 
+@pytest.mark.slow
 def test_rules_of_generation_and_both_vocabularies_of_the_tokenizer_lie_beside_the_graphs(tmp_path: Path) -> None:
     source = seq2seq.make(tmp_path / "source", "marian-two-vocabularies")
     marian.write_tokenizer(source, apart=True, tokenizer_class="MarianTokenizer")

@@ -6,9 +6,13 @@ Apart from `torch_engine`, since importing peft takes longer than importing torc
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+# peft imports bitsandbytes, which asks torch to compile functions of its optimizers; that would load torch's whole compiler.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import numpy as np
 from peft import PeftModel
