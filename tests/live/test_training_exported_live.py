@@ -99,12 +99,11 @@ def onnx_tokens(folder: Path, ids: list[int]) -> list[int]:
     return tokens
 
 
-def check_manifest(target: Path) -> None:
+def check_manifest(target: Path, *graphs: str) -> None:
     manifest = json.loads((target / "MANIFEST.json").read_bytes())
     on_disk = {row: sha256_file(target / row) for row in listing(target) if (target / row).is_file() and row != "MANIFEST.json"}
     assert {entry["path"]: entry["sha256"] for entry in manifest["files"]} == on_disk
-    anywhere = "any x86-64 or ARM64 processor"
-    assert manifest["needs"] == {"onnx": anywhere, "onnx-int8": anywhere}
+    assert manifest["needs"] == dict.fromkeys(graphs, "any x86-64 or ARM64 processor")
     report = json.loads((target / "report.json").read_bytes())
     assert manifest["checked_on"] == report["checked_on"] == cpu.here().facts
     assert {one["variant"]: one["needs"] for one in report["artifacts"]} == {"pytorch": None, **manifest["needs"]}
@@ -147,7 +146,7 @@ def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.
         assert sorted(path.name for path in target.iterdir()) == [
             "MANIFEST.json", "README.md", "onnx", "onnx-int8", "pytorch", "report.html", "report.json",
         ]  # fmt: skip
-        check_manifest(target)
+        check_manifest(target, "onnx", "onnx-int8")
     assert not [row for row in listing(run) if "ckptd" in row], "nothing may be written beside the trainer's files"
 
     ids, merged = merged_tokens(exports / "step-4" / "pytorch")
@@ -166,7 +165,7 @@ def test_many_kills_at_random_moments_end_with_every_checkpoint_exported(  # R6.
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    service = make_service()
+    service = make_service(extra="[limits]\ncrashes = 20\n")  # on a busy box all kills may meet one stage
     service.add(pico_run / "checkpoint-2")
     service.add(pico_run / "checkpoint-4")
     for _ in range(8):
