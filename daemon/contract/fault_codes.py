@@ -172,6 +172,8 @@ class FaultCode(StrEnum):
     """A stage waits, since it or another one measures time and nothing may run beside that."""
     TOO_MANY_PROCESSES = "too-many-processes"
     """The attempt had, or wanted, more processes than `limits.processes`."""
+    TURN = "turn"
+    """An export waits, since others have what `limits.jobs` and `limits.threads` allow."""
     UNEXPECTED = "unexpected"
     """An error that nobody foresaw; the log has its traceback."""
     VERIFYING = "verifying"

@@ -155,9 +155,11 @@ def examine(settings: Settings) -> Diagnosis:
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not folder.is_dir()]
     cores = len(os.sched_getaffinity(0))
-    if settings.limits.jobs * settings.limits.effective_threads > cores:
-        better = max(1, cores // settings.limits.jobs)
-        warnings.append(f"limits.jobs × limits.threads is more than the {cores} cores of this box; try limits.threads = {better}")
+    threads = settings.limits.effective_threads
+    if threads > cores:
+        warnings.append(f"limits.threads = {threads} is more than the {cores} cores that this process may use; try {max(1, cores // 2)}")
+    if settings.limits.jobs > threads:
+        warnings.append(f"limits.jobs = {settings.limits.jobs}, but limits.threads = {threads} lets {threads} run at once; each needs one")
     total, available = memory()
     facts = {
         "roots": ", ".join(map(str, settings.watch.roots)) or "none",

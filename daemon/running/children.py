@@ -136,6 +136,10 @@ class Children:
         """The running attempts of one job."""
         return [running for (owner, _), running in self.running.items() if owner == job]
 
+    def jobs(self) -> list[str]:
+        """The ids of the jobs that have running attempts, sorted."""
+        return sorted({job for job, _ in self.running})
+
     def runs_here(self, spec: StageSpec) -> bool:
         """Whether a stage takes memory and threads of this box."""
         return self._executor.runs_here(spec)
@@ -145,9 +149,9 @@ class Children:
         memory_left = sum(max(0, one.estimate.memory - one.attempt.memory) for one in self._here())
         return Reserved(memory_left, sum(one.estimate.disk for one in self.running.values()))
 
-    def free_threads(self, limits: LimitSettings) -> int:
-        """Threads of this box that no attempt has."""
-        return limits.effective_threads - sum(one.context.limits.threads for one in self._here())
+    def threads(self, job: str = "") -> int:
+        """Threads of this box that attempts have: those of one job, or of all."""
+        return sum(one.context.limits.threads for one in self._here() if job in ("", one.job.id))
 
     def _here(self) -> list[Running]:
         return [one for one in self.running.values() if self.runs_here(one.spec)]

@@ -185,12 +185,13 @@ class Runner:
         while may_start and not self._stopping and (following := self._next_job(jobs)):
             jobs.append(following)
             self._try(following, may_start)
+        self._starter.end_round()
 
     def _next_job(self, jobs: list[JobRow]) -> JobRow | None:
         """The pending job to start now, if there is room for one."""
         awake = [job for job in jobs if not job.paused]
         limit = self.settings.limits.jobs
-        if len([job for job in awake if job.id not in self.waits]) >= limit or len(awake) >= limit + SPARE_JOBS:
+        if len([job for job in awake if not self.waits.leaves_room(job.id)]) >= limit or len(awake) >= limit + SPARE_JOBS:
             return None
         preferred = self.journal.jobs.preferred()
         lane = None if preferred else next_lane(self.journal.jobs.lanes())

@@ -29,7 +29,7 @@ from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
 from daemon.running.rules.estimates import Estimate, estimate
-from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_to_time
+from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
 from daemon.toolchains.registry import Toolchains
@@ -126,21 +126,36 @@ class Starter:
         return False
 
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
-        """Threads for one more child; 0 where there is no room for it beside the job's others."""
-        limits, others = self._settings.limits, len(self._children.of(job.id))
+        """Threads for one more child; 0 where there is no room for it beside what runs."""
+        limits, at_work, others = self._settings.limits, self._children.jobs(), len(self._children.of(job.id))
+        if not self._has_turn(job.id):
+            self._waits.add(job.id, waiting_for_turn(spec, "jobs", at_work), 0.0)
+            return 0
         if not self._may_share(job, spec):
             self._waits.add(job.id, waiting_to_time(spec), ALONE_LOOK_SECONDS)
             return 0
-        if others and others >= limits.stages:
+        if others >= limits.stages:
             return 0
+        share = limits.effective_threads
         if self._children.runs_here(spec):
-            free = self._children.free_threads(limits)
-            if others and free < 1:
+            free = share - self._children.threads()
+            if free < 1:
+                self._waits.add(job.id, waiting_for_turn(spec, "threads", at_work), 0.0)
                 return 0
-            share = max(1, free // max(1, min(ready, limits.stages - others)))
-        else:
-            share = limits.effective_threads
+            # Each of the jobs that may run at once has its part, also before it comes: an attempt keeps its threads for hours.
+            mine = min(free, max(1, share // limits.jobs) - self._children.threads(job.id))
+            share = max(1, mine // min(ready, limits.stages - others))
         return min(spec.threads, share) if spec.threads else share
+
+    def _has_turn(self, job: str) -> bool:
+        """Whether `limits.jobs` allows the job to have children."""
+        at_work = self._children.jobs()
+        return job in at_work or len(at_work) < self._settings.limits.jobs
+
+    def end_round(self) -> None:
+        """Hold nothing back for jobs that have no turn: it could not start anyway."""
+        for job in {job for job, _ in self._waits.alone if not self._has_turn(job)}:
+            self.forget(job)
 
     def forget(self, job: str, but: Collection[str] = ()) -> None:
         """Hold nothing back for the sake of a job that has ended or waits for something else, `but` for these of its stages."""

@@ -20,6 +20,8 @@ log = structlog.get_logger("runner")
 PATIENCE_SECONDS = 120.0
 """After so long a job that waits for memory gets the next that comes free, though smaller stages would fit before it."""
 MEMORY = FaultCode.MEMORY_NOW
+SOON = frozenset({FaultCode.VERIFYING, FaultCode.TURN})
+"""What a job waits for that takes it no further from its next stage: it is not said in the log, and no other job is begun meanwhile."""
 
 
 @dataclass
@@ -48,6 +50,11 @@ class Waits:
     def __len__(self) -> int:
         return len(self.of)
 
+    def leaves_room(self, job: str) -> bool:
+        """Whether a job waits for something that may take long, so that another one may be begun meanwhile."""
+        waiting = self.of.get(job)
+        return waiting is not None and waiting.fault.code not in SOON
+
     def may_move(self, job: str) -> bool:
         """Whether it is time to look at a job."""
         waiting = self.of.get(job)
@@ -59,7 +66,7 @@ class Waits:
             return
         before = self.of.get(job)
         same = before is not None and before.fault.code == fault.code
-        if not same and fault.code != FaultCode.VERIFYING:
+        if not same and fault.code not in SOON:
             log.warning(f"waiting: {fault.sentence()}", code=fault.code)
         now = time.monotonic()
         self.of[job] = Waiting(fault, before.since if before and same else now, now + seconds, need)

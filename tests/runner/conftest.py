@@ -102,9 +102,8 @@ def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
 
     def make(**sections: dict[str, Any]) -> Desk:
         home = tmp_path / f"desk-{len(journals)}"
-        settings = Settings.model_validate(
-            {**sections, "limits": {"disk_reserve": 0, "memory_fraction": 1, **sections.get("limits", {})}, "state": {"directory": home}}
-        )
+        limits = {"disk_reserve": 0, "memory_fraction": 1, "threads": 4, **sections.get("limits", {})}
+        settings = Settings.model_validate({**sections, "limits": limits, "state": {"directory": home}})
         journal = Journal(prepare(home, home / "out").journal)
         journals.append(journal)
         desk: Desk

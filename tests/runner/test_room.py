@@ -27,12 +27,24 @@ def test_with_one_thread_the_stages_of_a_job_follow_each_other(make_desk: Desks)
 
 
 def test_several_jobs_run_at_once_if_that_is_allowed(make_desk: Desks) -> None:
-    desk = make_desk(limits={"jobs": 2, "threads": 1})
+    desk = make_desk(limits={"jobs": 2, "threads": 4})
     desk.script = lambda context: None
     for step in (1, 2, 3):
         desk.add(f"run{step}", step)
     desk.tick(3)
     assert desk.order() == ["run1-1", "run2-2"]
+    assert [fake.context.limits.threads for fake in desk.fakes] == [2, 2]
+
+
+def test_no_thread_is_given_twice_whatever_the_number_of_jobs(make_desk: Desks) -> None:
+    desk = make_desk(limits={"jobs": 2, "threads": 1})
+    desk.script = lambda context: None
+    desk.add("one", 1)
+    desk.add("two", 2)
+    desk.tick(3)
+    assert desk.order() == ["one-1"]
+    waiting = desk.runner.waits.of["two-2"].fault
+    assert (waiting.code, waiting.cause) == ("turn", "limits.threads allows no more beside one-1")
 
 
 def test_what_measures_time_runs_alone_and_what_would_disturb_it_says_so(make_desk: Desks) -> None:
@@ -135,13 +147,13 @@ def test_attempts_elsewhere_take_no_threads_of_this_box_and_those_here_still_do(
     threads = {fake.context.stage: fake.context.limits.threads for fake in desk.fakes}
     assert threads["onnx"] == 4, "it shares no box with the others"
     here = [count for stage, count in threads.items() if stage in ("pytorch", "reference")]
-    assert len(here) == 2 and desk.runner.children.free_threads(desk.runner.settings.limits) == 4 - sum(here)
+    assert len(here) == 2 and desk.runner.children.threads() == sum(here)
 
 
 def test_attempts_elsewhere_take_no_memory_of_this_box_and_those_here_still_do(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
     monkeypatch.setattr("daemon.system.box.memory", lambda: (4 * gib, int(0.9 * gib)))
-    desk = make_desk(limits={"jobs": 3})
+    desk = make_desk(limits={"jobs": 3, "threads": 16})
     desk.elsewhere("merge")
     desk.script = lambda context: None
     for step in (1, 2):
@@ -152,6 +164,7 @@ def test_attempts_elsewhere_take_no_memory_of_this_box_and_those_here_still_do(m
     assert promised.memory == 0 and promised.disk == sum(one.estimate.disk for one in desk.runner.children.running.values())
     assert [one.estimate.memory for one in desk.runner.children.running.values()] == [512 << 20] * 2, "the estimate is kept for the record"
     desk.elsewhere()
+    monkeypatch.setattr(desk.runner.children, "threads", lambda job="": 0)  # an attempt elsewhere may have as many as here there are
     assert desk.runner.children.reserved().memory == gib
     desk.add("run3", 3)
     desk.tick(3)

@@ -51,6 +51,14 @@ def waiting_to_time(spec: StageSpec) -> Fault:
     )
 
 
+def waiting_for_turn(spec: StageSpec, limit: str, others: Sequence[str]) -> Fault:
+    """What is said of a stage that can't start beside the stages of `others` (job ids), by the key `limit` of `[limits]`."""
+    return Fault(
+        code=FaultCode.TURN, operation=f"start the stage {spec.name}", cause=f"limits.{limit} allows no more beside {', '.join(others)}",
+        remedy=f"nothing, it starts when those are done with theirs; or raise limits.{limit}",
+    )  # fmt: skip
+
+
 def verifying() -> Fault:
     """The fault of a job whose finished outputs are being read again."""
     return Fault(

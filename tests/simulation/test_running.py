@@ -1,7 +1,8 @@
-"""What measures time, against random histories of jobs on a virtual clock: it has the box to itself, and its turn in bounded time.
+"""The runner against random histories of jobs on a virtual clock: the limits hold at every start, and what measures time has the box to
+itself and its turn in bounded time.
 
 The runner, its rules and its journal are the real ones; attempts are fakes that take virtual seconds. Jobs come, fail, are paused, given
-up and retried. `CKPTD_SIMULATION_SEED=N` plays that history alone.
+up and retried, and the runner dies and starts anew. `CKPTD_SIMULATION_SEED=N` plays that history alone.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ class History:
         limits = {"jobs": self.rng.choice([1, 2, 3]), "threads": self.rng.choice([1, 4]), "stages": self.rng.choice([1, 2, 3]),
                   "retry_seconds": 10, "disk_reserve": 0, "memory_fraction": 1}  # fmt: skip
         settings = Settings.model_validate({"limits": limits, "state": {"directory": folder}})
-        paths = prepare(folder, folder / "out")
+        self.limits = settings.limits
+        self._paths = paths = prepare(folder, folder / "out")
         self.journal = Journal(paths.journal)
         self.runner = Runner(settings, self.journal, paths, FakeExecutor(self._start))
         self.desk = Desk(self.runner, self.journal, folder, script=self._script)
         self.said: list[str] = []
-        self.measured = self.beside = 0
+        self.measured = self.beside = self.restarts = 0
         self._ends: dict[str, float] = {}
         self._due: dict[tuple[str, str, int], float] = {}
         """(job, stage, attempt) → seconds for which it has wanted to run."""
@@ -82,6 +84,7 @@ class History:
         context, now = order.context, self.clock.now
         others = [(one.job.id, one.stage) for one in self.runner.children.running.values()]
         name = f"{context.job} {context.stage} at {now:.1f}"
+        self._check_limits(name, context, others)
         if any(spec_of(stage).alone for _, stage in others):
             self.said.append(f"{name} started beside a measurement: {others}")
         if spec_of(context.stage).alone:
@@ -93,6 +96,25 @@ class History:
                     self.said.append(f"{name} measured beside {others} after {waited:.1f} s")
         self._ends[context.attempt_id] = now + self.rng.uniform(0.1, LONG if self.rng.random() < 0.1 else SHORT)
         return self.desk.start(order)
+
+    def _check_limits(self, name: str, context: StageContext, others: list[tuple[str, str]]) -> None:
+        """Note what is started beside too many others; `others`: (job, stage) of what runs."""
+        limits, jobs = self.limits, {job for job, _ in others}
+        if context.job not in jobs and len(jobs) >= limits.jobs:
+            self.said.append(f"{name} started beside the jobs {sorted(jobs)}, limits.jobs is {limits.jobs}")
+        if sum(job == context.job for job, _ in others) >= limits.stages:
+            self.said.append(f"{name} started beside {others}, limits.stages is {limits.stages}")
+        threads = sum(one.context.limits.threads for one in self.runner.children.running.values()) + context.limits.threads
+        if threads > limits.effective_threads:
+            self.said.append(f"{name} brings the threads to {threads}, limits.threads is {limits.effective_threads}")
+
+    def _die(self) -> None:
+        """The daemon is killed with its children, and starts again."""
+        self.restarts += 1
+        self.runner._resumption.close()
+        self.runner = Runner(self.runner.settings, self.journal, self._paths, FakeExecutor(self._start))
+        self.desk.runner = self.runner
+        self.runner.recover()
 
     def _script(self, context: StageContext) -> StageResult | None:
         if self.clock.now < self._ends[context.attempt_id]:
@@ -117,6 +139,8 @@ class History:
                 self.journal.controls.pause(name, False)
         if self.rng.random() < 0.02:
             self.runner.adopt(self.runner.settings)
+        if self.rng.random() < 0.005:
+            self._die()
 
     def _note_waiting(self) -> None:
         """Count the time of every measurement that is due; a person's pause begins the count again."""
@@ -128,12 +152,14 @@ class History:
                 key = (job.id, name, row.attempts + 1)
                 if not spec_of(name).alone or not self._is_due(name, rows):
                     continue
-                if paused or job.paused:
+                at_work = self.runner.children.jobs()
+                if paused or job.paused or (job.id not in at_work and len(at_work) >= self.limits.jobs):
                     self._due.pop(key, None)
                     self._waited.pop(key, None)
                     continue
                 self._due[key] = self._due.get(key, 0.0) + STEP
-                self._waited[key] = self._waited.get(key, 0.0) + STEP * (not measuring)
+                free = self.limits.effective_threads > self.runner.children.threads()
+                self._waited[key] = self._waited.get(key, 0.0) + STEP * (free and not measuring)
                 if self._waited[key] > PATIENCE + LOOKS:
                     running = [(one.job.id, one.stage) for one in self.runner.children.running.values()]
                     self.said.append(f"{job.id} {name} has waited for {self._waited[key]} s at {self.clock.now}, beside {running}")
@@ -189,10 +215,11 @@ def play(seed: int) -> History:
         shutil.rmtree(folder)
 
 
-def test_a_measurement_runs_alone_or_after_its_patience_and_always_has_its_turn() -> None:
+def test_limits_hold_and_a_measurement_runs_alone_or_after_its_patience_and_always_has_its_turn() -> None:
     played = {seed: play(seed) for seed in seeds(3, 3)}
     assert not (wrong := {seed: one.said for seed, one in played.items() if one.said}), wrong
     assert SEED or sum(one.measured for one in played.values()) > 15, "the histories hold too little to be a test"
+    assert SEED or sum(one.restarts for one in played.values()) > 3
 
 
 @pytest.mark.slow
@@ -204,4 +231,16 @@ def test_many_histories_break_no_invariant() -> None:
 
 def test_a_runner_that_starts_others_beside_a_measurement_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter.Starter, "_may_share", lambda *_: True)
-    assert any("started beside a measurement" in line for line in play(1).said)
+    assert found("started beside a measurement")
+
+
+def found(words: str) -> bool:
+    """Whether one of a few histories finds it."""
+    return any(words in line for seed in range(1, 9) for line in play(seed).said)
+
+
+@pytest.mark.parametrize(("function", "words"), [("jobs", "limits.jobs is"), ("threads", "brings the threads to")])
+def test_a_runner_that_starts_more_than_the_limits_allow_is_found_out(monkeypatch: pytest.MonkeyPatch, function: str, words: str) -> None:
+    nothing = {"jobs": lambda self: [], "threads": lambda self, job="": 0}[function]
+    monkeypatch.setattr(children.Children, function, nothing)
+    assert found(words)
