@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from daemon.operating.integrity.fsck import examine
+from tests.cli.test_bad_input import export
 from tests.detection.helpers import change_weights, copy_of
 from tests.selection.conftest import Desk, Desks
 
@@ -122,6 +123,25 @@ def test_what_another_journal_published_is_not_replaced(desk: Desks, add: Add) -
     assert Path(job.target).name == f"step-4-{job.checkpoint.digest[:8]}"
     (record,) = here.told("the export's plain name is another checkpoint's")
     assert (record["by"], record["path"]) == ("/elsewhere/run/checkpoint-4", str(checkpoint))
+
+
+def test_an_export_by_hand_has_the_place_and_the_name_that_the_daemon_gives(desk: Desks, add: Add) -> None:  # R1.1
+    """Of a base that is nowhere, so that it ends at once; what it reports lies where the export would."""
+    here = desk()
+    run = "saves/qwen/lora/sft"
+    last = add(here, 16, run)
+    end_training(here, last)
+    for folder in (last, last.parent):
+        config = json.loads((folder / "adapter_config.json").read_bytes())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/nowhere"}))
+    here.look(seconds=60)
+    assert targets(here) == {f"{run}/checkpoint-16": f"{run}/step-16", run: f"{run}/final"}
+    for job in here.jobs():
+        answer = export(here.home, Path(job.checkpoint.path), "--json", CKPTD_WATCH__ROOTS=str(here.root))
+        assert answer.returncode == 1
+        value = json.loads(answer.stdout)
+        assert (value["run"], value["step"], value["ending"]) == (job.checkpoint.run, 16, job.checkpoint.ending)
+        assert value["target"] == str(here.home / "out" / os.path.relpath(job.target, here.home / "exports")) + ".failed"
 
 
 def test_fsck_finds_two_checkpoints_with_one_place(desk: Desks, add: Add) -> None:
