@@ -13,7 +13,7 @@ import pytest
 
 from daemon.operating.integrity.fsck import examine
 from tests.cli.test_bad_input import export
-from tests.detection.helpers import change_weights, copy_of
+from tests.detection.helpers import change_weights, copy_of, plain_adapter
 from tests.selection.conftest import Desk, Desks
 
 Add = Callable[..., Path]
@@ -54,6 +54,18 @@ def test_a_final_adapter_that_is_the_last_checkpoint_is_exported_once(desk: Desk
     here.look(seconds=60)
     assert targets(here) == {"run/checkpoint-16": "run/step-16"}
     assert here.seen_as(final) == "known"
+
+
+@pytest.mark.parametrize("name", ["epoch=1-step=16", "step-16"])
+def test_the_ending_of_a_run_without_checkpoint_n_comes_after_its_last_step(desk: Desks, add: Add, name: str) -> None:  # R6.1
+    here = desk()
+    last = plain_adapter(add(here, 16, "elsewhere"), here.root / "run" / name)
+    end_training(here, last, "final")
+    shutil.copytree(last, last.parent / "final_model")
+    here.look(seconds=60)
+    found = {job.checkpoint.path: job.checkpoint for job in here.jobs()}
+    assert (found[str(last.parent / "final")].step, found[str(last.parent / "final")].ending) == (16, True)
+    assert len([path for path in found if "/run/" in path]) == 2, "the same content is exported once"
 
 
 def test_several_that_end_a_run_are_told_apart_by_their_content(desk: Desks, add: Add) -> None:
