@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from daemon.contract.values import Json
 
 _WHOLE_JSON = 1 << 20
 """JSON files up to this many bytes are parsed; of larger ones only the end is looked at."""
+MODULES = "modules.json"
+"""sentence-transformers' list of the modules that follow a model. Each lies in a folder of its own beside it."""
+MODULE_FOLDER = re.compile(r"[0-9]{1,2}_\w+")
+_CONFIGURED = frozenset({"Pooling", "Dense", "LayerNorm", "Dropout"})
+"""Classes that write a config.json into their folder."""
 
 
 def read_object(path: Path, name: str, missing: list[str]) -> Json | None:
@@ -68,6 +74,29 @@ def archive_problems(path: Path, name: str) -> list[str]:
         return [f"{name} {error}"]
     except FileNotFoundError:
         return [f"{name} is not there yet"]
+
+
+def module_problems(path: Path, names: Collection[str], folders: Collection[str]) -> list[str]:
+    """Which modules that sentence-transformers' modules.json names are not there, or not whole. `names`: files that an export reads,
+    those in the modules' `folders` too.
+
+    A module without settings (Normalize) has an empty folder, which not every copy keeps: it is not asked for.
+    """
+    if MODULES not in names:
+        return []
+    listed = _read_json(path, MODULES, [])
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    problems = []
+    for row in rows:
+        folder, kind = str(row.get("path", "")), str(row.get("type", "")).rpartition(".")[2]
+        if not MODULE_FOLDER.fullmatch(folder) or kind == "Normalize":
+            continue  # the model itself, or what is no folder of its own
+        needed = f"{folder}/config.json" if kind in _CONFIGURED else folder
+        if needed not in names and needed not in folders:
+            problems.append(f"{needed}, which {MODULES} names, is not there yet")
+        weights = (f"{folder}/{name}" for name in ("model.safetensors", "pytorch_model.bin"))
+        problems += [problem for name in weights if name in names for problem in weight_problems(path, name)]
+    return problems
 
 
 def side_file_problems(path: Path, names: Iterable[str]) -> list[str]:

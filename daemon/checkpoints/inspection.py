@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.completeness import read_object
+from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, read_object
 from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
 from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, step_of
 from daemon.contract.errors import Fault
@@ -27,9 +27,6 @@ _KEPT = re.compile(
 _CODE = re.compile(r"(configuration|modeling|modular|tokenization|(image_|video_)?processing|feature_extraction)_.+\.py")
 """A model's own code as transformers saves it. Beside it all Python files count: it imports them under any name."""
 _KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
-_SENTENCE_MODULES = "modules.json"
-"""sentence-transformers' list of the modules that follow a model. Each lies in a folder of its own beside it."""
-_MODULE_FOLDER = re.compile(r"[0-9]{1,2}_\w+")
 _UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|pytorch_model_fsdp.*")
 """What Trainer's `save_metrics` leaves in a run's directory, and FSDP's second copy of the weights: no export reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
@@ -76,11 +73,11 @@ def export_files(path: Path) -> list[str]:
                 names.append(entry.name)
             elif entry.name in _KEPT_FOLDERS and entry.is_dir(follow_symlinks=False):
                 names += _files_in(entry)
-            elif _MODULE_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            elif MODULE_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 modules.append(entry)
     if any(_CODE.fullmatch(name) for name in code):
         names += code
-    if _SENTENCE_MODULES in names:
+    if MODULES in names:
         names += [name for entry in modules for name in _files_in(entry) if _is_kept(name.partition("/")[2])]
     if ADAPTER_CONFIG in names and any(name in ADAPTERS for name in names):
         names = [name for name in names if not _MERGED.fullmatch(name)]

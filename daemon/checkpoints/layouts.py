@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.completeness import archive_problems, read_object, side_file_problems, weight_problems
+from daemon.checkpoints.completeness import archive_problems, module_problems, read_object, side_file_problems, weight_problems
 from daemon.checkpoints.names import CHECKPOINT_NAME, is_staging_name
 from daemon.checkpoints.unsupported import refuse_dcp, refuse_deepspeed, refuse_fsdp, refuse_lightning, refuse_litgpt
 from daemon.contract.errors import Fault
@@ -179,6 +179,10 @@ def _sentinel(look: Look) -> list[str]:
     return [f"{name} says that it is still being written" for name in SENTINELS if name in look.files]
 
 
+def _modules(look: Look) -> list[str]:
+    return module_problems(look.path, look.names, look.folders)
+
+
 def _staging(look: Look) -> list[str]:
     if is_staging_name(look.path.name):
         return [f"{look.path.name} is the name under which older releases of transformers stage; they rename it when it is whole"]
@@ -221,7 +225,7 @@ def _numbered_otherwise(path: Path) -> bool:
     return re.fullmatch(r"(?:epoch|step)[-_][0-9]+", path.name) is not None
 
 
-_DONE = (_staging, _sentinel)
+_DONE = (_staging, _sentinel, _modules)
 
 TABLE = (
     Layout("deepspeed-adapter", "transformers Trainer with DeepSpeed ZeRO and PEFT", lambda look: look.has_adapter and look.has_deepspeed,

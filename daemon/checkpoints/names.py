@@ -118,7 +118,7 @@ def run_of(path: Path) -> Path:
 
 
 def newest_step_beside(path: Path) -> int:
-    """The highest N of the `checkpoint-N` of the run that `path` belongs to; 0 without any, or where the run can't be listed.
+    """The highest number in a name of the checkpoints of the run that `path` belongs to; 0 without any, or where it can't be listed.
 
     What is written when training ends has no step in its name; it is at least as far as the last checkpoint.
     """
@@ -126,4 +126,4 @@ def newest_step_beside(path: Path) -> int:
         names = os.listdir(run_of(path))
     except PermissionError:
         return 0
-    return max((int(match[1]) for match in map(CHECKPOINT_NAME.fullmatch, names) if match), default=0)
+    return max((step for name in names if (step := step_of(Path(name))) is not None), default=0)

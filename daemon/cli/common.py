@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
 
@@ -21,14 +24,34 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for pr
 
 
 def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
-    """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults."""
+    """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults.
+
+    Raises UsageError for what is wrong in them, and where this user has no access to the state directory.
+    """
     from daemon.config.loading import load
 
     if config is None and os.environ.get("CKPTD_CONFIG"):
         config = Path(os.environ["CKPTD_CONFIG"])
     if config is None and SYSTEM_CONFIG.exists():
         config = SYSTEM_CONFIG
-    return load(config, need_roots=need_roots)
+    settings = load(config, need_roots=need_roots)
+    folder = settings.state_directory
+    closed = next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
+    if closed is not None:
+        raise no_access(closed)
+    return settings
+
+
+def no_access(path: Path) -> UsageError:
+    """The error for a file or folder that this user may not read: the state of another user's daemon, as a rule."""
+    try:
+        owner = f"as its user, {path.owner()}"
+    except (KeyError, OSError):
+        owner = "as the user of the daemon"
+    return UsageError(
+        FaultCode.NO_PERMISSION, "read", "this user has no access to it", f"run ckptd {owner}, or name another configuration with --config",
+        path=path,
+    )  # fmt: skip
 
 
 def print_json(value: Any) -> None:

@@ -7,6 +7,7 @@ disturbs a running daemon nor waits for it, and an interrupted one goes on where
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.base_models import is_model
-from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
-from daemon.checkpoints.names import run_of, step_of
+from daemon.checkpoints.inspection import Inspection, fingerprint, identify
+from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
+from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.tables import ExportView
 from daemon.config.paths import existing, foreground_state, prepare
 from daemon.config.settings import BaseModelSettings, OutputSettings, Settings
@@ -32,7 +34,8 @@ from daemon.journal.rows import ENDED_JOB, JobRow
 from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import JobStatus, snapshot
-from daemon.watching.intake import damaged
+from daemon.watching.intake import damaged, run_name
+from daemon.watching.observers import innermost_first
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
@@ -61,9 +64,9 @@ def export_now(
     Raises UsageError for a path that is no checkpoint, Permanent for one that is damaged (after writing its
     report), Retryable when disk or memory are lacking now.
     """
-    checkpoint = checkpoint.absolute()
-    settings = _adjusted(settings, checkpoint, output, base)
-    found = _inspected(checkpoint)
+    found = checkpoint_at(Path(os.path.abspath(checkpoint)))
+    settings = _adjusted(settings, found, output, base)
+    checkpoint = found.path
     state = foreground_state(settings.state_directory, checkpoint)
     with engine(settings, state, work_of=lambda now, job: now.work) as parts:
         logs.set_up(settings.log, parts.paths.log, stderr=False)
@@ -82,8 +85,9 @@ def export_now(
     return value
 
 
-def _adjusted(settings: Settings, checkpoint: Path, output: Path | None, base: Path | None) -> Settings:
+def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: Path | None) -> Settings:
     """The command line over the configuration; output never goes into the checkpoint."""
+    checkpoint = found.path
     if output is not None:
         settings = settings.model_copy(
             update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": output.absolute()})}
@@ -103,30 +107,10 @@ def _adjusted(settings: Settings, checkpoint: Path, output: Path | None, base: P
                 "name the folder of the base model",
                 path=base,
             )
-        name = _inspected(checkpoint).base_name or ""
+        name = found.base_name or ""
         mapped = {**settings.base.map, name: base.absolute()}
         settings = settings.model_copy(update={"base": BaseModelSettings(search=settings.base.search, map=mapped)})
     return settings
-
-
-def _inspected(checkpoint: Path) -> Inspection:
-    """Raises UsageError for a path that can't be a checkpoint at all, Permanent for a layout that is not exported."""
-    operation = "export"
-    if not checkpoint.exists():
-        raise UsageError(FaultCode.NO_SUCH_PATH, operation, "there is no such directory", "check the path", path=checkpoint)
-    if not checkpoint.is_dir():
-        raise UsageError(FaultCode.NOT_A_DIRECTORY, operation, "it is a file", "give the checkpoint's directory", path=checkpoint)
-    found = inspect(checkpoint)
-    if found.layout is None:
-        inside = sorted(path.name for path in checkpoint.glob("checkpoint-*") if step_of(path) is not None)
-        inside.sort(key=lambda name: int(name.rsplit("-", 1)[1]))
-        remedy = (
-            f"name one of its checkpoints, for example {checkpoint / inside[-1]}" if inside else "give the directory that a trainer wrote"
-        )
-        raise UsageError(FaultCode.NOT_A_CHECKPOINT, operation, "it holds neither an adapter nor model weights", remedy, path=checkpoint)
-    if found.refusal is not None:
-        raise Permanent(**found.refusal.model_dump())
-    return found
 
 
 def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]:
@@ -134,7 +118,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
 
     An interrupted job goes on, a good one is left unless forced, every other is made afresh.
     """
-    root, run = run_of(found.path).parent, run_of(found.path).name
+    root, run = _run_and_root(parts.settings, found.path)
     intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
     try:
         candidate = intake.pin(root, run, found, seen) if found.complete else intake.damaged(root, run, found, seen)
@@ -158,6 +142,12 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
     else:
         intake.enter(candidate)
     return candidate.job, existing is not None and existing.state in ENDED_JOB
+
+
+def _run_and_root(settings: Settings, checkpoint: Path) -> tuple[Path, str]:
+    """The root and the run's name below it, as the daemon has them; where no root is around it, the directory around the run."""
+    root = next((root for root in innermost_first(settings.watch.roots) if root in checkpoint.parents), None)
+    return (run_of(checkpoint).parent, run_of(checkpoint).name) if root is None else (root, run_name(root, checkpoint))
 
 
 def _work(parts: Engine, job: str, view: ExportView) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from daemon.cli import maintenance, queue, toolchain
-from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.cli.common import ConfigOption, JsonOption, load_settings, no_access, print_json
 from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
@@ -209,6 +209,9 @@ def main() -> int:
     except CkptdError as error:
         print(f"ckptd: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+    except PermissionError as error:
+        print(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}", file=sys.stderr)
+        return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

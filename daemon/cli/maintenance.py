@@ -35,13 +35,17 @@ def register(app: typer.Typer) -> None:
 
 
 def verify_command(
-    path: Annotated[Path, typer.Argument(help="An export, one folder of it, a run's folder, or the whole output.")],
+    path: Annotated[
+        Path | None, typer.Argument(help="An export, one folder of it, or a run's folder. Default: all of output.directory.")
+    ] = None,
+    config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Compare published exports with their manifests. Exit code 1: something differs; 2: no export there."""
+    settings = load_settings(config)
     from daemon.publishing.verification import to_verify, verify
 
-    wanted = to_verify(path)
+    wanted = to_verify(path or settings.output.directory)
     with _progress([export for export, _ in wanted], quiet=json_) as on_bytes:
         found = [verify(export, inside=inside, on_bytes=on_bytes) for export, inside in wanted]
     if json_:

@@ -33,9 +33,11 @@ def register(app: typer.Typer) -> None:
 
 
 def find_job(settings: Settings, wanted: str) -> JobDetails:
-    """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one."""
+    """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one, and where there is no journal."""
+    from daemon.config.paths import existing
     from daemon.operating.status import find
 
+    existing(settings.state_directory)
     found = find(settings.state_directory, wanted)
     if len(found) != 1:
         cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"

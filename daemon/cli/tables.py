@@ -163,6 +163,8 @@ def print_status(value: Snapshot) -> None:
         console.print(f"[yellow]and {len(value.passed_over) - PASSED_OVER} more that are seen and not watched[/yellow]")
     for row in value.lost[:5]:
         console.print(f"[red]lost[/red]   {escape(row.path)} at {row.last_seen}: deleted {row.lived:.1f} s after it was first seen")
+    for again in value.rewritten[:PASSED_OVER]:
+        console.print(f"[yellow]no export ends[/yellow] {escape(again.sentence())}")
     waiting = value.outbox.get("pending", 0)
     if waiting:
         console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
@@ -288,12 +290,12 @@ def print_check(value: Diagnosis) -> None:
 def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
     table = Table(header_style="bold", box=None, pad_edge=False)
-    for title in ("variant", "here", "what it is"):
+    for title in ("variant", "here", "what it is", "package"):
         table.add_column(title, overflow="fold")
     for name, row in value.variants.items():
         here = "[yellow]yes, and can't be checked[/yellow]" if row.check_needs else "[green]yes[/green]"
         lacks = f"[yellow]lacks {escape(', '.join(row.lacks))}[/yellow]" if row.lacks else "[red]no, see below[/red]"
-        table.add_row(name, here if row.available else lacks, row.about)
+        table.add_row(name, here if row.available else lacks, row.about, escape(row.package))
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     for name, row in value.variants.items():

@@ -15,6 +15,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.options import Work
 from daemon.journal.database import Database
+from daemon.journal.rewrites import BY, OF_RUN, rewritten
 from daemon.journal.rows import JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
@@ -75,7 +76,7 @@ class Jobs:
                 close_stage(c, job.id, "merge", Ended("failed", fault=fault))
             if not fault:
                 overwritten = "id IN (SELECT job FROM seen WHERE path = ?) AND id <> ?"
-                _supersede(c, f"superseded by {job.id}", overwritten, (checkpoint.path, job.id))
+                _supersede(c, f"{BY}{job.id}", overwritten, (checkpoint.path, job.id))
             if supersede and not fault:
                 _supersede_older(c, checkpoint)
             record_sighting(c, checkpoint.path, job.fingerprint, "damaged" if fault else "taken", job.id)
@@ -137,6 +138,10 @@ class Jobs:
         """Roots below which a run of that name has had jobs, the earliest first."""
         rows = self._database.read("SELECT root FROM job WHERE run = ? GROUP BY root ORDER BY min(created), min(rowid)", run)
         return [str(row[0]) for row in rows]
+
+    def rewrites(self, run: str, path: str) -> int:
+        """How many exports in a row of a directory gave way to its next content, without one that ended."""
+        return next((one.count for one in rewritten(self._database.read(OF_RUN, run)) if one.path == path), 0)
 
     def counts(self) -> dict[str, int]:
         """State → number of jobs."""
@@ -257,4 +262,4 @@ def _supersede_older(c: sqlite3.Connection, checkpoint: CheckpointRef) -> None:
     newest = c.execute(
         "SELECT id, step FROM job WHERE root = ? AND run = ? AND state IN ('pending', 'running') ORDER BY step DESC LIMIT 1", lane
     ).fetchone()  # fmt: skip
-    _supersede(c, f"superseded by {newest[0]}", "state = 'pending' AND root = ? AND run = ? AND step < ?", (*lane, newest[1]))
+    _supersede(c, f"{BY}{newest[0]}", "state = 'pending' AND root = ? AND run = ? AND step < ?", (*lane, newest[1]))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from daemon.contract.values import Json
 from daemon.journal.controls import PAUSED
+from daemon.journal.rewrites import OF_ALL, OFTEN, Rewritten, rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow, attempt_of, job_of, stage_of
 
 REBUILT = "journal-rebuilt"
@@ -52,6 +53,8 @@ class Overview:
     """State → number of notifications."""
     lost: tuple[LostRow, ...] = ()
     """Newest first."""
+    rewritten: tuple[Rewritten, ...] = ()
+    """Directories whose exports gave way OFTEN times or more in a row."""
     paused_since: str | None = None
     """When everything was paused; None while it is not."""
     rebuilt: Json | None = None
@@ -99,6 +102,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
         counts=_counts(connection, "job"),
         outbox=_counts(connection, "outbox"),
         lost=_lost(connection, limit) if version >= 2 else (),
+        rewritten=tuple(one for one in rewritten(connection.execute(OF_ALL).fetchall()) if one.count >= OFTEN) if version >= 2 else (),
         paused_since=said[PAUSED][1] if PAUSED in said else None,
         rebuilt=json.loads(said[REBUILT][0]) if REBUILT in said else None,
     )

@@ -11,7 +11,7 @@ from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
-from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
 from daemon.system.box import free_disk, human, memory
@@ -44,6 +44,8 @@ class VariantHere:
     """What its check lacks, with what brings it, as clauses; without it the variant is published unverified."""
     wrong: tuple[str, ...]
     """What is wrong in the package that declares it, as clauses."""
+    package: str
+    """Distribution that declares it, with its version: `ckptd 1.0`; where none is installed for it, the module of the declaration."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Diagnosis:
 
 def formats_here(state: Path) -> FormatsHere:
     """What can be made with the toolchains of a state directory."""
-    chains, rows, here = Toolchains(state), {}, cpu.here()
+    chains, rows, here, packages = Toolchains(state), {}, cpu.here(), _packages()
     for spec in catalog().variants.values():
         missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
         wrong = list(flaws(spec))
@@ -100,10 +102,21 @@ def formats_here(state: Path) -> FormatsHere:
         unchecked = chains.lacking(check.toolchain, f"check {spec.name}") if check else None
         rows[spec.name] = VariantHere(
             available=not (lacks or wrong), missing=tuple(missing), about=spec.about, toolchain=spec.toolchain or None, lacks=tuple(lacks),
-            needs=tuple(needs), check_needs=(f"{unchecked.cause}; {unchecked.remedy}",) if unchecked else (), wrong=tuple(wrong),
+            needs=tuple(needs), package=packages[spec.name],
+            check_needs=(f"{unchecked.cause}; {unchecked.remedy}",) if unchecked else (), wrong=tuple(wrong),
         )  # fmt: skip
     processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
     return FormatsHere(rows, tuple(catalog().problems), describe(chains), processor)
+
+
+def _packages() -> dict[str, str]:
+    """Variant → the distribution that brings its declaration, with its version."""
+    found = catalog()
+    brought = {point.value: point.dist for point in importlib.metadata.entry_points(group=GROUP)}
+    return {
+        spec.name: f"{dist.name} {dist.version}" if (dist := brought.get(entry.value)) else entry.value.partition(":")[0]
+        for entry, one in zip(found.entries, found.formats, strict=True) for spec in one.variants
+    }  # fmt: skip
 
 
 def _doubts(here: cpu.Cpu) -> dict[str, str]:

@@ -14,6 +14,7 @@ from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
 from daemon.journal.overview import JobView, JournalCare, LostRow, Overview, attempts_of, jobs_named, overview
+from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, StageRow
 from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
 from daemon.publishing.closing import target_of
@@ -127,6 +128,8 @@ class Snapshot:
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     lost: tuple[LostRow, ...]
     """Checkpoints that were deleted before they could be pinned, newest first."""
+    rewritten: tuple[Rewritten, ...]
+    """Directories that are written again and again before an export of them ends."""
     jobs: tuple[JobStatus, ...]
     """In the order in which they were entered."""
     counts: Mapping[str, int]
@@ -155,6 +158,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         incomplete=live.incomplete,
         passed_over=live.passed_over,
         lost=seen.lost,
+        rewritten=seen.rewritten,
         jobs=tuple(_job(view, live) for view in seen.jobs),
         counts=seen.counts,
         outbox=seen.outbox,

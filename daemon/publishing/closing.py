@@ -73,7 +73,7 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     staging = paths.staging / job.id
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
-        "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity,
+        "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity, "taken": job.created,
         "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check) and (found := needs(check))},
     }  # fmt: skip
@@ -104,7 +104,7 @@ def _link(job: JobRow, target: Path, name: str) -> Path:
 def _move_links(job: JobRow, target: Path) -> None:
     """`latest` never goes back in the order of training; `best` goes where the trainer's own best checkpoint is."""
     latest = _link(job, target, "latest")
-    if _place_in_training(manifest_of(latest)) <= (job.checkpoint.step, job.checkpoint.ending):
+    if _place_in_training(manifest_of(latest)) <= (job.checkpoint.step, job.checkpoint.ending, job.created):
         link_to(latest, target)
     if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
         link_to(_link(job, target, "best"), target)
@@ -120,10 +120,13 @@ def _refuse_anothers(target: Path, job: JobRow) -> None:
         )  # fmt: skip
 
 
-def _place_in_training(manifest: Mapping[str, object]) -> tuple[int, bool]:
-    """(step, whether it is what training ended with) of a published export, before every step where there is none."""
-    step = manifest.get("step")
-    return step if isinstance(step, int) else -1, bool(manifest.get("ending"))
+def _place_in_training(manifest: Mapping[str, object]) -> tuple[int, bool, str]:
+    """(step, whether it is what training ended with, when it was taken) of a published export, before every step where there is none.
+
+    A training may leave several things at its end; of two of one step the one that was taken later is the later one.
+    """
+    step, taken = manifest.get("step"), manifest.get("taken")
+    return step if isinstance(step, int) else -1, bool(manifest.get("ending")), taken if isinstance(taken, str) else ""
 
 
 def message_of(job: JobRow, stages: Mapping[str, StageRow], published: Published) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
 from daemon.journal.journal import Journal
+from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
 from daemon.publishing.closing import close_job, tidy_job
 from daemon.running.children import Children, Running
@@ -241,7 +242,7 @@ class Runner:
         if name is None:
             return False
         self.journal.jobs.supersede(
-            job.id, f"the trainer rewrote {name} in place while it was exported; what is there now is a checkpoint of its own"
+            job.id, f"{IN_PLACE}{name} in place while it was exported; what is there now is a checkpoint of its own"
         )
         return True
 

@@ -28,6 +28,7 @@ from daemon.contract.values import digest_of
 from daemon.journal.entries import JobEntry, write_entry
 from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
+from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import now
 
 log = structlog.get_logger("intake")
@@ -161,7 +162,15 @@ class Intake:
             return None
         log.info("checkpoint taken", job=candidate.job, run=reference.run, step=reference.step, path=reference.path,
                  layout=reference.layout, digest=reference.digest[:16])  # fmt: skip
+        if candidate.fault is None:
+            self._say_rewritten(reference)
         return candidate.job
+
+    def _say_rewritten(self, reference: CheckpointRef) -> None:
+        """Say that one export after the other of a directory gives way to its next content: once for every OFTEN of them."""
+        count = self.journal.jobs.rewrites(reference.run, reference.path)
+        if count and count % OFTEN == 0:
+            log.warning("a checkpoint is written again and again before its export ends", path=reference.path, count=count, remedy=REMEDY)
 
     def _is_known(self, candidate: Candidate) -> bool:
         """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, weights_follow_state
-from daemon.checkpoints.layouts import PATIENCE_SECONDS
+from daemon.checkpoints.inspection import Fingerprint, Inspection, export_files, fingerprint, inspect, weights_follow_state
+from daemon.checkpoints.layouts import PATIENCE_SECONDS, look_at, recognize
 from daemon.checkpoints.pins import Moved
 from daemon.config.settings import WatchSettings
-from daemon.contract.errors import Retryable, from_oserror
+from daemon.contract.errors import Fault, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
 from daemon.watching.intake import Intake, digest_of_fingerprint
@@ -60,6 +60,8 @@ class Tracker:
         self.incomplete: dict[Path, Incomplete] = {}
         self._refused: dict[Path, str] = {}
         """Directory in a layout that is not exported → why, and the command. Replaced as a whole, as the next: other threads read them."""
+        self._scanned: set[Path] = set()
+        """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self._passed: dict[Path, dict[Path, str]] = {}
         """Root → what its last scan saw and did not take, and what it could not come to."""
 
@@ -86,6 +88,7 @@ class Tracker:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
         found, passed = set(), {}
         known = self._intake.journal.sightings.fingerprints_below(str(root))
+        skipped = self._intake.journal.sightings.skipped_below(str(root)) if root not in self._scanned else frozenset()
         for checkpoint, passed_over in self._scanner.find(root, self._unreadable):
             if passed_over:
                 passed[checkpoint] = passed_over
@@ -96,10 +99,23 @@ class Tracker:
                 self._undecided.add(str(checkpoint))
             if not _is_as_known(checkpoint, before):
                 self._settler.hint(str(checkpoint), now)
+            elif str(checkpoint) in skipped:
+                self._list_refused(checkpoint)
+        self._scanned.add(root)
         self._note_passed_over(root, found, passed)
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
+
+    def _list_refused(self, path: Path) -> None:
+        """List a directory whose layout was refused before the start and that has not changed; it has been said already."""
+        try:
+            layout = recognize(look_at(path, export_files(path)))
+            refusal = layout.refusal(path) if layout is not None and layout.refusal else None
+        except OSError:
+            return  # a look says what can't be read
+        if refusal is not None:
+            self._refused = {**self._refused, path: _why(refusal)}
 
     def look_at_due(self, now: float) -> None:
         """Look at every directory whose time has come."""
@@ -149,7 +165,7 @@ class Tracker:
             return
         if found.refusal is not None:
             log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
-            self._refused = {**self._refused, path: f"{found.refusal.cause}; {found.refusal.remedy}"}
+            self._refused = {**self._refused, path: _why(found.refusal)}
             self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
             return
@@ -226,6 +242,10 @@ class Tracker:
     def unsay(self, key: str) -> None:
         """The cause of a warning is gone: say it again when it comes back."""
         self._said.discard(key)
+
+
+def _why(refusal: Fault) -> str:
+    return f"{refusal.cause}; {refusal.remedy}"
 
 
 def _is_as_known(path: Path, known: str | None) -> bool:

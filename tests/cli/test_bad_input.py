@@ -7,18 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from tests import models
+from tests.detection.helpers import plain_adapter
 from tests.service import Service, listing
 
 
-def ckptd(folder: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with a state of its own below `folder`."""
+def ckptd(
+    folder: Path, *arguments: str | Path, prefix: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run the command with a state of its own below `folder`. `prefix`: the words of a command that runs it."""
     names = {key: value for key, value in os.environ.items() if not key.startswith(("CKPTD_", "EXPORT_"))}
     names |= {
         "XDG_STATE_HOME": str(folder / "xdg"),
@@ -28,7 +32,7 @@ def ckptd(folder: Path, *arguments: str | Path, **environment: str) -> subproces
         **environment,
     }
     return subprocess.run(
-        [sys.executable, "-m", "daemon", *map(str, arguments)],
+        [*prefix, sys.executable, "-m", "daemon", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -64,7 +68,48 @@ def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
 def test_a_run_directory_is_answered_with_its_newest_checkpoint(tmp_path: Path, pico_run: Path) -> None:  # R1.1
     answer = export(tmp_path, pico_run)
     assert answer.returncode == 2
-    assert str(pico_run / "checkpoint-4") in one_sentence(answer)
+    assert (
+        f"it is no checkpoint itself; it holds checkpoint-4, checkpoint-2. To fix it: name the one that you mean; for the latest: "
+        f"`ckptd export {pico_run / 'checkpoint-4'}`" in one_sentence(answer)
+    )
+
+
+def test_a_directory_of_runs_is_answered_with_the_latest_of_each(tmp_path: Path, pico_run: Path) -> None:
+    for run in ("a", "b"):
+        shutil.copytree(pico_run / "checkpoint-4", tmp_path / "runs" / run / "checkpoint-4")
+    plain_adapter(pico_run / "checkpoint-4", tmp_path / "runs" / "b" / "final")
+    answer = export(tmp_path, tmp_path / "runs")
+    assert answer.returncode == 2
+    sentence = one_sentence(answer)
+    assert "3 checkpoints of 2 runs lie below it" in sentence
+    assert all(f"`ckptd export {tmp_path}/runs/{latest}`" in sentence for latest in ("a/checkpoint-4", "b/final"))
+
+
+@pytest.mark.parametrize("inside", ["adapter_model.safetensors", "adapter_config.json", "global_step4/x.pt", "global_step4"])
+def test_what_lies_inside_of_a_checkpoint_is_answered_with_the_directory_to_give(
+    tmp_path: Path, pico_checkpoint: Path, inside: str
+) -> None:
+    for name in ("checkpoint-4", "lora_model"):
+        folder = tmp_path / "run" / name
+        shutil.copytree(pico_checkpoint, folder)
+        (folder / "global_step4").mkdir()
+        (folder / "global_step4" / "x.pt").write_bytes(b"x")
+        answer = export(tmp_path, folder / inside)
+        assert answer.returncode == 2
+        assert f"inside of the checkpoint {folder}. To fix it: give that directory: `ckptd export {folder}`" in one_sentence(answer)
+
+
+def test_a_lightning_file_goes_the_way_of_the_directory_in_which_the_daemon_finds_it(tmp_path: Path) -> None:
+    folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "epoch=0-step=6.ckpt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"x")
+    by_file, by_folder = (export(tmp_path, path) for path in (folder / "epoch=0-step=6.ckpt", folder))
+    assert by_file.returncode == by_folder.returncode == 1
+    assert one_sentence(by_file) == one_sentence(by_folder)
+    other = tmp_path / "notes.ckpt"
+    other.write_text("no checkpoint beside it is known")
+    assert one_sentence(export(tmp_path, other)) != one_sentence(by_file)
 
 
 def test_a_truncated_adapter_fails_with_figures_and_leaves_a_report(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ class Bench:
     root: Path
     tracker: Tracker
     journal: Journal
+    start: Callable[[], Tracker]
     at: float = 0.0
 
     def pass_time(self, seconds: float, rescan: float = 5.0) -> None:
@@ -36,6 +37,10 @@ class Bench:
                 self.at = max(self.at, due)
                 self.tracker.look_at_due(self.at)
             self.at = upto
+
+    def restart(self) -> None:
+        """Another tracker on the same journal, which knows nothing of what the first one had in memory."""
+        self.tracker = self.start()
 
     def jobs(self) -> list[JobRow]:
         return open_jobs(self.journal)
@@ -50,5 +55,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     )
     paths = prepare(settings.state_directory, settings.output.directory)
     journal = Journal(paths.journal)
-    yield Bench(root, Tracker(settings.watch, Intake(settings, journal, paths), taken=lambda: None), journal)
+
+    def start() -> Tracker:
+        return Tracker(settings.watch, Intake(settings, journal, paths), taken=lambda: None)
+
+    yield Bench(root, start(), journal, start)
     journal.close()

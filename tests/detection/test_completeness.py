@@ -220,3 +220,34 @@ def test_a_sharded_model_with_anything_amiss_is_not_complete(sharded: Path, dama
 def test_a_directory_without_weights_says_so(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-4").mkdir()
     assert "no adapter and no model weights" in missing(tmp_path / "checkpoint-4")
+
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    {"idx": 3, "name": "3", "path": "3_Normalize", "type": "sentence_transformers.models.Normalize"},
+    {"idx": 4, "name": "4", "path": "4_Own", "type": "elsewhere.Own"},
+]
+
+
+def test_the_modules_of_sentence_transformers_are_waited_for(checkpoint: Path) -> None:  # R1.5
+    """All but the folder of a module without settings: it is empty, and copies lose it."""
+    (checkpoint / "modules.json").write_text(json.dumps(MODULES))
+    steps = [
+        ("1_Pooling/config.json", b"{}", "1_Pooling/config.json, which modules.json names, is not there yet"),
+        ("2_Dense/config.json", b"{}", "2_Dense/config.json, which modules.json names, is not there yet"),
+        ("4_Own/anything", b"x", "4_Own, which modules.json names, is not there yet"),
+    ]
+    for position, (name, data, _) in enumerate(steps):
+        assert inspect(checkpoint).missing == tuple(problem for _, _, problem in steps[position:])
+        (checkpoint / name).parent.mkdir()
+        assert not inspect(checkpoint).complete or position == len(steps) - 1
+        (checkpoint / name).write_bytes(data)
+    assert inspect(checkpoint).complete
+    weights = (checkpoint / "adapter_model.safetensors").read_bytes()
+    (checkpoint / "2_Dense" / "model.safetensors").write_bytes(weights[:-1])
+    (problem,) = inspect(checkpoint).missing
+    assert problem.startswith("2_Dense/model.safetensors")
+    (checkpoint / "2_Dense" / "model.safetensors").write_bytes(weights)
+    assert inspect(checkpoint).complete

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from daemon.checkpoints.inspection import inspect
 from daemon.watching import scan
@@ -158,6 +159,20 @@ def test_a_refused_layout_that_is_gone_is_listed_no_longer(bench: Bench) -> None
     assert "dcp_to_torch" in why
     shutil.rmtree(bench.root / "run" / "step-10")
     bench.tracker.scan(bench.root, now + 60)
+    assert bench.tracker.passed_over == {}
+
+
+def test_a_refused_layout_is_listed_again_by_the_first_scan_after_a_start_and_not_said_again(bench: Bench) -> None:
+    make(bench.root, {"run/step-10": ("lit_model.pth",)})
+    bench.pass_time(60)
+    (listed,) = bench.tracker.passed_over.items()
+    bench.restart()
+    with capture_logs() as logs:
+        bench.pass_time(10)
+    assert list(bench.tracker.passed_over.items()) == [listed]
+    assert logs == []
+    shutil.rmtree(bench.root / "run" / "step-10")
+    bench.pass_time(5)
     assert bench.tracker.passed_over == {}
 
 

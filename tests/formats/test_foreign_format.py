@@ -81,6 +81,7 @@ def test_formats_lists_it(box: Box) -> None:
     rows = json.loads(box.ckptd("formats", "--json").stdout)["variants"]
     assert list(rows)[-2:] == ["npz", "npz-coarse"]
     assert rows["npz"]["available"] and rows["npz"]["about"] == "arrays of numpy in fp32"
+    assert rows["npz"]["package"].startswith("npz-format ") and rows["pytorch"]["package"].startswith("ckptd ")
 
 
 def test_its_options_are_keys_of_the_configuration(box: Box) -> None:

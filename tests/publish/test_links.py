@@ -47,8 +47,9 @@ class Press:
         return StageRow(name, "succeeded", 1, 0, None, None, folder, result, None)
 
     def publish(
-        self, step: int, *, run: str = "run", verdict: Verdict = Verdict.PASSED, best: int = 0, naming: str = "{run}/step-{step}"
-    ) -> Path:
+        self, step: int, *, run: str = "run", verdict: Verdict = Verdict.PASSED, best: int = 0, naming: str = "{run}/step-{step}",
+        path: str = "", taken: str = "",
+    ) -> Path:  # fmt: skip
         made = self.paths.staging / f"{run}-{step}"
         remove_tree(made)
         for name in ("pytorch", "onnx", "onnx-int8", "report"):
@@ -57,13 +58,21 @@ class Press:
         rows = {name: self.stage(name, made / name, seal(made / name)) for name in ("pytorch", "onnx", "onnx-int8", "report")}
         for name, variant in (("merged", "pytorch"), ("check-onnx", "onnx"), ("check-onnx-int8", "onnx-int8")):
             rows[name] = self.stage(name, made, (), (ArtifactCheck(variant=variant, verdict=verdict),))
-        path = f"/runs/{run}/checkpoint-{step}"
+        path = path or f"/runs/{run}/checkpoint-{step}"
         metadata = {"best_model_checkpoint": f"/elsewhere/{run}/checkpoint-{best}"}
         reference = CheckpointRef(
-            root="/runs", run=run, step=step, path=path, layout="trainer-adapter", digest=f"{run}-{step}", method="LORA", metadata=metadata
+            root="/runs",
+            run=run,
+            step=step,
+            path=path,
+            layout="trainer-adapter",
+            digest=f"{run}-{step}",
+            method="LORA",
+            metadata=metadata,
+            ending=bool(taken),
         )
         target = self.paths.output / naming.format(run=run, step=step)
-        job = JobRow(f"{run}-{step}", "running", reference, WORK, self.home / "pin", target, None, "", None, None)
+        job = JobRow(f"{run}-{step}", "running", reference, WORK, self.home / "pin", target, None, taken, None, None)
         stages = tuple(StageFacts(name=name, state=row.state, result=row.result) for name, row in rows.items())
         facts = JobFacts(export_id=job.id, created="", checkpoint=reference, work=WORK, stages=stages)
         return publish_job(job, facts, rows, self.paths, keep_rejected=False).target
@@ -79,6 +88,15 @@ def test_latest_never_goes_back_to_an_earlier_step(press: Press) -> None:
     latest = press.paths.output / "run" / "latest"
     assert latest.resolve() == steps[10]
     assert press.publish(11) == latest.resolve()
+
+
+def test_of_two_that_end_a_run_latest_is_the_one_that_was_taken_last(press: Press) -> None:
+    for order in ((0, 1), (1, 0)):
+        for one in order:
+            press.publish(9, naming=f"{{run}}/final-{one}", path=f"/runs/run/final-{one}", taken=f"2026-01-01T00:00:0{one}.000+00:00")
+        assert os.readlink(press.paths.output / "run" / "latest") == "final-1"
+    press.publish(10)
+    assert os.readlink(press.paths.output / "run" / "latest") == "step-10"
 
 
 def test_latest_does_not_go_to_an_export_in_which_nothing_passed(press: Press) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from daemon.operating.integrity.fsck import examine
-from tests.detection.helpers import change_weights, copy_of
+from tests.cli.test_bad_input import export
+from tests.detection.helpers import change_weights, copy_of, plain_adapter
 from tests.selection.conftest import Desk, Desks
 
 Add = Callable[..., Path]
@@ -53,6 +54,18 @@ def test_a_final_adapter_that_is_the_last_checkpoint_is_exported_once(desk: Desk
     here.look(seconds=60)
     assert targets(here) == {"run/checkpoint-16": "run/step-16"}
     assert here.seen_as(final) == "known"
+
+
+@pytest.mark.parametrize("name", ["epoch=1-step=16", "step-16"])
+def test_the_ending_of_a_run_without_checkpoint_n_comes_after_its_last_step(desk: Desks, add: Add, name: str) -> None:  # R6.1
+    here = desk()
+    last = plain_adapter(add(here, 16, "elsewhere"), here.root / "run" / name)
+    end_training(here, last, "final")
+    shutil.copytree(last, last.parent / "final_model")
+    here.look(seconds=60)
+    found = {job.checkpoint.path: job.checkpoint for job in here.jobs()}
+    assert (found[str(last.parent / "final")].step, found[str(last.parent / "final")].ending) == (16, True)
+    assert len([path for path in found if "/run/" in path]) == 2, "the same content is exported once"
 
 
 def test_several_that_end_a_run_are_told_apart_by_their_content(desk: Desks, add: Add) -> None:
@@ -122,6 +135,25 @@ def test_what_another_journal_published_is_not_replaced(desk: Desks, add: Add) -
     assert Path(job.target).name == f"step-4-{job.checkpoint.digest[:8]}"
     (record,) = here.told("the export's plain name is another checkpoint's")
     assert (record["by"], record["path"]) == ("/elsewhere/run/checkpoint-4", str(checkpoint))
+
+
+def test_an_export_by_hand_has_the_place_and_the_name_that_the_daemon_gives(desk: Desks, add: Add) -> None:  # R1.1
+    """Of a base that is nowhere, so that it ends at once; what it reports lies where the export would."""
+    here = desk()
+    run = "saves/qwen/lora/sft"
+    last = add(here, 16, run)
+    end_training(here, last)
+    for folder in (last, last.parent):
+        config = json.loads((folder / "adapter_config.json").read_bytes())
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/nowhere"}))
+    here.look(seconds=60)
+    assert targets(here) == {f"{run}/checkpoint-16": f"{run}/step-16", run: f"{run}/final"}
+    for job in here.jobs():
+        answer = export(here.home, Path(job.checkpoint.path), "--json", CKPTD_WATCH__ROOTS=str(here.root))
+        assert answer.returncode == 1
+        value = json.loads(answer.stdout)
+        assert (value["run"], value["step"], value["ending"]) == (job.checkpoint.run, 16, job.checkpoint.ending)
+        assert value["target"] == str(here.home / "out" / os.path.relpath(job.target, here.home / "exports")) + ".failed"
 
 
 def test_fsck_finds_two_checkpoints_with_one_place(desk: Desks, add: Add) -> None:

@@ -1,0 +1,113 @@
+"""What the path that `ckptd export` is given means: a checkpoint, or one sentence that names what to give instead.
+
+A Lightning `.ckpt` file is taken as the watcher takes it, by the directory around it. Everything is found by the rules of the scans.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.contract.errors import Permanent, UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.watching.scan import Scanner
+
+_OPERATION = "export"
+_LIGHTNING = ".ckpt"
+_NAMED = 5
+"""Checkpoints that one sentence names."""
+_SCAN_SECONDS = 5.0
+_FORMS = "give the directory that a trainer wrote, with an adapter or model weights in it"
+
+
+def checkpoint_at(path: Path) -> Inspection:
+    """The checkpoint that an absolute path names.
+
+    Raises UsageError for what is none, naming the directory to give; Permanent for a layout that is not exported.
+    """
+    if not path.exists():
+        raise UsageError(FaultCode.NO_SUCH_PATH, _OPERATION, "there is no such directory", "check the path", path=path)
+    if not path.is_dir():
+        return _of_file(path)
+    found = inspect(path)
+    if found.layout is None:
+        raise _none_itself(path)
+    return _exportable(found)
+
+
+def _exportable(found: Inspection) -> Inspection:
+    if found.refusal is not None:
+        raise Permanent(**found.refusal.model_dump())
+    return found
+
+
+def _of_file(path: Path) -> Inspection:
+    if path.suffix == _LIGHTNING:
+        found = inspect(path.parent)
+        if found.layout == "lightning":
+            return _exportable(found)
+    around = _around(path)
+    if around is None:
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file that is no part of a checkpoint", _FORMS, path=path)
+    raise _inside(path, "a file", around)
+
+
+def _around(path: Path) -> Path | None:
+    """The checkpoint in whose directory, or in a folder of whose, `path` lies."""
+    for folder in path.parents:
+        if is_checkpoint_name(folder.name):
+            return folder
+    above = (folder for folder in list(path.parents)[:2] if inspect(folder).layout is not None)
+    return next(above, None)
+
+
+def _inside(path: Path, what: str, around: Path) -> UsageError:
+    return UsageError(
+        FaultCode.NOT_A_DIRECTORY, _OPERATION, f"it is {what} inside of the checkpoint {around}",
+        f"give that directory: `{_command(around)}`", path=path,
+    )  # fmt: skip
+
+
+def _none_itself(path: Path) -> UsageError:
+    """The sentence for a directory that is no checkpoint: a part of one, or what lies around some."""
+    found: dict[Path, list[Path]] = {}
+    for one in Scanner(most_seconds=_SCAN_SECONDS).find(path, on_error=lambda error: None):
+        found.setdefault(run_of(one.path), []).append(one.path)
+    if not found:
+        around = None if is_checkpoint_name(path.name) else _around(path)
+        if around is not None:
+            return _inside(path, "a folder", around)
+        return UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, "it holds neither an adapter nor model weights", _FORMS, path=path)
+    for checkpoints in found.values():
+        checkpoints.sort(key=_order)
+    if len(found) > 1:
+        count = sum(map(len, found.values()))
+        latest = [f"`{_command(checkpoints[-1])}`" for _, checkpoints in sorted(found.items())]
+        return UsageError(
+            FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is no checkpoint itself; {count} checkpoints of {len(found)} runs lie below it",
+            f"name one of them; the latest of each run: {_listed(latest)} (`ckptd explain {shlex.quote(str(path))}` tells of all)",
+            path=path,
+        )  # fmt: skip
+    (inside,) = found.values()
+    names = [str(one.relative_to(path)) for one in reversed(inside)]
+    return UsageError(
+        FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is no checkpoint itself; it holds {_listed(names)}",
+        f"name the one that you mean; for the latest: `{_command(inside[-1])}`", path=path,
+    )  # fmt: skip
+
+
+def _command(checkpoint: Path) -> str:
+    return f"ckptd export {shlex.quote(str(checkpoint))}"
+
+
+def _order(checkpoint: Path) -> tuple[bool, int, str]:
+    """In the order of training: what has no number was written at its end."""
+    step = step_of(checkpoint)
+    return step is None, step or 0, checkpoint.name
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

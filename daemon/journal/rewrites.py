@@ -1,0 +1,59 @@
+"""Checkpoints that are written again before an export of them ends, time and again: their jobs give way one after the other.
+
+Follows from the rows of the table `job` alone. Asked by the intake, which says it in the log, and for `ckptd status`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+IN_PLACE = "the trainer rewrote "
+"""So begins the reason of a job whose pinned files were written into; that of one whose directory was taken anew is BY and the new job."""
+BY = "superseded by "
+OFTEN = 3
+"""So many times in a row are said."""
+REMEDY = (
+    "the trainer overwrites this directory faster than exports end: let it save each step into a directory of its own, raise"
+    " watch.settle_seconds above the time between two saves, take fewer of them with [select], or ask for fewer export.variants"
+)
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A checkpoint's directory whose last exports all gave way to its next content."""
+
+    path: str
+    count: int
+    """How many in a row, without one that ended."""
+    since: str
+    """When the first of them gave way; ISO 8601 in UTC."""
+
+    def sentence(self) -> str:
+        """What happened, and what to do."""
+        return f"{self.path} was written again {self.count} times in a row before an export of it ended; {REMEDY}"
+
+
+_ENDED = (
+    "SELECT id, json_extract(checkpoint, '$.path') AS path, state, COALESCE(reason, '') AS reason, ended FROM job WHERE run {}"
+    " ORDER BY ended, rowid"
+)
+OF_RUN = _ENDED.format("= ?")
+OF_ALL = _ENDED.format("IN (SELECT run FROM job WHERE state = 'superseded')")
+"""The rows for `rewritten`: of the runs of one name, or of all in which a job gave way."""
+
+
+def rewritten(rows: Sequence[sqlite3.Row]) -> list[Rewritten]:
+    """The directories whose last job that ended gave way so. `rows`: of the query OF_RUN or OF_ALL."""
+    places = {row[0]: row[1] for row in rows}
+    found: dict[str, Rewritten] = {}
+    for _, path, state, reason, ended in rows:
+        if ended is None:
+            continue
+        if state != "superseded":
+            found.pop(path, None)
+        elif reason.startswith(IN_PLACE) or places.get(reason.removeprefix(BY)) == path:
+            before = found.get(path)
+            found[path] = Rewritten(path, before.count + 1, before.since) if before else Rewritten(path, 1, ended)
+    return list(found.values())

@@ -1,0 +1,145 @@
+"""What every verb does alike: the configuration, and the refusals before any work. A sweep over the parser, so that none is left out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from daemon.cli.main import app
+from daemon.config.paths import prepare
+from daemon.journal.journal import Journal
+from tests.cli.test_bad_input import ckptd, one_sentence
+
+OWN_CONFIGURATION = ("demo",)
+"""Verbs that make a configuration of their own."""
+Told = Callable[..., tuple[int, str]]
+
+
+def verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every verb of the command line: its words, and typer's command."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, (*before, name))
+        else:
+            yield (*before, name), command
+
+
+VERBS = dict(verbs(typer.main.get_command(app)))
+CONFIGURED = [words for words in VERBS if words[0] not in OWN_CONFIGURATION]
+
+
+def with_arguments(words: tuple[str, ...]) -> list[str]:
+    """A verb with a value for each argument that it needs."""
+    needed = [one for one in VERBS[words].params if one.param_type_name == "argument" and (one.required or words == ("export",))]
+    return [*words, *("x" for _ in needed)]
+
+
+def test_every_verb_takes_a_configuration_in_the_same_way() -> None:
+    for words in CONFIGURED:
+        options = {one.name: one for one in VERBS[words].params if one.param_type_name == "option"}
+        assert "config" in options, f"ckptd {' '.join(words)} has no --config"
+        assert options["config"].opts == ["--config", "-c"] and options["config"].help.startswith(
+            "Configuration file. Default: $CKPTD_CONFIG"
+        )
+        if "json_" in options:
+            assert options["json_"].opts == ["--json"]
+    assert len(CONFIGURED) >= 22
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Runs a verb in this process: (exit code, what it said on stderr)."""
+    from daemon.cli.main import main
+
+    def run(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["ckptd", *words])
+        code = main()
+        return code, capsys.readouterr().err
+
+    for name in list(os.environ):
+        if name.startswith(("CKPTD_", "EXPORT_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.mark.parametrize("by", ["--config", "CKPTD_CONFIG"])
+def test_every_verb_refuses_a_wrong_configuration_with_the_same_words(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:  # R5.4
+    config = tmp_path / "config.toml"
+    config.write_text('[wach]\nx = 1\n[watch]\nroots = ["/nowhere"]\n')
+    given = ("--config", str(config)) if by == "--config" else ()
+    if not given:
+        monkeypatch.setenv("CKPTD_CONFIG", str(config))
+    answers = {words: told(*with_arguments(words), *given) for words in CONFIGURED}
+    assert {code for code, _ in answers.values()} == {2}, answers
+    assert len({said for _, said in answers.values()}) == 1, answers
+    assert "wach: is not a known key; did you mean 'watch'?" in answers["verify",][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_every_verb_says_alike_that_its_configuration_is_not_there(told: Told, tmp_path: Path) -> None:
+    answers = {words: told(*with_arguments(words), "--config", "missing.toml") for words in CONFIGURED}
+    assert {code for code, _ in answers.values()} == {2}
+    assert len({said for _, said in answers.values()}) == 1 and "there is no such file" in answers["verify",][1]
+
+
+def configured(folder: Path) -> Path:
+    """A configuration whose state and output lie below `folder`; neither is made."""
+    config = folder / "config.toml"
+    config.write_text(f'[output]\ndirectory = "{folder}/exports"\n[state]\ndirectory = "{folder}/state"\n')
+    return config
+
+
+def test_every_verb_that_needs_a_job_says_alike_that_there_is_no_journal(told: Told, tmp_path: Path) -> None:
+    config = str(configured(tmp_path))
+    answers = {verb: told(verb, "x", "--config", config) for verb in ("show", "retry", "cancel", "pause", "resume", "first")}
+    assert set(answers.values()) == {answers["pause"]}
+    code, said = answers["pause"]
+    assert code == 2 and "no daemon has run on this state directory" in said
+    assert not (tmp_path / "state").exists()
+
+
+def test_verify_without_a_path_looks_at_the_configured_output(told: Told, tmp_path: Path) -> None:
+    config = str(configured(tmp_path))
+    code, said = told("verify", "--config", config)
+    assert code == 2 and f"({tmp_path}/exports): there is no such path" in said
+    (tmp_path / "exports").mkdir()
+    code, said = told("verify", "--config", config)
+    assert code == 2 and "no MANIFEST.json lies there" in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads everything")
+@pytest.mark.parametrize(
+    ("closed", "code", "verbs_that_read", "words"),
+    [
+        ("state", 2, ("status", "logs", "check", "formats", "retry", "fsck", "export"), "this user has no access to it"),
+        ("state/lock", 2, ("status", "show", "fsck"), "this user has no access to it"),
+        ("state/journal.sqlite3", 75, ("status", "show", "pause"), "see that its folder is there and that this user may read and write it"),
+    ],
+)
+def test_the_state_of_another_user_is_told_in_one_sentence(
+    tmp_path: Path, closed: str, code: int, verbs_that_read: tuple[str, ...], words: str
+) -> None:
+    """Without the right that lets root into everything; what is closed is another user's then, or open to nobody."""
+    config = configured(tmp_path)
+    Journal(prepare(tmp_path / "state", tmp_path / "exports").journal).close()
+    (tmp_path / "state" / "lock").touch()
+    (tmp_path / closed).chmod(0)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / closed, 65534, 65534)
+    prefix = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    for verb in verbs_that_read:
+        answer = ckptd(tmp_path, *with_arguments((verb,)), "--config", config, prefix=prefix)
+        assert answer.returncode == code, answer.stderr
+        assert words in one_sentence(answer) and str(tmp_path / closed) in one_sentence(answer)
