@@ -30,17 +30,21 @@ from daemon.contract.jobs.plan import stage_names
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, JobRow
+from daemon.journal.rows import ENDED_JOB, JobRow, StageRow
 from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import JobStatus, snapshot
+from daemon.running.waits import Waiting
 from daemon.watching.intake import damaged, run_name
 from daemon.watching.observers import innermost_first
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
+PASSING = (FaultCode.RETRY, FaultCode.VERIFYING, FaultCode.TURN, FaultCode.TIMING, FaultCode.WINDOW_CLOSED)
+"""What an export waits for that comes by itself."""
 PATIENCE_SECONDS = 30.0
-"""How long the runner may fail, round after round, before the export ends with its error: longer than a journal is ever busy."""
+"""How long the runner or the export's end may fail, again and again, before the command ends with the error: longer than a journal is
+ever busy."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,15 @@ def _run_and_root(settings: Settings, checkpoint: Path) -> tuple[Path, str]:
     return (run_of(checkpoint).parent, run_of(checkpoint).name) if root is None else (root, run_name(root, checkpoint))
 
 
+def _needs_help(waiting: Waiting, stages: dict[str, StageRow]) -> bool:
+    """Whether the export waits for what does not pass by itself: at once where that is certain, else after some patience."""
+    code, now = waiting.fault.code, time.time()
+    if code in LACKING:
+        return True
+    tried_again = code in PASSING or any(row.state == "waiting" and not row.due(now) for row in stages.values())
+    return not tried_again and time.monotonic() - waiting.since > PATIENCE_SECONDS
+
+
 def _work(parts: Engine, job: str, view: ExportView) -> None:
     """Run the job to its end while showing it; Ctrl-C ends the child in order and leaves the job to be gone on with."""
     stop = threading.Event()
@@ -163,11 +176,12 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
             parts.attention.wait(0.2)
             parts.attention.clear()
             row = parts.journal.jobs.get(job)
-            view.show(parts.journal.stages.of(job), parts.runner.children.of(job))
+            stages = parts.journal.stages.of(job)
+            view.show(stages, parts.runner.children.of(job))
             if row is None or row.state in ENDED_JOB:
                 break
             waiting = parts.runner.waits.of.get(job)
-            if waiting is not None and waiting.fault.code in LACKING:
+            if waiting is not None and _needs_help(waiting, stages):
                 lacking = waiting.fault
                 break
             trouble, since = parts.runner.complaints.trouble, parts.runner.complaints.since

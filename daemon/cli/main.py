@@ -14,7 +14,7 @@ import typer
 
 from daemon.cli import maintenance, queue, toolchain
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, no_access, print_json
-from daemon.contract.errors import CkptdError, Retryable, UsageError
+from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
 
@@ -217,4 +217,8 @@ def main() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (`| head`): nothing more to say
         return 0
+    except OSError as error:
+        fault = from_oserror(error, "go on")
+        print(f"ckptd: {fault}", file=sys.stderr)
+        return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
     return 0
