@@ -127,7 +127,7 @@ def _added(text: str) -> AddedAdapter:
         raise UsageError(
             FaultCode.BAD_WEIGHT,
             "use --add",
-            f"{weight!r} is no number other than 0",
+            f"its weight {weight!r} is not a number, or is 0",
             "write PATH=WEIGHT, for example style=0.5",
             path=path,
         ) from None
