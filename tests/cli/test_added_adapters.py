@@ -159,14 +159,14 @@ def test_another_mixture_is_another_export_in_a_place_of_its_own(box: Box, made:
     shutil.copy(made.facts / "adapter_model.safetensors", style)
     shutil.copy(made.facts / "adapter_config.json", style)
     again = box.export("--add", f"{style}=0.5")
-    assert again.returncode == 0 and "already exported" not in again.stdout
+    assert again.returncode == 0 and "already exported" not in again.stderr
     reports = box.exports()
     assert first.items() <= reports.items() and len(reports) == 3, "what is finished is left alone when an addition changes"
     identities = {report["checkpoint"]["identity"] for report in reports.values()}
     assert len(identities) == 3 and len({report["export_id"] for report in reports.values()}) == 3
     (newest,) = reports.keys() - first.keys()
     assert largest_difference(box.exported(newest) / "pytorch", merged_by_peft(made.base, (made.checkpoint, 1.0), (made.facts, 0.5))) < 1e-6
-    assert "already exported" in box.export("--add", f"{style}=0.5").stdout, "the same mixture is exported once"
+    assert "already exported" in box.export("--add", f"{style}=0.5").stderr, "the same mixture is exported once"
     (state,) = (box.folder / "state").glob("foreground/*")
     assert examine(state, box.folder / "exports", quiescent=True, deep=True).findings == ()
 
@@ -268,7 +268,7 @@ def test_a_full_fine_tune_takes_no_additions(box: Box, made: Made) -> None:
 def test_dora_beside_another_is_refused_by_the_merge_and_the_adapter_alone_is_not_published(box: Box, made: Made) -> None:
     dora = helpers.make_adapter(made.base, box.folder / "dora", use_dora=True)
     done = box.export("--add", str(dora))
-    assert done.returncode == 1 and "only plain LoRA adapters can be added to one another or weighed" in done.stdout
+    assert done.returncode == 1 and "only plain LoRA adapters can be added to one another or weighed" in done.stdout + done.stderr
     box.config("")
     (box.folder / "c.toml").write_text((box.folder / "c.toml").read_text().replace('["pytorch"]', '["pytorch", "pytorch-adapter"]'))
     done = box.export("--add", str(made.style))
