@@ -11,9 +11,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from daemon.checkpoints.additions import pin_again
 from daemon.checkpoints.base_models import is_model
 from daemon.checkpoints.inspection import Inspection, fingerprint, identify
 from daemon.checkpoints.names import run_of
@@ -21,7 +25,7 @@ from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.tables import ExportView
 from daemon.config.paths import existing, foreground_state, prepare
-from daemon.config.settings import BaseModelSettings, OutputSettings, Settings
+from daemon.config.settings import AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
@@ -61,16 +65,19 @@ def is_published(target: Path) -> bool:
 
 
 def export_now(
-    settings: Settings, checkpoint: Path, *, output: Path | None, base: Path | None, force: bool, quiet: bool = False
-) -> ExportedJob:
-    """Export one checkpoint; gives its job with its report.
+    settings: Settings, checkpoint: Path, *, output: Path | None, base: Path | None, add: Sequence[str] = (), force: bool,
+    quiet: bool = False,
+) -> ExportedJob:  # fmt: skip
+    """Export one checkpoint; gives its job with its report. `add`: adapters as PATH or PATH=WEIGHT, in place of `merge.add`.
 
     Raises UsageError for a path that is no checkpoint, Permanent for one that is damaged (after writing its
-    report), Retryable when disk or memory are lacking now.
+    report) or can't be merged with what is to be added, Retryable when disk or memory are lacking now.
     """
     found = checkpoint_at(Path(os.path.abspath(checkpoint)))
     settings = _adjusted(settings, found, output, base)
     checkpoint = found.path
+    if add:
+        settings = settings.model_copy(update={"merge": settings.merge.model_copy(update={"add": tuple(map(_added, add))})})
     state = foreground_state(settings.state_directory, checkpoint)
     with engine(settings, state, work_of=lambda now, job: now.work) as parts:
         logs.set_up(settings.log, parts.paths.log, stderr=False)
@@ -117,6 +124,23 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
     return settings
 
 
+def _added(text: str) -> AddedAdapter:
+    """An adapter of --add: PATH, or PATH=WEIGHT where PATH=WEIGHT is no folder. Raises UsageError for a weight that is none."""
+    path, equals, weight = text.rpartition("=")
+    if not equals or Path(text).is_dir():
+        return AddedAdapter(path=Path(text).absolute())
+    try:
+        return AddedAdapter.model_validate({"path": Path(path).absolute(), "weight": weight})
+    except ValidationError:
+        raise UsageError(
+            FaultCode.BAD_WEIGHT,
+            "use --add",
+            f"its weight {weight!r} is not a number, or is 0",
+            "write PATH=WEIGHT, for example style=0.5",
+            path=path,
+        ) from None
+
+
 def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]:
     """The job of this checkpoint, and whether it is finished and published.
 
@@ -136,6 +160,8 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         ) from None
     except OSError as error:
         raise from_oserror(error, "pin the checkpoint") from error
+    if candidate.fault is not None and found.complete:
+        raise Permanent(**candidate.fault.model_dump())
     existing = journal.jobs.get(candidate.job)
     if existing and existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not is_published(existing.target)):
         journal.jobs.forget(existing.id)
@@ -236,6 +262,17 @@ def _pin_again(row: JobRow, operation: str) -> None:
         same = identify(row.pin) == row.checkpoint.digest
     except (OSError, Moved):
         same = False
+    try:
+        added = not same or pin_again(row.checkpoint.additions, row.pin)
+    except (OSError, Moved):
+        added = False
+    if not added:
+        remove_tree(row.pin)
+        raise UsageError(
+            FaultCode.CHECKPOINT_GONE, operation,
+            "an adapter that is merged with its checkpoint's own is gone, damaged, or has other content than when it was taken",
+            "run `ckptd export` on the checkpoint, which takes what is there now", path=checkpoint,
+        )  # fmt: skip
     if not same:
         remove_tree(row.pin)
         raise UsageError(

@@ -64,6 +64,9 @@ def export(
     config: ConfigOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the export goes, instead of output.directory.")] = None,
     base: Annotated[Path | None, typer.Option("--base", help="Folder of the base model, instead of looking for it.")] = None,
+    add: Annotated[
+        list[str] | None, typer.Option("--add", metavar="PATH[=WEIGHT]", help="An adapter to merge too, instead of merge.add. Repeatable.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Export again even if this checkpoint has been exported.")] = False,
     json_: JsonOption = False,
 ) -> None:
@@ -73,7 +76,7 @@ def export(
     settings = load_settings(config)
     from daemon.cli.export import export_now
 
-    answer = export_now(settings, checkpoint, output=output, base=base, force=force, quiet=json_)
+    answer = export_now(settings, checkpoint, output=output, base=base, add=add or (), force=force, quiet=json_)
     if json_:
         print_json(answer)
     raise typer.Exit(EXIT_OF_STATE.get(answer.state, EXIT_FAILED))

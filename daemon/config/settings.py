@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, create_model, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
@@ -97,6 +97,38 @@ class PinSettings(Section):
 
     directory: OptionalPath = None
     copy_limit: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
+
+
+def _is_factor(value: float) -> float:
+    """The value; refuses one that would leave the adapter out."""
+    if value == 0:
+        raise ValueError(
+            "is a factor and can't be 0, with which the adapter would not be merged; leave the adapter out, or give for example 0.5"
+        )
+    return value
+
+
+Factor = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_is_factor)]
+"""Factor of an adapter's delta."""
+
+
+class AddedAdapter(Section):
+    """`[[merge.add]]`: an adapter that is merged beside the checkpoint's own."""
+
+    path: Path
+    weight: Factor = 1.0
+
+
+class MergeSettings(MergeOptions, Section):
+    """`[merge]`: how an adapter is merged, and what with. What it is merged with becomes part of the checkpoint when that is taken."""
+
+    weight: Factor = 1.0
+    add: tuple[AddedAdapter, ...] = ()
+
+    @property
+    def options(self) -> MergeOptions:
+        """What a job follows when it changes."""
+        return MergeOptions(**{name: getattr(self, name) for name in MergeOptions.model_fields})
 
 
 class LimitSettings(Section):
@@ -200,7 +232,7 @@ with warnings.catch_warnings():
         output: OutputSettings = OutputSettings()
         state: StateSettings = StateSettings()
         pin: PinSettings = PinSettings()
-        merge: MergeOptions = MergeOptions()
+        merge: MergeSettings = MergeSettings()
         export: ExportOptions = ExportOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
@@ -244,7 +276,7 @@ with warnings.catch_warnings():
         def work(self) -> Work:
             """What determines a job's output."""
             sections = {name: getattr(self, name) for name in catalog().sections}
-            return Work(export=self.export, validation=self.validate, merge=self.merge, formats=sections)
+            return Work(export=self.export, validation=self.validate, merge=self.merge.options, formats=sections)
 
         @property
         def variants(self) -> tuple[str, ...]:

@@ -74,6 +74,8 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
     head = {
         "export_id": job.id, "status": state, "root": job.checkpoint.root, "run": job.checkpoint.run, "step": job.checkpoint.step,
         "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity, "taken": job.created,
+        **({"mixture": job.checkpoint.mixture, "additions": [one.model_dump() for one in job.checkpoint.additions]}
+           if job.checkpoint.mixture else {}),
         "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check) and (found := needs(check))},
     }  # fmt: skip

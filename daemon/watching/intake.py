@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from daemon.checkpoints.additions import Added, pin_additions, unpinned
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify
 from daemon.checkpoints.names import run_of, step_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
@@ -18,7 +19,7 @@ from daemon.checkpoints.selection import best_step, choice_for
 from daemon.config.paths import Paths
 from daemon.config.run_overrides import Effective, effective
 from daemon.config.settings import Settings
-from daemon.contract.errors import Fault
+from daemon.contract.errors import Fault, Permanent
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -58,6 +59,8 @@ class Candidate:
     known: str
     effective: Effective
     fault: Fault | None = None
+    warnings: tuple[str, ...] = ()
+    """What its report says of how it was taken."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,11 @@ class Intake:
             news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
             inspection = replace(inspection, metadata={**inspection.metadata, **news})
         candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
-        return None if self._is_known(candidate) else self.enter(candidate)
+        if self._is_known(candidate):
+            return None
+        if candidate.fault is not None:
+            log.error(candidate.fault.sentence(), path=str(inspection.path), code=candidate.fault.code)
+        return self.enter(candidate)
 
     def reconsider(self, inspection: Inspection) -> Path | None:
         """The sibling that a complete checkpoint names as the best and that was skipped: it is to be looked at again."""
@@ -105,7 +112,9 @@ class Intake:
     def pin(
         self, root: Path, run: str, inspection: Inspection, fingerprint: Fingerprint, mine: Effective | None = None
     ) -> Candidate:  # fmt: skip
-        """Snapshot a complete checkpoint and identify it by its content. `mine`: the settings of its run, else the main ones."""
+        """Snapshot a complete checkpoint, and what `[merge]` adds to it, and identify both by content. `mine`: the settings of its run,
+        else the main ones. Where something can't be added, the candidate has a fault and no pin.
+        """
         mine = mine or Effective(self.settings)
         incoming = self.pins / INCOMING
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
@@ -114,8 +123,19 @@ class Intake:
         if rewritten(incoming):
             remove_tree(incoming)
             raise Moved
-        reference = _reference(root, run, inspection, digest)
-        return Candidate(job_id(reference, mine.settings), reference, incoming, digest_of_fingerprint(fingerprint), mine)
+        wanted, reserve, fault = self.settings.merge, int(self.settings.limits.disk_reserve), None
+        try:
+            added = pin_additions(wanted, inspection, self.settings.base, incoming, reserve)
+        except Permanent as error:
+            fault, added = error.fault, Added(unpinned(wanted.add))
+            remove_tree(incoming)
+        except BaseException:
+            remove_tree(incoming)
+            raise
+        mixed = {"weight": wanted.weight, "additions": added.additions}
+        reference = _reference(root, run, inspection, digest).model_copy(update=mixed)
+        name = job_id(reference, mine.settings)
+        return Candidate(name, reference, incoming, digest_of_fingerprint(fingerprint), mine, fault, added.warnings)
 
     def drop(self, candidate: Candidate) -> None:
         """The candidate is not entered: its pin goes."""
@@ -143,6 +163,7 @@ class Intake:
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job; gives its id, None where the journal had it already."""
         reference, settings, warning = candidate.reference, candidate.effective.settings, candidate.effective.warning
+        warnings = (*((warning,) if warning else ()), *candidate.warnings)
         pin = self.pins / candidate.job
         if candidate.fault is None:
             remove_tree(pin)
@@ -152,11 +173,11 @@ class Intake:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, JobEntry(
                 job=candidate.job, checkpoint=reference, work=settings.work, pin=str(pin), target=str(target),
-                fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
+                fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
             ))  # fmt: skip
         job = NewJob(
             candidate.job, reference, settings.work, stage_names(settings.work), pin, target, candidate.known,
-            warnings=(warning,) if warning else (),
+            warnings=warnings,
         )  # fmt: skip
         if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault):
             return None
@@ -201,18 +222,19 @@ class Intake:
         owner = self._owner(plain, reference)
         if owner is None:
             return plain
-        own = plain.with_name(f"{plain.name}-{reference.digest[:8]}")
+        own = plain.with_name(f"{plain.name}-{(reference.identity if reference.mixture else reference.digest)[:8]}")
         log.warning("the export's plain name is another checkpoint's", path=reference.path, taken=str(plain), by=owner, target=str(own))
         return own
 
     def _owner(self, target: Path, reference: CheckpointRef) -> str | None:
         """The path of another checkpoint that has this folder, by the journal or by what is published there; None where it is free.
 
-        A checkpoint that is written again at its path takes over what was exported of it.
+        A checkpoint that is written again at its path takes over what was exported of it with the same additions.
         """
         for other in self.journal.jobs.at(target):
             places = self.journal.sightings.places(other.id) or {other.checkpoint.path: ""}
-            if reference.path not in places and other.checkpoint.identity != reference.identity and other.state != "superseded":
+            mine = reference.path in places and other.checkpoint.mixture == reference.mixture
+            if not mine and other.checkpoint.identity != reference.identity and other.state != "superseded":
                 return next(iter(places))
         return reference.other_than(manifest_of(target))
 

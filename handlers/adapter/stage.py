@@ -28,13 +28,25 @@ from handlers.validate.checks.base_likelihood import taken
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Write the folder; Permanent for a full fine-tune, which has no adapter, and for an adapter that can't be read."""
+    """Write the folder. Permanent for a full fine-tune, which has no adapter, for an adapter that can't be read, and where other adapters
+    are merged with it.
+    """
     if context.base is None:
         raise Permanent(
             FaultCode.NO_ADAPTER,
             "publish the adapter alone",
             "the checkpoint is a full fine-tune, which has no adapter",
             "leave pytorch-adapter out of export.variants, for this run alone by a ckptd.toml in its directory",
+            path=context.checkpoint.path,
+        )
+    if context.checkpoint.mixture:
+        names = ", ".join(one.name for _, one in context.additions)
+        what = f"the export merges {names} beside it" if names else f"the export merges it by the factor {context.checkpoint.weight:g}"
+        raise Permanent(
+            FaultCode.ADAPTER_NOT_ALONE,
+            "publish the adapter alone",
+            f"{what}, so the adapter alone is not the model that is verified",
+            "leave pytorch-adapter out of export.variants, or export the checkpoint without merge.add and merge.weight",
             path=context.checkpoint.path,
         )
     pin, staging = Path(context.pin), Path(context.staging)

@@ -60,6 +60,7 @@ def merge_adapter(
     options: MergeOptions = MergeOptions(),  # noqa: B008 - frozen
     execution: Execution = Execution(),  # noqa: B008 - frozen
     *,
+    weight: float = 1.0,
     adapters: Sequence[tuple[Path, float]] = (),
 ) -> MergeReport:
     """Write base + adapter into the existing, empty folder `output`, as a folder that transformers loads.
@@ -68,7 +69,7 @@ def merge_adapter(
     files named and sharded as the base's. Other methods are merged by PEFT with the whole model in memory, and the report's `fallbacks`
     say why. `options` are what `[merge]` of config.toml sets: dtype, size of files, values of the base, closeness of the check.
     `execution` says how it is run: threads, cache, progress, resuming. `adapters` are further plain LoRA adapters, each with a weight,
-    which are added along with the first and rounded with it.
+    which are added along with the first and rounded with it; `weight` is the first one's, which must be plain LoRA too if that is not 1.
 
     Raises Permanent when adapter and base do not belong together, are damaged, or can't be merged; Retryable when memory is short;
     OSError as it comes.
@@ -86,10 +87,10 @@ def merge_adapter(
     others = [(read_adapter(path), weight) for path, weight in adapters]
     task = None
     try:
-        matched = match_all([(loaded, 1.0), *others], model, options.base)
+        matched = match_all([(loaded, weight), *others], model, options.base)
         apply_format(matched, model, options)
     except NeedsPeft as reason:
-        refuse_peft(adapter, options, str(reason), several=bool(others))
+        refuse_peft(adapter, options, str(reason), several=bool(others) or weight != 1)
         clear(output)
         result = _merge_with_peft(loaded, model, output, str(reason), execution.report)
     else:

@@ -16,6 +16,7 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.adapters.adapter import Adapter
+from handlers.merge.adapters.keys import doubles
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
 from handlers.merge.weights.model_structure import model_class
@@ -123,7 +124,7 @@ def _attach(model: Any, adapter: Adapter) -> Any:
             f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
             path=adapter.folder,
         ) from error
-    unexpected = sorted(key for key in result.unexpected_keys)
+    unexpected = sorted(set(result.unexpected_keys) - doubles(adapter.shapes))
     if unexpected:
         modules = sorted({key.removeprefix(PREFIX).partition(".lora_")[0].removesuffix(".weight") for key in unexpected})
         raise nothing_matches(adapter, modules, names)

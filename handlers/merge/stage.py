@@ -27,7 +27,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     if context.base is None:
         report = take_over(pin, staging, options, execution)
     else:
-        report = merge_adapter(pin, Path(context.base), staging, options, execution)
+        others = [(folder, one.weight) for folder, one in context.additions]
+        report = merge_adapter(pin, Path(context.base), staging, options, execution, weight=context.checkpoint.weight, adapters=others)
     figures, told = sentence_modules.take_along(pin, Path(context.base) if context.base else None, staging, report.figures)
     return StageOutput(
         strategy=report.strategy,

@@ -24,6 +24,19 @@ class ReportPart(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
+class Added(ReportPart):
+    """An adapter that was merged into the base beside the checkpoint's own."""
+
+    name: str
+    """Name of its folder."""
+    path: str
+    """Folder in which it lay when the checkpoint was taken."""
+    weight: float
+    """Factor of its delta."""
+    digest: str
+    """SHA-256, in hex, over the names and contents of its files as they were merged; empty where it could not be used."""
+
+
 class Checkpoint(ReportPart):
     """The checkpoint that was exported."""
 
@@ -42,11 +55,15 @@ class Checkpoint(ReportPart):
     digest: str
     """SHA-256, in hex, over the names and contents of the files that the export read."""
     identity: str
-    """SHA-256, in hex, of root, run, step and digest: what makes this checkpoint this one."""
+    """SHA-256, in hex, of root, run, step and digest, and of what was merged beside it: what makes this checkpoint this one."""
     method: str
     """PEFT method as adapter_config.json names it, or `full` for a full fine-tune."""
     metadata: Json
     """What training knew (epoch, loss, best metric, rank…); `loss_history` is a list of [step, loss]."""
+    weight: float = 1.0
+    """Factor of the delta of the checkpoint's own adapter."""
+    additions: tuple[Added, ...] = ()
+    """Adapters that were merged beside its own."""
 
 
 class Base(ReportPart):

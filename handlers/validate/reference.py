@@ -51,8 +51,9 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
     engine = "torch" if context.base is None else "live"
     spec = EngineSpec(
-        engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence
-    )
+        engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
+        weight=context.checkpoint.weight, additions=tuple((str(folder), one.weight) for folder, one in context.additions),
+    )  # fmt: skip
     with EngineWorker("live", spec, scratch, context.limits) as live:
         try:
             logits = record.logits_folder(Path(context.staging))

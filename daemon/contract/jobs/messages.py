@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -43,6 +44,22 @@ Status = Literal["succeeded", "partial", "failed"]
 """How an export ended as a whole; `daemon.contract.jobs.verdicts.status_of` holds the rule."""
 
 
+class Addition(Frozen):
+    """An adapter that is merged into the base beside the checkpoint's own, as it was when the checkpoint was taken."""
+
+    name: str
+    path: str
+    """Folder from which it was pinned."""
+    weight: float = 1.0
+    """Factor of its delta."""
+    digest: str
+    """SHA-256 over names and contents of its files; "" for one that could not be used."""
+
+
+ADDITIONS = ".additions"
+"""Folder of a pin that holds the additions' pins, by their number. No name that an export reads."""
+
+
 class CheckpointRef(Frozen):
     """One checkpoint: where it was seen, and what makes it this one."""
 
@@ -62,6 +79,18 @@ class CheckpointRef(Frozen):
     """What training knew: epoch, loss, best metric, rank, alpha…; for display, never part of the identity."""
     ending: bool = False
     """Its directory has no number: it was written when training had ended, after the checkpoint of the same step."""
+    weight: float = 1.0
+    """Factor of its own adapter's delta."""
+    additions: tuple[Addition, ...] = ()
+    """Adapters that are merged with its own."""
+
+    @property
+    def mixture(self) -> list[list[str | float]]:
+        """What is merged with which factor: ["", weight] for its own adapter, then [digest, weight] of each addition; [] for its own
+        adapter as it is."""
+        rows: list[list[str | float]] = [["", self.weight]]
+        rows += [[one.digest, one.weight] for one in self.additions]
+        return rows if rows != [["", 1.0]] else []
 
     @property
     def label(self) -> str:
@@ -70,16 +99,18 @@ class CheckpointRef(Frozen):
 
     @property
     def identity(self) -> str:
-        """Digest of root, run, step and content: never the path alone, since a resumed run writes it again."""
-        return digest_of([self.root, self.run, self.step, self.digest])
+        """Digest of root, run, step and content, and of what else is merged: never the path alone, since a resumed run writes it again."""
+        return digest_of([self.root, self.run, self.step, self.digest, *([self.mixture] if self.mixture else [])])
 
     def other_than(self, manifest: Mapping[str, object]) -> str | None:
         """The path of the checkpoint that a published export was made of, where that is another one; None where it is this one.
 
-        What is written again at the path of this one is this one. `manifest`: of the export, {} where nothing is published.
+        What is written again at the path of this one is this one, unless other adapters were merged with it. `manifest`: of the export,
+        {} where nothing is published.
         """
         path = manifest.get("checkpoint")
-        return path if isinstance(path, str) and path != self.path and manifest.get("identity") != self.identity else None
+        same = path == self.path and manifest.get("mixture", []) == self.mixture
+        return path if isinstance(path, str) and not same and manifest.get("identity") != self.identity else None
 
 
 class ChildLimits(Frozen):
@@ -220,6 +251,11 @@ class StageContext(Frozen):
     """The formats that the daemon knows: a child, perhaps in another Python, takes the same ones."""
     facts: JobFacts | None = None
     """Only for the report stage."""
+
+    @property
+    def additions(self) -> tuple[tuple[Path, Addition], ...]:
+        """The adapters that are merged with the checkpoint's own, each with the folder of its pin."""
+        return tuple((Path(self.pin, ADDITIONS, str(number)), one) for number, one in enumerate(self.checkpoint.additions))
 
     @property
     def attempt_id(self) -> str:

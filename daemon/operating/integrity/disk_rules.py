@@ -10,10 +10,11 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
+from daemon.checkpoints.additions import changed
 from daemon.checkpoints.inspection import export_files, identify
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file
-from daemon.contract.jobs.messages import CheckpointRef, StageResult
+from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
 from daemon.operating.integrity.scene import OPEN, REPORTED, Scene
 from daemon.publishing.closing import FAILED_SUFFIX
 from daemon.publishing.publication import is_export, same_files
@@ -105,13 +106,17 @@ def check_pins_of_open_jobs(scene: Scene) -> None:
     for job in scene.jobs:
         if job["state"] not in OPEN or job["id"] in damaged:
             continue
-        pin = Path(job["pin"])
+        pin, seen = Path(job["pin"]), CheckpointRef.model_validate_json(job["checkpoint"])
         if not pin.is_dir() or not export_files(pin):
             scene.find("pin-missing", "the pinned checkpoint of an open job is not there",
                        "cancel the job, and export the checkpoint again if it still exists", path=pin, job=job["id"])  # fmt: skip
-        elif scene.deep and identify(pin) != CheckpointRef.model_validate_json(job["checkpoint"]).digest:
+        elif scene.deep and identify(pin) != seen.digest:
             scene.find("pin-changed", "the pinned checkpoint has other content than when it was taken",
                        "cancel the job, and export the checkpoint again", path=pin, job=job["id"])  # fmt: skip
+        elif name := changed(seen.additions, pin, deep=scene.deep):
+            scene.find("pin-changed", f"the pin of the adapter {name}, which is merged with the checkpoint's own, is not there or has"
+                       " other content than when it was taken",
+                       "cancel the job, and export the checkpoint again", path=pin / ADDITIONS, job=job["id"])  # fmt: skip
 
 
 def check_stage_outputs(scene: Scene) -> None:

@@ -113,7 +113,10 @@ RULES = (
         "shared-target",
         "SELECT later.id job, later.target || ', as ' || earlier.id what FROM job later JOIN job earlier"
         " ON earlier.target = later.target AND earlier.rowid < later.rowid AND earlier.identity <> later.identity"
-        " AND json_extract(earlier.checkpoint, '$.path') <> json_extract(later.checkpoint, '$.path')"
+        " AND (json_extract(earlier.checkpoint, '$.path') <> json_extract(later.checkpoint, '$.path')"
+        "  OR COALESCE(json_extract(earlier.checkpoint, '$.weight'), 1.0) <> COALESCE(json_extract(later.checkpoint, '$.weight'), 1.0)"
+        "  OR COALESCE(json_extract(earlier.checkpoint, '$.additions'), '[]')"
+        "   <> COALESCE(json_extract(later.checkpoint, '$.additions'), '[]'))"
         " WHERE 'superseded' NOT IN (earlier.state, later.state)"
         " AND (earlier.state IN ('pending', 'running') OR later.state IN ('pending', 'running'))",
         "it is to be published in another checkpoint's folder: {what}", "cancel one of the two and export it with `ckptd export --output`",

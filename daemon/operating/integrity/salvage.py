@@ -254,7 +254,8 @@ def _of_export(export: FoundExport) -> Remains | None:
     try:
         base, seen = report["base"], report["checkpoint"]
         known = {name: seen[name] for name in ("root", "run", "step", "path", "layout", "digest", "method", "metadata")}
-        checkpoint = CheckpointRef(**known, base_name=base["name"], base_revision=base["revision"], ending=bool(seen.get("ending")))
+        checkpoint = CheckpointRef(**known, base_name=base["name"], base_revision=base["revision"], ending=bool(seen.get("ending")),
+                                   weight=seen.get("weight", 1.0), additions=seen.get("additions", ()))  # fmt: skip
         work = Work.recovered(json.dumps(report["configuration"]))
         return Remains(export.job, checkpoint, work, None, str(report["created"]), base["folder"], published=export)
     except (KeyError, TypeError, ValidationError) as error:

@@ -45,6 +45,7 @@ def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], ba
         "stage": spec.name,
         "version": spec.version,
         "checkpoint": job.checkpoint.digest,
+        **({"mixture": job.checkpoint.mixture} if job.checkpoint.mixture else {}),
         "base": base,
         "settings": {path: job.work.setting(path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},

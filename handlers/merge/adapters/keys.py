@@ -17,6 +17,7 @@ _LORA = re.compile(
 )
 _TOKENS = re.compile(r"^(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.(?P<adapter>[^.]+))?$")
 _SAVED = re.compile(r"^(?P<module>.+?)\.modules_to_save(\.(?!(weight|bias)$)(?P<adapter>[^.]+))?\.(?P<leaf>.+)$")
+_ORIGINAL = re.compile(r"^(?P<module>.+?)\.original_module\.(?P<leaf>.+)$")
 _INNER = re.compile(r"^(?P<module>.+?)\.base_layer\.(?P<leaf>[^.]+)$")
 
 
@@ -65,6 +66,9 @@ def parse(keys: Iterable[str]) -> Keys:
             found.tokens[match["module"]] = key
         elif match := _SAVED.match(name):
             found.saved[f"{match['module']}.{match['leaf']}"] = key
+        elif match := _ORIGINAL.match(name):
+            # Saved beside its trained copy where the vocabulary was resized. What shares its weight with the base's is left with it.
+            found.base[f"{match['module']}.{match['leaf']}"] = key
         elif match := _INNER.match(name):
             # A bias below a LoRA layer was trained itself; a weight there is the base's.
             (found.base if match["leaf"] == "weight" else found.saved)[f"{match['module']}.{match['leaf']}"] = key
@@ -73,3 +77,14 @@ def parse(keys: Iterable[str]) -> Keys:
         if match and match.groupdict().get("adapter"):
             found.adapters.add(match["adapter"])
     return found
+
+
+def doubles(keys: Iterable[str]) -> set[str]:
+    """Keys of saved modules that the file holds under their plain name too, which is the one that PEFT reads.
+
+    PEFT 0.21 saves an embedding or a head of a resized vocabulary that was trained whole as `M.weight`, `M.modules_to_save.weight` and, as
+    it was before the training, `M.original_module.weight`.
+    """
+    named = {without_prefixes(key): key for key in keys}
+    matches = ((match, key) for name, key in named.items() if (match := _SAVED.match(name)))
+    return {key for match, key in matches if f"{match['module']}.{match['leaf']}" in named}

@@ -1,7 +1,7 @@
 """Merging several adapters at once: their deltas, each multiplied by a weight, are added to the base and rounded once.
 
-Called by `handlers.merge.api`. Only plain LoRA can be added up. Changes that replace or rescale weights depend on the order, so they
-are refused.
+Called by `handlers.merge.plan.prepare`. Only plain LoRA can be added up. Changes that replace or rescale weights depend on the order, so
+they are refused, and what PEFT does not run beside another adapter is too, since nothing could be compared with it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from handlers.merge.plan.operations import LowRank, Sum
 from handlers.merge.plan.output_layout import Output
 
 
+def _refused(adapter: Adapter, what: str) -> Permanent:
+    return Permanent(
+        FaultCode.ADAPTERS_NOT_ADDITIVE,
+        OPERATION,
+        f"only plain LoRA adapters can be added to one another or weighed, and {adapter.folder.name} {what}",
+        "merge the adapters one after another, each by an export whose base is the one before, or leave merge.add and merge.weight out",
+        path=adapter.folder,
+    )
+
+
 def _plain(adapter: Adapter, output: Output) -> LowRank:
     operation = output.operation
     if isinstance(operation, LowRank) and operation.magnitude is None and output.stored is not None and output.stored.shape == output.shape:
         return operation
-    raise Permanent(
-        FaultCode.ADAPTERS_NOT_ADDITIVE,
-        OPERATION,
-        f"only plain LoRA adapters can be added to one another, and {adapter.folder.name} does something else to {output.module}",
-        "merge the adapters one after another",
-        path=adapter.folder,
-    )
+    raise _refused(adapter, f"does something else to {output.module}")
 
 
 def combine(matches: Sequence[tuple[Adapter, Matched, float]]) -> Matched:
     """One table of outputs from those of several adapters for one base, each with its weight. Permanent when they can't be added up."""
     tables = [{output.name: output for output in matched.outputs} for _, matched, _ in matches]
     for (adapter, matched, _), table in zip(matches, tables, strict=True):
+        if adapter.method != "LORA":
+            raise _refused(adapter, f"is {adapter.method}")
+        if adapter.config.get("target_parameters"):
+            raise _refused(adapter, "names target_parameters")
         if matched.edits or table.keys() != tables[0].keys():
-            raise Permanent(
-                FaultCode.ADAPTERS_NOT_ADDITIVE,
-                OPERATION,
-                f"only plain LoRA adapters can be added to one another, and {adapter.folder.name} changes which tensors there are",
-                "merge the adapters one after another",
-                path=adapter.folder,
-            )
+            raise _refused(adapter, "changes which tensors there are")
     outputs = []
     for name, output in tables[0].items():
         operations = []

@@ -176,7 +176,8 @@ class _Matcher:
             return
         vocabulary = self.model.setting("vocab_size")
         same_rest = len(output.shape) == len(info.shape) and output.shape[1:] == info.shape[1:]
-        if same_rest and len(info.shape) == 2 and info.shape[0] >= (vocabulary or 0) > 0:
+        of_vocabulary = len(info.shape) == 2 or (len(info.shape) == 1 and change.parameter.endswith(".bias"))  # Phi's head has a bias
+        if same_rest and of_vocabulary and info.shape[0] >= (vocabulary or 0) > 0:
             self.resized = (info.shape[0], output.shape[0])
             self.edits["vocab_size"] = output.shape[0]
             return

@@ -39,15 +39,17 @@ def refuse_base(base: ModelFolder) -> None:
 
 
 def refuse_peft(adapter: Path, options: MergeOptions, reason: str, *, several: bool) -> None:
-    """Permanent when a merge that PEFT has to do for `reason` is asked for what only streaming can do."""
+    """Permanent when a merge that PEFT has to do for `reason` is asked for what only streaming can do. `several`: adapters are added up, or
+    one is weighed.
+    """
     changed = (options.dtype, options.max_shard_size, options.base) != ("base", None, "original")
     if several or changed:
         what = (
-            "only plain LoRA adapters can be added to one another"
+            "only plain LoRA adapters can be added to one another or weighed"
             if several
             else "PEFT's way writes the base's own values, dtype and files"
         )
-        remedy = "merge the adapters one after another" if several else "leave dtype, size of files and the base's values as they are"
+        remedy = "leave merge.add and merge.weight out" if several else "leave dtype, size of files and the base's values as they are"
         raise Permanent(
             FaultCode.ADAPTERS_NOT_ADDITIVE if several else FaultCode.NEEDS_PEFT,
             "merge the adapter",
@@ -79,7 +81,7 @@ def match_all(adapters: Sequence[tuple[Adapter, float]], base: ModelFolder, valu
         raise NeedsPeft("the base's weights are pickled .bin files")
     unpacked = _unpacked(base, values)
     matches = [(one, match(one, unpacked), weight) for one, weight in adapters]
-    matched = combine(matches) if len(matches) > 1 else matches[0][1]
+    matched = combine(matches) if len(matches) > 1 or matches[0][2] != 1 else matches[0][1]
     matched.edits = {**unpacked.edits, **matched.edits}
     matched.warnings = [*unpacked.warnings, *matched.warnings]
     return matched

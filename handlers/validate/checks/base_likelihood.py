@@ -37,7 +37,9 @@ def method(context: StageContext) -> str:
     if context.base is None:
         return "full fine-tune"
     on = "" if taken(context) == "original" else f", on the {taken(context)} base"
-    return f"{context.checkpoint.method} adapter applied at run time, not merged{on}"
+    mine = f"{context.checkpoint.method} adapter" + (f" × {context.checkpoint.weight:g}" if context.checkpoint.weight != 1 else "")
+    others = "".join(f" + {one.name} × {one.weight:g}" for _, one in context.additions)
+    return f"{mine}{others} applied at run time, not merged{on}"
 
 
 def stored_quantized(base: Path) -> bool:

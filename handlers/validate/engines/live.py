@@ -16,6 +16,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import numpy as np
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
 from transformers import GenerationConfig
 
@@ -55,7 +56,9 @@ class Adapted(TorchModel):
             model.generation_config = GenerationConfig.from_pretrained(pin, local_files_only=True)
         self._base, self._pin = base, pin
         self._parameters, self._prefix = dict(model.named_parameters()), model.base_model_prefix  # PEFT keeps them, under other names
-        return PeftModel.from_pretrained(model, str(pin), is_trainable=False)
+        wrapped = PeftModel.from_pretrained(model, str(pin), is_trainable=False)
+        _mix(wrapped, spec)
+        return wrapped
 
     def _load_base(self, base: Path, spec: EngineSpec, saved: dict[str, tuple[int, ...]]) -> Any:
         stored, task = task_of(base), spec.task
@@ -100,6 +103,32 @@ class LiveEncoder(Adapted, TorchEncoder):
         row, segments = np.array([ids], np.int64), np.array([types], np.int64)
         wrapped, inside = (self._outputs(model, row, np.ones_like(row), segments) for model in (self._model, self._plain()))
         return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
+
+
+def _mix(model: Any, spec: EngineSpec) -> None:
+    """Let the additions act beside the adapter, each with its factor: PEFT adds the deltas of all active adapters up.
+
+    Permanent where PEFT does not take one of them, or has no place for a tensor of it.
+    """
+    weights = dict(zip(model.peft_config, (spec.weight,), strict=True))
+    for number, (folder, weight) in enumerate(spec.additions):
+        name = f"addition-{number}"
+        try:
+            unplaced = model.load_adapter(folder, name, is_trainable=False).unexpected_keys
+        except ValueError as error:
+            unplaced = [str(error)]
+        if unplaced:
+            raise Permanent(
+                FaultCode.ADAPTERS_NOT_ADDITIVE, "load the live model",
+                f"PEFT can't put this adapter beside the checkpoint's: {unplaced[0]}", "leave it out of merge.add", path=folder,
+            )  # fmt: skip
+        weights[name] = weight
+    if spec.additions:
+        model.base_model.set_adapter(list(weights))
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            for name in weights.keys() & module.scaling.keys():
+                module.scaling[name] *= weights[name]
 
 
 def _saved_shapes(pin: Path) -> dict[str, tuple[int, ...]]:

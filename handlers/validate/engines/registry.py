@@ -34,6 +34,10 @@ class EngineSpec(BaseModel):
     """Folder of the job's base model; only engines that put an adapter over it read it."""
     base_values: str = "original"
     """What `merge.base` comes to, for an artifact that is put over that base."""
+    weight: float = 1.0
+    """Factor of the adapter's delta, for the live model."""
+    additions: tuple[tuple[str, float], ...] = ()
+    """(folder, factor) of each adapter that acts beside it there."""
     threads: int = 1
     task: str = "text-generation"
     """Name in `handlers.models.tasks`: the task of the merged model."""

@@ -1,0 +1,193 @@
+"""Adapters that are merged beside a checkpoint's own: looked at like a checkpoint, and pinned with it.
+
+Called by the intake when a checkpoint is taken, and by `ckptd retry`. They lie below the checkpoint's pin, so that they come and go with
+it. They are copied, never hard-linked: whoever improves an adapter in place meanwhile can't change the export. Headers and small JSON
+files are read, and whole files for the digest; whether the deltas can be added is the merge's to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.checkpoints.base_models import find_base
+from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
+from daemon.checkpoints.names import step_of
+from daemon.checkpoints.pins import Moved, PinRules, make_pin
+from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
+from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import fsync_directory
+from daemon.contract.jobs.messages import ADDITIONS, Addition
+
+_OPERATION = "merge an adapter beside the checkpoint's own"
+FULL = "full"
+SPOT = 4096
+SPOTS = 256
+"""Bytes of a look into a weight file, and looks: 1 MiB. What differs in a twentieth of a file is overlooked once in 500,000 times."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """The additions of a pin, and what has to be said about them."""
+
+    additions: tuple[Addition, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def name_of(folder: Path) -> str:
+    """What people call an adapter: its folder's name, with the run's before that of a numbered checkpoint."""
+    return folder.name if step_of(folder) is None else f"{folder.parent.name}/{folder.name}"
+
+
+def unpinned(wanted: Sequence[AddedAdapter]) -> tuple[Addition, ...]:
+    """Additions that could not be used, as the report names them."""
+    return tuple(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest="") for one in wanted)
+
+
+def pin_additions(wanted: MergeSettings, checkpoint: Inspection, bases: BaseModelSettings, pin: Path, reserve: int) -> Added:
+    """Pin the adapters that `[merge]` adds to a checkpoint below that checkpoint's pin.
+
+    Raises Permanent, in one sentence, where one can't be used; Retryable where it is being written or there is no room for its copy.
+    `reserve`: bytes of free disk that copies leave alone.
+    """
+    if checkpoint.method == FULL and (wanted.add or wanted.weight != 1):
+        what = "merge.add" if wanted.add else "merge.weight"
+        raise Permanent(
+            FaultCode.ADAPTERS_NOT_ADDITIVE, _OPERATION,
+            f"the checkpoint is a whole model without an adapter, and {what} is for adapters over one base",
+            f"leave {what} out for it, by a configuration of its own; to merge an adapter into this very model, train or name it with this"
+            " model as its base",
+            path=checkpoint.path,
+        )  # fmt: skip
+    found, warnings = [], []
+    for number, one in enumerate(wanted.add):
+        folder = pin / ADDITIONS / str(number)
+        warnings += _pin(one.path, checkpoint, bases, folder, reserve)
+        found.append(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest=identify(folder)))
+    if found:
+        _sync(pin)
+    return Added(tuple(found), tuple(warnings))
+
+
+def pin_again(additions: Sequence[Addition], pin: Path) -> bool:
+    """Pin the additions of a job anew below the pin; whether each is still what it was. Raises OSError, and Moved while one is written."""
+    for number, one in enumerate(additions):
+        folder = pin / ADDITIONS / str(number)
+        make_pin(Path(one.path), folder, fingerprint(Path(one.path)), PinRules(sys.maxsize))
+        if identify(folder) != one.digest:
+            return False
+    if additions:
+        _sync(pin)
+    return True
+
+
+def changed(additions: Sequence[Addition], pin: Path, *, deep: bool) -> str | None:
+    """Name of an addition whose pin is not there, or (`deep`) has other content than when it was taken; None where all are."""
+    for number, one in enumerate(additions):
+        folder = pin / ADDITIONS / str(number)
+        if not folder.is_dir() or (deep and identify(folder) != one.digest):
+            return one.name
+    return None
+
+
+def _sync(pin: Path) -> None:
+    fsync_directory(pin / ADDITIONS)
+    fsync_directory(pin)
+
+
+def _pin(path: Path, checkpoint: Inspection, bases: BaseModelSettings, folder: Path, reserve: int) -> list[str]:
+    """Pin one adapter; what has to be said about it."""
+    try:
+        seen = fingerprint(path)
+        found = inspect(path)
+        _check(found)
+        warnings = _check_base(found, checkpoint, bases)
+        make_pin(path, folder, seen, PinRules(sys.maxsize, reserve))
+    except Moved:
+        raise Retryable(
+            FaultCode.STILL_WRITTEN, _OPERATION, "it changes while it is read", "wait until whoever writes it is done with it", path=path
+        ) from None
+    except FileNotFoundError:
+        raise Permanent(FaultCode.NO_SUCH_PATH, _OPERATION, "there is no such directory", _CORRECT, path=path) from None
+    except NotADirectoryError:
+        raise Permanent(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file", "give the adapter's directory", path=path) from None
+    except PermissionError:
+        raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it can't be read by this user", "give it access", path=path) from None
+    return warnings
+
+
+_CORRECT = "correct its path in merge.add (or --add), and run `ckptd export` on the checkpoint"
+
+
+def _check(found: Inspection) -> None:
+    """Permanent for what is no complete adapter."""
+    if found.layout is None:
+        raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it holds no adapter", _CORRECT, path=found.path)
+    if found.refusal is not None:
+        raise Permanent(**found.refusal.model_dump())
+    if found.missing:
+        raise Permanent(
+            FaultCode.CHECKPOINT_DAMAGED, _OPERATION, "; ".join(found.missing),
+            "save or copy that adapter again in full, and run `ckptd export` on the checkpoint", path=found.path,
+        )  # fmt: skip
+    if found.method == FULL:
+        raise Permanent(
+            FaultCode.NO_ADAPTER,
+            _OPERATION,
+            "it holds a whole model, no adapter",
+            "name an adapter over the checkpoint's base",
+            path=found.path,
+        )
+
+
+def _check_base(found: Inspection, checkpoint: Inspection, bases: BaseModelSettings) -> list[str]:
+    """Permanent for an adapter over another base, a warning where its base can't be found; the merge compares the shapes in any case."""
+    mine, its = checkpoint.base_name or "", found.base_name or ""
+    if mine == its:
+        return []
+    folder, other = (_folder(name, revision, bases) for name, revision in ((mine, checkpoint.base_revision), (its, found.base_revision)))
+    if folder is None:
+        return []  # the export says so itself
+    if other is None:
+        return [
+            f"The adapter {name_of(found.path)} names the base {its!r}, which is not found here, and the checkpoint {mine!r}: that they are"
+            " one is taken from the shapes alone. Set base.map for that name to have them compared."
+        ]
+    if not _same_model(folder, other):
+        raise Permanent(
+            FaultCode.ADAPTER_FOR_ANOTHER_BASE, _OPERATION,
+            f"it was trained on the base {its!r} ({other}), and the checkpoint on {mine!r} ({folder}), which is another model",
+            "name an adapter over the checkpoint's base", path=found.path,
+        )  # fmt: skip
+    return []
+
+
+def _folder(name: str, revision: str | None, bases: BaseModelSettings) -> Path | None:
+    try:
+        return find_base(name, revision, bases.search, bases.map)
+    except Permanent:
+        return None
+
+
+def _same_model(one: Path, other: Path) -> bool:
+    """Whether two folders are one, or hold weight files of the same names and sizes that are alike wherever they are looked at."""
+    return os.path.realpath(one) == os.path.realpath(other) or _weights(one) == _weights(other)
+
+
+def _weights(folder: Path) -> dict[str, tuple[int, str]]:
+    """Name → size and digest of a sample of each weight file: fine-tunes of one model have the same headers, and none is read whole."""
+    return {file.name: _sampled(file) for pattern in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(pattern)}
+
+
+def _sampled(file: Path) -> tuple[int, str]:
+    size, digest = file.stat().st_size, hashlib.sha256()
+    with open(file, "rb") as stream:
+        for number in range(SPOTS):
+            stream.seek(max(0, size - SPOT) * number // (SPOTS - 1))
+            digest.update(stream.read(SPOT))
+    return size, digest.hexdigest()

@@ -1,0 +1,85 @@
+"""A vocabulary that was resized in training, with embedding or head trained whole: PEFT saves each of them up to three times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from handlers.merge import merge_adapter
+from tests.merge import zoo
+
+ROWS = zoo.VOCABULARY + 8
+SAVED = {
+    "llama": (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]),
+    "qwen3": (["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]),
+    "gemma": (["embed_tokens"], ["embed_tokens", "lm_head"]),
+    "phi": (["embed_tokens"], ["lm_head"]),
+    "gpt2": (["wte"], ["lm_head"], ["wte", "lm_head"]),
+}
+"""Family → what is trained whole. llama and phi do not tie embedding and head, the others do."""
+
+
+def resized(name: str, base: Path, dtype: str) -> Any:
+    """The base with a vocabulary of ROWS, always with the same new rows."""
+    torch.manual_seed(5)
+    model = zoo.load(name, base, dtype)
+    model.resize_token_embeddings(ROWS, mean_resizing=False)
+    return model
+
+
+def train(name: str, base: Path, folder: Path, modules: list[str], **options: Any) -> tuple[Path, Any]:
+    """An adapter saved by PEFT over the resized base, and what the model that was trained answers."""
+    from peft import LoraConfig, get_peft_model
+
+    model = resized(name, base, "float32")
+    targets, task = list(zoo.FAMILIES[name].targets), zoo.FAMILIES[name].task
+    live = get_peft_model(model, LoraConfig(r=4, lora_alpha=6, target_modules=targets, task_type=task, modules_to_save=modules, **options))
+    zoo.randomize(live)
+    live.save_pretrained(folder)
+    return folder, zoo.logits(name, live)
+
+
+def keys_of(adapter: Path) -> list[str]:
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as stream:
+        return list(stream.keys())
+
+
+def merge(adapter: Path, base: Path, output: Path) -> Any:
+    output.mkdir()
+    return merge_adapter(adapter, base, output)
+
+
+CASES = [(name, modules) for name, forms in SAVED.items() for modules in forms]
+
+
+@pytest.mark.parametrize(("name", "modules"), CASES, ids=[f"{name}-{'-'.join(modules)}" for name, modules in CASES])
+def test_what_peft_saves_beside_a_trained_copy_is_the_base_and_the_merge_answers_as_the_live_model(
+    name: str, modules: list[str], tmp_path: Path
+) -> None:
+    base = zoo.make(name, tmp_path / "base", "float32")
+    adapter, live = train(name, base, tmp_path / "adapter", modules)
+    assert any(".original_module.weight" in key for key in keys_of(adapter)), "PEFT no longer writes what this is about"
+    # Another tensor of the tiny GPT-2 is as wide as its old vocabulary, so PEFT merges that one.
+    assert merge(adapter, base, tmp_path / "out").strategy == ("peft" if name == "gpt2" else "streaming")
+    got = zoo.logits(name, zoo.load(name, tmp_path / "out", "float32"))
+    assert got.shape[-1] == ROWS
+    assert (got - live).abs().max() < 2e-4 * live.abs().max()
+
+
+@pytest.mark.parametrize("name", ["llama", "phi", "qwen3", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_weight_has_the_bits_that_peft_merges(name: str, dtype: str, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    base = zoo.make(name, tmp_path / "base", dtype)
+    adapter, _ = train(name, base, tmp_path / "adapter", SAVED[name][0])
+    merge(adapter, base, tmp_path / "out")
+    theirs = PeftModel.from_pretrained(resized(name, base, dtype), adapter).merge_and_unload().state_dict()
+    mine = zoo.load(name, tmp_path / "out", dtype).state_dict()
+    assert theirs.keys() == mine.keys()
+    different = [key for key, value in theirs.items() if not torch.equal(value, mine[key])]
+    assert different == []
