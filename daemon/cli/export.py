@@ -216,7 +216,7 @@ def retry_job(settings: Settings, job: str) -> None:
                 raise _not_yet(operation)
             _pin_again(row, operation)
             work = work or row.work
-            names = stage_names(work)
+            names = stage_names(work, row.checkpoint.layout)
             if not journal.jobs.retry(job, work, names):
                 if job not in journal.jobs.open_ids():
                     remove_tree(row.pin)
@@ -228,7 +228,7 @@ def retry_job(settings: Settings, job: str) -> None:
 def _pin_again(row: JobRow, operation: str) -> None:
     checkpoint = Path(row.checkpoint.path)
     try:
-        make_pin(checkpoint, row.pin, fingerprint(checkpoint))
+        make_pin(checkpoint, row.pin, fingerprint(checkpoint), borrowed=inspect(checkpoint).borrowed)
         same = identify(row.pin) == row.checkpoint.digest
     except (OSError, Moved):
         same = False

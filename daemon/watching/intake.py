@@ -108,7 +108,7 @@ class Intake:
         mine = mine or Effective(self.settings)
         incoming = self.pins / INCOMING
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
-        make_pin(inspection.path, incoming, fingerprint, rules)
+        make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed)
         digest = identify(incoming)
         if rewritten(incoming):
             remove_tree(incoming)
@@ -154,7 +154,7 @@ class Intake:
                 fingerprint=candidate.known, created=now(), warnings=(warning,) if warning else (), newest_first=latest,
             ))  # fmt: skip
         job = NewJob(
-            candidate.job, reference, settings.work, stage_names(settings.work), pin, target, candidate.known,
+            candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
             warnings=(warning,) if warning else (),
         )  # fmt: skip
         if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault):

@@ -7,10 +7,7 @@ the form that the writer leaves.
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,23 +198,39 @@ def test_deepspeeds_shards_alone_are_refused_with_its_own_script(pico_checkpoint
     assert "trainer_state.json" in missing(checkpoint)
 
 
-def test_fsdps_shards_alone_are_refused_with_a_command_that_works(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.5
+def test_fsdps_shards_alone_are_a_model_once_their_description_is_there(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.5
     import torch
-    from safetensors.torch import load_file
     from torch.distributed import checkpoint as dcp
 
     checkpoint = tmp_path / "a run" / "checkpoint-4"
     weights = {"layer.weight": torch.arange(12.0).reshape(3, 4)}
     dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(checkpoint / "pytorch_model_fsdp_0"), no_dist=True)
+    dcp.save({"optimizer": weights}, storage_writer=dcp.FileSystemWriter(checkpoint / "optimizer_0"), no_dist=True)
     shutil.copy(pico_checkpoint / "trainer_state.json", checkpoint)
-    said = refusal_of(checkpoint, "fsdp-sharded")
-    command = re.search(r"`(accelerate merge-weights .*? OUTPUT)`", said)
-    assert command is not None
-    _, *arguments = shlex.split(command[1].replace("OUTPUT", str(tmp_path / "merged")))
-    subprocess.run([Path(sys.executable).with_name("accelerate"), *arguments], check=True, capture_output=True, timeout=120)
-    assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["layer.weight"], weights["layer.weight"])
-    (checkpoint / "pytorch_model_fsdp_0" / ".metadata").unlink()
-    assert "pytorch_model_fsdp_0/.metadata" in missing(checkpoint)
+    found = inspect(checkpoint)
+    assert (found.layout, found.missing, found.refusal, found.method) == ("fsdp-sharded", (), None, "full")
+    folder = "pytorch_model_fsdp_0"
+    assert export_files(checkpoint) == [f"{folder}/.metadata", f"{folder}/__0_0.distcp", "trainer_state.json"]
+    (checkpoint / folder / ".metadata").unlink()
+    assert f"{folder}/.metadata" in missing(checkpoint)
+
+
+def test_the_folders_of_accelerates_parts_are_no_checkpoints_of_their_own(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
+        writer = dcp.FileSystemWriter(tmp_path / "runs" / "run" / "step_4" / folder)
+        dcp.save({"model": {"layer.weight": torch.ones(3)}}, storage_writer=writer, no_dist=True)
+    assert below(tmp_path / "runs") == ["run/step_4"]
+
+
+def test_pieces_without_a_model_are_refused(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save({"optimizer": {"x": torch.ones(3)}}, checkpoint_id=tmp_path / "run" / "step-4", no_dist=True)
+    assert "none of them is a model's tensor" in refusal_of(tmp_path / "run" / "step-4", "dcp-sharded")
 
 
 def test_an_adapter_beside_fsdps_shards_is_exported(pico_checkpoint: Path, tmp_path: Path) -> None:
