@@ -148,10 +148,11 @@ def inspect(path: Path) -> Inspection:
     weights = layout.weights(look)
     missing = [problem for check in layout.checks for problem in check(look)] + weights.missing
     state, recorded, claims = _trainer_state(look, layout, missing)
+    known = [one for one in (recorded, weights.step, step) if one is not None]
     return Inspection(
         path,
         layout.name,
-        recorded if recorded is not None else step if step is not None else newest_step_beside(path),
+        known[0] if known else newest_step_beside(path),
         tuple(missing),
         claims,
         weights.method,

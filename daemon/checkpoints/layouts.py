@@ -26,7 +26,8 @@ from daemon.checkpoints.unsupported import (
 )
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.sharded.forms import FSDP, is_adapter, read_tensors
+from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
+from daemon.contract.sharded.lightning import step_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.values import Json
 
@@ -108,6 +109,8 @@ class Weights:
     """Files of the run's directory that it can't do without."""
     refusal: Fault | None = None
     """Why it is not exported, whatever else it lacks."""
+    step: int | None = None
+    """The step that the name of its file tells."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,18 @@ def _in_pieces(look: Look) -> Weights:
     return found
 
 
+def _lightning(look: Look) -> Weights:
+    """The newest of Lightning's files; of a class in it that is not known nothing can be read."""
+    name = newest_module(look.path)
+    if name is None:
+        return Weights(refusal=refuse_lightning(look.path, "no .ckpt file is in it, or none of several can be told to be the newest"))
+    found = _in_pieces(look)
+    found.step = step_in(name)
+    if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:
+        found.refusal = refuse_lightning(look.path / name, found.refusal.cause)
+    return found
+
+
 def _borrow_adapter_config(look: Look, found: Weights) -> None:
     place = look.path if ADAPTER_CONFIG in look.names else run_of(look.path)
     if not (place / ADAPTER_CONFIG).is_file():
@@ -306,6 +321,8 @@ TABLE = (
     Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
            lambda look: any(name.endswith(".distcp") for name in look.files) and not look.has_weights, _in_pieces,
            (*_DONE, _dcp_metadata), in_pieces=True),
+    Layout("lightning", "PyTorch Lightning", lambda look: _is_lightning(look) and not look.has_weights, _lightning, (_archives,),
+           in_pieces=True),
     Layout("deepspeed-adapter", "transformers Trainer with DeepSpeed ZeRO and PEFT", lambda look: look.has_adapter and look.has_deepspeed,
            _adapter, (*_DONE, _deepspeed_latest), TRAINER_STATE),
     Layout("deepspeed-full", "transformers Trainer with DeepSpeed ZeRO", lambda look: look.has_full_weights and look.has_deepspeed,
@@ -321,7 +338,6 @@ TABLE = (
            (*_DONE, _deepspeed_latest), refusal=refuse_deepspeed),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), _nothing_to_read,
            refusal=refuse_litgpt),
-    Layout("lightning", "PyTorch Lightning", _is_lightning, _nothing_to_read, (_archives,), refusal=refuse_lightning),
 )  # fmt: skip
 """First match wins."""
 

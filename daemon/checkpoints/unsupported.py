@@ -20,7 +20,7 @@ def _refusal(code: FaultCode, path: Path, cause: str, remedy: str) -> Fault:
 def refuse_unsafe(path: Path, name: str) -> Fault:
     """A pickle that names code: reading it as others do would run that code."""
     return _refusal(
-        FaultCode.UNSAFE_PICKLE, path, f"its pickle asks to run {ascii(name)[1:-1]}, which is no part of a checkpoint's description",
+        FaultCode.UNSAFE_PICKLE, path, f"its pickle asks to run {ascii(name)[1:-1]}, which is no part of a checkpoint",
         "find out who wrote this file before anything else opens it, and save the checkpoint again from the trainer; pickled code is never "
         "executed here",
     )  # fmt: skip
@@ -66,10 +66,10 @@ def refuse_litgpt(path: Path) -> Fault:
     )  # fmt: skip
 
 
-def refuse_lightning(path: Path) -> Fault:
-    """A pickled training module: only its class can make sense of it, and pickles are never executed here."""
+def refuse_lightning(path: Path, cause: str) -> Fault:
+    """A module's file whose pickle holds objects of classes, hyperparameters for example, or a folder of another tool's."""
     return _refusal(
-        FaultCode.LIGHTNING_CHECKPOINT, path, "a Lightning .ckpt holds a pickled training module that only its own class can read",
+        FaultCode.LIGHTNING_CHECKPOINT, path, cause,
         "load it with its LightningModule's load_from_checkpoint, call save_pretrained(OUTPUT) on the model inside and run "
-        "`ckptd export OUTPUT`",
+        "`ckptd export OUTPUT`; or keep objects out of the checkpoint (save_hyperparameters(ignore=[...]))",
     )  # fmt: skip

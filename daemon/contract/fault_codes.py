@@ -122,7 +122,7 @@ class FaultCode(StrEnum):
     FSDP_SHARDED = "fsdp-sharded"
     """The checkpoint is FSDP's sharded state of an adapter, without its adapter_config.json."""
     LIGHTNING_CHECKPOINT = "lightning-checkpoint"
-    """The checkpoint is a pickled Lightning module."""
+    """The checkpoint is Lightning's, and objects in its pickle, or several files without a step, keep it from being read."""
     LITGPT_CHECKPOINT = "litgpt-checkpoint"
     """The checkpoint is litgpt's, with names and shapes of its own."""
     SHARDS_UNMATCHED = "shards-unmatched"

@@ -378,3 +378,32 @@ def test_a_tensor_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     with open(tmp_path / "out.safetensors", "rb") as stream:
         stream.seek(-4, os.SEEK_END)
         assert stream.read() == struct.pack("<I", 7)
+
+
+# Lightning
+
+
+def test_a_lightning_file_gives_the_models_file_whatever_its_module_calls_it(pico_base: Path, tmp_path: Path) -> None:
+    import argparse
+
+    import torch
+    from safetensors.torch import load_file
+
+    weights = load_file(pico_base / "model.safetensors")
+    state = {f"net.{name}": value for name, value in weights.items()} | {"net.lm_head.weight": weights["model.embed_tokens.weight"]}
+    whole = {"state_dict": state, "hyper_parameters": {"args": argparse.Namespace(lr=0.1, out=tmp_path)}, "global_step": 6}
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(whole, tmp_path / "checkpoints" / "epoch=0-step=6.ckpt")
+    folder, output = consolidate(pinned(tmp_path / "checkpoints", tmp_path / "pin"), pico_base, tmp_path / "work")
+    assert (folder / "model.safetensors").read_bytes() == (pico_base / "model.safetensors").read_bytes()
+    assert output.figures["left_out"] == ["net.lm_head.weight"]
+
+
+def test_names_that_fit_in_no_way_are_told(pico_base: Path, tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": {"net.other.weight": torch.ones(3)}}, tmp_path / "checkpoints" / "last.ckpt")
+    with pytest.raises(Permanent, match=r"net\.other\.weight") as error:
+        consolidate(pinned(tmp_path / "checkpoints", tmp_path / "pin"), pico_base, tmp_path / "work")
+    assert error.value.fault.code == FaultCode.SHARDS_UNMATCHED

@@ -6,6 +6,7 @@ the form that the writer leaves.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -257,16 +258,31 @@ def test_torchtunes_merged_weights_are_not_read_beside_its_adapter(pico_checkpoi
 # Recognized and refused
 
 
-def test_a_lightning_file_is_recognized_and_refused_once_it_is_whole(tmp_path: Path) -> None:  # R1.5
+def test_of_lightnings_files_the_newest_is_taken_once_all_are_whole(tmp_path: Path) -> None:  # R1.5
     import torch
 
     folder = tmp_path / "version_0" / "checkpoints"
     folder.mkdir(parents=True)
+    for step in (6, 10):
+        torch.save({"state_dict": {"model.weight": torch.ones(3)}, "global_step": step}, folder / f"epoch=0-step={step}.ckpt")
+    found = inspect(folder)
+    assert (found.layout, found.missing, found.refusal, found.method, found.step) == ("lightning", (), None, "full", 10)
+    assert export_files(folder) == ["epoch=0-step=10.ckpt"]
     file = folder / "epoch=0-step=10.ckpt"
-    torch.save({"state_dict": {"weight": torch.ones(3)}, "global_step": 10}, file)
-    assert "its LightningModule's load_from_checkpoint" in refusal_of(folder, "lightning")
     file.write_bytes(file.read_bytes()[:-40])
     assert file.name in missing(folder)
+
+
+def test_a_lightning_file_with_objects_is_refused_with_their_class_and_never_runs_them(tmp_path: Path) -> None:  # R1.5
+    import torch
+
+    folder, mark = tmp_path / "checkpoints", tmp_path / "ran"
+    folder.mkdir()
+    bomb = type("Bomb", (), {"__reduce__": lambda self: (os.system, (f"touch {mark}",))})()
+    torch.save({"state_dict": {"weight": torch.ones(3)}, "hyper_parameters": {"x": bomb}}, folder / "last.ckpt")
+    said = refusal_of(folder, "lightning")
+    assert "posix.system" in said and "its LightningModule's load_from_checkpoint" in said
+    assert not mark.exists()
 
 
 def test_litgpts_lora_is_recognized_and_refused_with_its_commands(tmp_path: Path) -> None:  # R1.5

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract.sharded import dcp
+from daemon.contract.sharded import dcp, lightning
 from daemon.contract.sharded.pickles import Unreadable
 from daemon.contract.sharded.pieces import ShardedTensor
 
@@ -23,7 +23,7 @@ _ADAPTER = re.compile(
 
 def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
     """Names, relative to the folder with these entries, of the files in which a sharded form lies; [] where there is none."""
-    files, metadata, folder = [], [], None
+    files, metadata, folder, modules = [], [], None, []
     for entry in entries:
         if entry.name == FSDP and entry.is_dir(follow_symlinks=False):
             folder = entry
@@ -31,6 +31,8 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
             metadata = [entry.name]
         elif entry.name.endswith(dcp.SUFFIX) and entry.is_file(follow_symlinks=False):
             files.append(entry.name)
+        elif entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False):
+            modules.append(entry.name)
     if folder is not None:
         with os.scandir(folder.path) as inside:
             return [
@@ -38,12 +40,15 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
                 for entry in inside
                 if (entry.name == dcp.METADATA or entry.name.endswith(dcp.SUFFIX)) and entry.is_file(follow_symlinks=False)
             ]
-    return [*metadata, *files] if files else []
+    if files:
+        return [*metadata, *files]
+    chosen = lightning.newest(modules)
+    return [chosen] if chosen else []
 
 
 def may_be_shard(name: str) -> bool:
     """Whether an entry of this name may be a part of a sharded form."""
-    return name in (dcp.METADATA, FSDP) or name.endswith(dcp.SUFFIX)
+    return name in (dcp.METADATA, FSDP) or name.endswith((dcp.SUFFIX, lightning.SUFFIX))
 
 
 def is_sharded(folder: Path) -> bool:
@@ -61,7 +66,17 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         return {name: _below(FSDP, tensor) for name, tensor in dcp.read_tensors(folder / FSDP).items()}
     if (folder / dcp.METADATA).is_file():
         return dcp.read_tensors(folder)
+    chosen = newest_module(folder)
+    if chosen is not None:
+        return lightning.read_tensors(folder / chosen)
     raise Unreadable("it holds no sharded form that is known")
+
+
+def newest_module(folder: Path) -> str | None:
+    """Name of the newest of Lightning's files in a folder; None where there is none, or where the newest can't be told."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False)]
+    return lightning.newest(names)
 
 
 def _below(folder: str, tensor: ShardedTensor) -> ShardedTensor:
