@@ -25,8 +25,8 @@ SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "lightning"})
 CONSOLIDATE = "consolidate"
 _CONSOLIDATE = StageSpec(
     CONSOLIDATE, "handlers.consolidate.stage:run", 1,
-    about="the pieces of a sharded checkpoint put together to an adapter or a model", memory_fixed=256 * MIB, disk_stored=1.05,
-    disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
+    about="the pieces of a sharded checkpoint put together to an adapter or a model", memory_fixed=900 * MIB,
+    disk_stored=1.05, disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
 )  # fmt: skip
 _MERGE = StageSpec(
     "merge", "handlers.merge.stage:run", 4, needs=(CONSOLIDATE,),  # where the plan has it

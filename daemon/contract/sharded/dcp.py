@@ -35,6 +35,7 @@ _KNOWN: dict[str, Any] = {
     **{f"pathlib.{name}": inert(name) for name in _PATHS},
     **{f"pathlib._local.{name}": inert(name) for name in _PATHS},
 }
+_BESIDE_MODEL = ("optimizer", "optimizers", "optim", "lr_scheduler")
 _OPTIMIZER = ("optim", "lr_scheduler", "scheduler", "train_state", "dataloader", "rng", "ema_", "callbacks", "loops")
 """How the first parts of the names of what is no model's begin."""
 
@@ -79,7 +80,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
 def _is_training(name: str, paths: Any) -> bool:
     path = paths.get(name) if isinstance(paths, dict) else None
     parts = [str(part) for part in path] if isinstance(path, (tuple, list)) else name.split(".")
-    return any(part.lower().startswith(_OPTIMIZER) for part in parts[:2])
+    return parts[0].lower().startswith(_OPTIMIZER) or (len(parts) > 2 and parts[1] in _BESIDE_MODEL)
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
