@@ -14,8 +14,12 @@ from daemon.contract.errors import CkptdError, Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.jobs.plan import SHARDED
 from daemon.contract.safetensors import model_size, parse_header
+from daemon.contract.sharded.forms import is_sharded, read_tensors
 
+UNNAMED = ""
+"""Key of `base.map` for the base of checkpoints that name none."""
 REMEMBERED = 64
 """Sizes of models that are kept."""
 
@@ -74,6 +78,8 @@ def measure(folder: Path) -> ModelSize:
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
+        if is_sharded(folder):
+            return _measure_shards(folder)
         stored = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
         return ModelSize(stored, stored // 2)
     headers = []
@@ -87,6 +93,14 @@ def measure(folder: Path) -> ModelSize:
     return ModelSize(*model_size(headers))
 
 
+def _measure_shards(folder: Path) -> ModelSize:
+    try:
+        tensors = read_tensors(folder).values()
+    except ValueError as error:
+        raise Permanent(FaultCode.CHECKPOINT_DAMAGED, "read the checkpoint", str(error), "take another checkpoint", path=folder) from None
+    return ModelSize(sum(one.size for one in tensors), sum(one.elements for one in tensors))
+
+
 class Bases:
     """Finds bases and remembers their sizes: ten checkpoints of a run have one base."""
 
@@ -96,11 +110,14 @@ class Bases:
         self._sizes: dict[Path, ModelSize] = {}
 
     def find(self, checkpoint: CheckpointRef) -> tuple[Path | None, Fault | None]:
-        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used."""
-        if checkpoint.method == "full":
+        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used.
+
+        Of a full fine-tune in pieces the base, if `base.map` has one for checkpoints that name none, says what its tensors are called.
+        """
+        if checkpoint.method == "full" and (checkpoint.layout not in SHARDED or UNNAMED not in self._mapped):
             return None, None
         try:
-            folder = find_base(checkpoint.base_name or "", checkpoint.base_revision, self._search, self._mapped)
+            folder = find_base(checkpoint.base_name or UNNAMED, checkpoint.base_revision, self._search, self._mapped)
             self._remember(folder)
         except CkptdError as error:
             return None, error.fault

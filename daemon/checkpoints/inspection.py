@@ -16,9 +16,11 @@ from typing import Any
 
 from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, read_object
 from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
-from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, step_of
+from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, run_of, step_of
 from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
+from daemon.contract.sharded.dcp import METADATA
+from daemon.contract.sharded.forms import may_be_shard, shards_in
 from daemon.contract.values import Json
 
 _KEPT = re.compile(
@@ -55,6 +57,10 @@ class Inspection:
     """Seconds without a change, beyond the settle time, before the watcher may take it: used where no last file shows that it is done."""
     refusal: Fault | None = None
     """Why a complete one is not exported as it is, and what to do."""
+    borrowed: tuple[Path, ...] = ()
+    """Files of the run's directory that its export needs and that it lacks itself."""
+    ending: bool = False
+    """No name in it or of it has a step: it is what was written when training ended."""
 
     @property
     def complete(self) -> bool:
@@ -64,7 +70,7 @@ class Inspection:
 
 def export_files(path: Path) -> list[str]:
     """Names, relative to `path`, of the regular files that an export may read, sorted; links are not followed."""
-    names, code, modules = [], [], []
+    names, code, modules, shards = [], [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.name.endswith(".py"):
@@ -75,6 +81,10 @@ def export_files(path: Path) -> list[str]:
                 names += _files_in(entry)
             elif MODULE_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 modules.append(entry)
+            elif may_be_shard(entry.name):
+                shards.append(entry)
+    if shards and not any(_MERGED.fullmatch(name) or name in ADAPTERS for name in names):
+        names += shards_in(shards)
     if any(_CODE.fullmatch(name) for name in code):
         names += code
     if MODULES in names:
@@ -102,16 +112,29 @@ def fingerprint(path: Path) -> Fingerprint:
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    if any(name.endswith(METADATA) for name, *_ in rows) and not any(name == ADAPTER_CONFIG for name, *_ in rows):
+        rows += _config_of_run(path)
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
     return tuple(rows)
 
 
+def _config_of_run(path: Path) -> list[tuple[str, int, int, int]]:
+    """The state of an adapter_config.json that an adapter in pieces, which has none itself, takes from its run's directory."""
+    run = run_of(path)
+    try:
+        status = os.lstat(run / ADAPTER_CONFIG)
+    except FileNotFoundError:
+        return []
+    return [] if run == path else [(f"../{ADAPTER_CONFIG}", status.st_ino, status.st_size, status.st_mtime_ns)]
+
+
 def weights_follow_state(seen: Fingerprint) -> bool:
-    """Whether weights are newer than trainer_state.json, which Trainer writes last: then it may be writing again."""
-    state = next((mtime for name, _, _, mtime in seen if name == TRAINER_STATE), None)
-    return state is not None and any(mtime > state for name, _, _, mtime in seen if name.endswith((".safetensors", ".bin")))
+    """Whether weights are newer than what is written last, Trainer's state or the description of pieces: then they may be written again."""
+    state = next((mtime for last in (TRAINER_STATE, METADATA) for name, _, _, mtime in seen if name.endswith(last)), None)
+    weights = (".safetensors", ".bin", ".distcp")
+    return state is not None and any(mtime > state for name, _, _, mtime in seen if name.endswith(weights))
 
 
 def inspect(path: Path) -> Inspection:
@@ -120,14 +143,15 @@ def inspect(path: Path) -> Inspection:
     layout = recognize(look)
     step = step_of(path)
     if layout is None:
-        return Inspection(path, step=step or 0, missing=("no adapter and no model weights in it yet",))
+        return Inspection(path, step=step or 0, ending=step is None, missing=("no adapter and no model weights in it yet",))
     weights = layout.weights(look)
     missing = [problem for check in layout.checks for problem in check(look)] + weights.missing
     state, recorded, claims = _trainer_state(look, layout, missing)
+    known = [one for one in (recorded, weights.step, step) if one is not None]
     return Inspection(
         path,
         layout.name,
-        recorded if recorded is not None else step if step is not None else newest_step_beside(path),
+        known[0] if known else newest_step_beside(path),
         tuple(missing),
         claims,
         weights.method,
@@ -135,14 +159,16 @@ def inspect(path: Path) -> Inspection:
         weights.base_revision,
         {**weights.metadata, **_training_metadata(state)} if state else weights.metadata,
         patience_seconds=layout.patience(look),
-        refusal=layout.refusal(path) if layout.refusal else None,
+        refusal=layout.refusal(path) if layout.refusal else weights.refusal,
+        borrowed=weights.borrowed,
+        ending=step is None and weights.step is None,
     )
 
 
 def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json | None, int | None, bool]:
     """The parsed state, its step, and whether the trainer claims to be done. What has a last file must have it."""
     if TRAINER_STATE not in look.names:
-        if layout.last_file or (layout.refusal and look.of_trainer):
+        if layout.last_file or ((layout.refusal or layout.in_pieces) and look.of_trainer):
             missing.append(f"{TRAINER_STATE}, which the trainer writes last, is not there yet")
         return None, None, False
     state = read_object(look.path, TRAINER_STATE, missing)

@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoints.completeness import archive_problems, module_problems, read_object, side_file_problems, weight_problems
-from daemon.checkpoints.names import CHECKPOINT_NAME, is_staging_name
-from daemon.checkpoints.unsupported import refuse_dcp, refuse_deepspeed, refuse_fsdp, refuse_lightning, refuse_litgpt
-from daemon.contract.errors import Fault
+from daemon.checkpoints.names import ADAPTERS, CHECKPOINT_NAME, is_staging_name, run_of
+from daemon.checkpoints.unsupported import (
+    refuse_deepspeed,
+    refuse_lightning,
+    refuse_litgpt,
+    refuse_no_adapter_config,
+    refuse_no_tensors,
+    refuse_unsafe,
+)
+from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
+from daemon.contract.sharded.lightning import step_in
+from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.values import Json
 
 TRAINER_STATE = "trainer_state.json"
@@ -27,7 +38,11 @@ SENTINELS = ("checkpoint-is-incomplete.txt",)
 PATIENCE_SECONDS = 30.0
 """Extra quiet time for what has no last file to tell that it is done: longer than any pause between two files of one
 `save_pretrained` that we met."""
-FSDP_STATE = "pytorch_model_fsdp_0"
+_OF_MODEL = re.compile(
+    r"(generation_config|config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|preprocessor_config|processor_config)\.json"
+    r"|chat_template\.(jinja|json)|vocab\.txt|merges\.txt|.+\.(model|spm|tiktoken)"
+)
+"""Files that a model in pieces takes from its run's directory where it has none of that name itself."""
 _TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.pt|rng_state.*\.pth")
 """Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json."""
 _FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
@@ -52,6 +67,11 @@ class Look:
     def has_full_weights(self) -> bool:
         """Weights of a whole model, or a part of them, are there."""
         return any(_FULL_WEIGHTS.fullmatch(name) for name in self.names)
+
+    @property
+    def has_weights(self) -> bool:
+        """Weights that are read as they are lie at the top."""
+        return self.has_full_weights or any(name in self.files for name in ADAPTERS)
 
     @property
     def has_deepspeed(self) -> bool:
@@ -85,6 +105,12 @@ class Weights:
     base_name: str | None = None
     base_revision: str | None = None
     metadata: Json = field(default_factory=dict)
+    borrowed: tuple[Path, ...] = ()
+    """Files of the run's directory that it can't do without."""
+    refusal: Fault | None = None
+    """Why it is not exported, whatever else it lacks."""
+    step: int | None = None
+    """The step that the name of its file tells."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +127,8 @@ class Layout:
     """The file that the writer ends with. Without one, quiet is all that can be asked, and more of it."""
     refusal: Callable[[Path], Fault] | None = None
     """Why a complete one is not exported, and the command that makes one that is."""
+    in_pieces: bool = False
+    """Its weights must be put together first; their description is written last."""
 
     def patience(self, look: Look) -> float:
         """Seconds of quiet beyond the settle time that it needs before it may be taken.
@@ -108,7 +136,7 @@ class Layout:
         A last file only tells in a directory that is written once: in a run's own one it may be that of an earlier training.
         """
         told = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
-        return 0.0 if told or self.refusal else PATIENCE_SECONDS
+        return 0.0 if told or self.refusal or self.in_pieces else PATIENCE_SECONDS
 
 
 def look_at(path: Path, names: list[str]) -> Look:
@@ -123,18 +151,23 @@ def look_at(path: Path, names: list[str]) -> Look:
 def _adapter(look: Look) -> Weights:
     found = Weights()
     config = read_object(look.path, ADAPTER_CONFIG, found.missing)
+    if config is not None:
+        _describe(found, config)
     weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
     if weights is None:
         found.missing.append("adapter_model.safetensors is not there yet")
     else:
         found.missing += weight_problems(look.path, weights)
     found.missing += side_file_problems(look.path, look.names - {ADAPTER_CONFIG, TRAINER_STATE})
-    if config is not None:
-        known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": config.get("target_modules")}
-        found.method = str(config.get("peft_type") or "unknown")
-        found.base_name, found.base_revision = config.get("base_model_name_or_path"), config.get("revision")
-        found.metadata = {key: value for key, value in known.items() if value is not None}
     return found
+
+
+def _describe(found: Weights, config: Json) -> None:
+    """Put down what an adapter says of itself."""
+    known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": config.get("target_modules")}
+    found.method = str(config.get("peft_type") or "unknown")
+    found.base_name, found.base_revision = config.get("base_model_name_or_path"), config.get("revision")
+    found.metadata = {key: value for key, value in known.items() if value is not None}
 
 
 def _full(look: Look) -> Weights:
@@ -175,6 +208,65 @@ def _nothing_to_read(look: Look) -> Weights:
     return Weights()
 
 
+def _in_pieces(look: Look) -> Weights:
+    """An adapter or a model by the names of its tensors; what it lacks beside them may lie in the run's directory."""
+    found = Weights(missing=side_file_problems(look.path, look.names - {TRAINER_STATE}))
+    try:
+        tensors = read_tensors(look.path)
+    except Unsafe as error:
+        found.refusal = refuse_unsafe(look.path, error.name)
+        return found
+    except ValueError as error:
+        found.missing.append(f"its parts can't be put together: {error}")
+        return found
+    except CkptdError as error:
+        if error.fault.code != FaultCode.FILE_MISSING:  # what is not there yet, the row's checks say
+            found.missing.append(f"its parts can't be read: {error.fault.cause}")
+        return found
+    if not tensors:
+        found.refusal = refuse_no_tensors(look.path)
+    elif is_adapter(tensors):
+        _borrow_adapter_config(look, found)
+    else:
+        found.method, found.borrowed = "full", tuple(_of_model(look))
+    return found
+
+
+def _lightning(look: Look) -> Weights:
+    """The newest of Lightning's files; of a class in it that is not known nothing can be read."""
+    name = newest_module(look.path)
+    if name is None:
+        return Weights(refusal=refuse_lightning(look.path, "no .ckpt file is in it, or none of several can be told to be the newest"))
+    found = _in_pieces(look)
+    found.step = step_in(name)
+    if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:
+        found.refusal = refuse_lightning(look.path / name, found.refusal.cause)
+    return found
+
+
+def _borrow_adapter_config(look: Look, found: Weights) -> None:
+    place = look.path if ADAPTER_CONFIG in look.names else run_of(look.path)
+    if not (place / ADAPTER_CONFIG).is_file():
+        found.refusal = refuse_no_adapter_config(look.path, run_of(look.path))
+        return
+    config = read_object(place, ADAPTER_CONFIG, found.missing)
+    if config is not None:
+        _describe(found, config)
+    found.borrowed = () if place == look.path else (place / ADAPTER_CONFIG,)
+
+
+def _of_model(look: Look) -> list[Path]:
+    run = run_of(look.path)
+    if run == look.path or "config.json" in look.names:
+        return []
+    with os.scandir(run) as entries:
+        return sorted(
+            Path(entry.path)
+            for entry in entries
+            if _OF_MODEL.fullmatch(entry.name) and entry.name not in look.names and entry.is_file(follow_symlinks=False)
+        )
+
+
 def _sentinel(look: Look) -> list[str]:
     return [f"{name} says that it is still being written" for name in SENTINELS if name in look.files]
 
@@ -200,9 +292,9 @@ def _deepspeed_latest(look: Look) -> list[str]:
 
 def _fsdp_metadata(look: Look) -> list[str]:
     """torch.distributed.checkpoint writes .metadata when every rank's part is written."""
-    if (look.path / FSDP_STATE / ".metadata").is_file():
+    if (look.path / FSDP / ".metadata").is_file():
         return []
-    return [f"{FSDP_STATE}/.metadata, which torch writes when every rank is done, is not there yet"]
+    return [f"{FSDP}/.metadata, which torch writes when every rank is done, is not there yet"]
 
 
 def _dcp_metadata(look: Look) -> list[str]:
@@ -228,6 +320,13 @@ def _numbered_otherwise(path: Path) -> bool:
 _DONE = (_staging, _sentinel, _modules)
 
 TABLE = (
+    Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT",
+           lambda look: FSDP in look.folders and not look.has_weights, _in_pieces, (*_DONE, _fsdp_metadata), in_pieces=True),
+    Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
+           lambda look: any(name.endswith(".distcp") for name in look.files) and not look.has_weights, _in_pieces,
+           (*_DONE, _dcp_metadata), in_pieces=True),
+    Layout("lightning", "PyTorch Lightning", lambda look: _is_lightning(look) and not look.has_weights, _lightning, (_archives,),
+           in_pieces=True),
     Layout("deepspeed-adapter", "transformers Trainer with DeepSpeed ZeRO and PEFT", lambda look: look.has_adapter and look.has_deepspeed,
            _adapter, (*_DONE, _deepspeed_latest), TRAINER_STATE),
     Layout("deepspeed-full", "transformers Trainer with DeepSpeed ZeRO", lambda look: look.has_full_weights and look.has_deepspeed,
@@ -241,14 +340,8 @@ TABLE = (
     Layout("full", "save_pretrained of transformers", lambda look: look.has_full_weights, _full, _DONE),
     Layout("deepspeed-sharded", "DeepSpeed ZeRO without gathered weights", lambda look: look.has_deepspeed, _nothing_to_read,
            (*_DONE, _deepspeed_latest), refusal=refuse_deepspeed),
-    Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT", lambda look: FSDP_STATE in look.folders,
-           _nothing_to_read, (*_DONE, _fsdp_metadata), refusal=refuse_fsdp),
-    Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
-           lambda look: any(name.endswith(".distcp") for name in look.files), _nothing_to_read, (*_DONE, _dcp_metadata),
-           refusal=refuse_dcp),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), _nothing_to_read,
            refusal=refuse_litgpt),
-    Layout("lightning", "PyTorch Lightning", _is_lightning, _nothing_to_read, (_archives,), refusal=refuse_lightning),
 )  # fmt: skip
 """First match wins."""
 

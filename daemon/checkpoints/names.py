@@ -21,6 +21,8 @@ _ENDING = re.compile(r"final(?:[-_](?:checkpoint|adapter|model))?|adapter")
 """What people and tools call the directory that is written when training has ended."""
 _LIGHTNING = re.compile(r".*\.ckpt")
 _LOOSE = re.compile("|".join(pattern.pattern for pattern in (_NUMBERED, _ENDING, _LIGHTNING)))
+_PART = re.compile(r"(?:pytorch_model_fsdp|optimizer)_[0-9]+")
+"""Folders in which accelerate keeps the pieces of a model and of its optimizer: parts of the checkpoint around them."""
 _STAGING = re.compile(r"tmp-checkpoint-[0-9]+")
 
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -79,7 +81,7 @@ def candidate(name: str, entries: Collection[str]) -> Candidate:
     marks = _MARKS.intersection(entries) if len(entries) < len(_MARKS) else {mark for mark in _MARKS if mark in entries}
     if (EXPORT in marks and ("report.json" in entries or "report.html" in entries)) or (STATE in marks and "pins" in entries):
         return Candidate.OURS
-    if name == REFERENCE:
+    if name == REFERENCE or _PART.fullmatch(name):
         return Candidate.NONE
     loose = is_loose_name(name)
     if marks & _ADAPTER or (marks & _OTHER and _is_sharded(marks, entries)) or any(entry.endswith(".ckpt") for entry in entries):

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +76,8 @@ def pins_of(settings: PinSettings, paths: Paths) -> Path:
     return settings.directory / f"ckptd-pins-{paths.instance}" if settings.directory else paths.pins
 
 
-def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRules | None = None) -> None:
-    """Snapshot the export files of `checkpoint` into the new folder `target`.
+def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRules | None = None, borrowed: Collection[Path] = ()) -> None:
+    """Snapshot the export files of `checkpoint`, and those that it borrows from its run's directory, into the new folder `target`.
 
     Raises, leaving nothing behind: Moved unless the files still have the fingerprint `expected` afterwards,
     Retryable where a copy would take what `limits.disk_reserve` keeps, OSError where permission or room is lacking.
@@ -89,6 +89,8 @@ def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRu
         linked = [name for name in export_files(checkpoint) if _snapshot(checkpoint / name, target / name, rules)]
         if fingerprint(checkpoint) != expected:
             raise Moved
+        for path in borrowed:
+            shutil.copyfile(path, target / path.name)
         if linked:
             states = [row for row in expected if row[0] in linked]
             write_atomic(target / LINKED, json.dumps(states))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.layouts import TRAINER_STATE
-from daemon.checkpoints.names import CHECKPOINT_NAME, run_of, step_of
+from daemon.checkpoints.names import CHECKPOINT_NAME, run_of
 from daemon.config.settings import SelectSettings
 from daemon.contract.values import Json
 
@@ -81,8 +81,7 @@ def later_state(checkpoint: Path, step: int) -> Json:
 def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Selection, Json]:
     """Whether `[select]` wants a complete checkpoint, and what a later one of its run says where the policy asks for that."""
     later = later_state(inspection.path, inspection.step) if select.policy == "best" else {}
-    ending = step_of(inspection.path) is None
-    return choose(inspection.step, inspection.metadata, select, later=later, ending=ending), later
+    return choose(inspection.step, inspection.metadata, select, later=later, ending=inspection.ending), later
 
 
 def _state(path: Path) -> Json:

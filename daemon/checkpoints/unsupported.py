@@ -10,31 +10,37 @@ from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.forms import FSDP
 
 
 def _refusal(code: FaultCode, path: Path, cause: str, remedy: str) -> Fault:
     return Fault(code=code, operation="export the checkpoint", path=str(path), cause=cause, remedy=remedy)
 
 
-def refuse_fsdp(path: Path) -> Fault:
-    """FSDP's SHARDED_STATE_DICT: no adapter and no model, only every rank's part."""
-    shards = shlex.quote(str(path / "pytorch_model_fsdp_0"))
+def refuse_unsafe(path: Path, name: str) -> Fault:
+    """A pickle that names code: reading it as others do would run that code."""
     return _refusal(
-        FaultCode.FSDP_SHARDED, path, "it holds FSDP's sharded state alone, no adapter and no model",
-        f"run `accelerate merge-weights {shards} OUTPUT`, which writes OUTPUT/model.safetensors (rename it to adapter_model.safetensors if "
-        "an adapter was trained), put its config.json or adapter_config.json and tokenizer beside it and run `ckptd export OUTPUT`; or "
-        "train with fsdp_state_dict_type FULL_STATE_DICT, and every checkpoint is exported by itself",
+        FaultCode.UNSAFE_PICKLE, path, f"its pickle asks to run {ascii(name)[1:-1]}, which is no part of a checkpoint",
+        "find out who wrote this file before anything else opens it, and save the checkpoint again from the trainer; pickled code is never "
+        "executed here",
     )  # fmt: skip
 
 
-def refuse_dcp(path: Path) -> Fault:
-    """torch.distributed.checkpoint by itself, as torchtitan writes it: every rank's part of a state whose names only the trainer knows."""
-    folder = shlex.quote(str(path))
+def refuse_no_tensors(path: Path) -> Fault:
+    """A sharded form without a model: the folder of an optimizer, for example."""
     return _refusal(
-        FaultCode.DCP_SHARDED, path, "it holds the parts of torch.distributed.checkpoint alone, no adapter and no model",
-        f"run `python -m torch.distributed.checkpoint.format_utils dcp_to_torch {folder} OUTPUT.pt`, load that into the model with "
-        "transformers (torchtitan: `scripts/checkpoint_conversion/convert_to_hf.py`), save it with save_pretrained(OUTPUT) and run "
-        "`ckptd export OUTPUT`",
+        FaultCode.DCP_SHARDED, path, "it holds parts of torch.distributed.checkpoint, and none of them is a model's tensor",
+        "name the directory that holds the model, or save the model's state_dict too",
+    )  # fmt: skip
+
+
+def refuse_no_adapter_config(path: Path, run: Path) -> Fault:
+    """An adapter in pieces: which method, rank and base it has, only adapter_config.json says."""
+    return _refusal(
+        FaultCode.FSDP_SHARDED if (path / FSDP).is_dir() else FaultCode.DCP_SHARDED, path,
+        "it holds an adapter in pieces, and no adapter_config.json says which method and base it is for",
+        f"put the adapter_config.json of this training into {path} or {run} (in the trainer: "
+        f"`model.peft_config['default'].save_pretrained({str(run)!r})`, once at the start), and it is exported by itself",
     )  # fmt: skip
 
 
@@ -60,10 +66,10 @@ def refuse_litgpt(path: Path) -> Fault:
     )  # fmt: skip
 
 
-def refuse_lightning(path: Path) -> Fault:
-    """A pickled training module: only its class can make sense of it, and pickles are never executed here."""
+def refuse_lightning(path: Path, cause: str) -> Fault:
+    """A module's file whose pickle holds objects of classes, hyperparameters for example, or a folder of another tool's."""
     return _refusal(
-        FaultCode.LIGHTNING_CHECKPOINT, path, "a Lightning .ckpt holds a pickled training module that only its own class can read",
+        FaultCode.LIGHTNING_CHECKPOINT, path, cause,
         "load it with its LightningModule's load_from_checkpoint, call save_pretrained(OUTPUT) on the model inside and run "
-        "`ckptd export OUTPUT`",
+        "`ckptd export OUTPUT`; or keep objects out of the checkpoint (save_hyperparameters(ignore=[...]))",
     )  # fmt: skip

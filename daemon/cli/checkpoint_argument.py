@@ -12,6 +12,7 @@ from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.contract.errors import Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.forms import newest_module
 from daemon.watching.scan import Scanner
 
 _OPERATION = "export"
@@ -47,7 +48,14 @@ def _of_file(path: Path) -> Inspection:
     if path.suffix == _LIGHTNING:
         found = inspect(path.parent)
         if found.layout == "lightning":
-            return _exportable(found)
+            newest = newest_module(path.parent)
+            if newest in (None, path.name):
+                return _exportable(found)
+            remedy = (
+                f"for that one: `{_command(path.with_name(str(newest)))}`; to export this one, copy it into a directory of its own first"
+            )
+            cause = f"of the .ckpt files of one directory the newest is exported, which is {newest}"
+            raise UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, cause, remedy, path=path)
     around = _around(path)
     if around is None:
         raise UsageError(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file that is no part of a checkpoint", _FORMS, path=path)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from daemon.checkpoints.additions import pin_again
 from daemon.checkpoints.base_models import is_model
-from daemon.checkpoints.inspection import Inspection, fingerprint, identify
+from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
@@ -246,7 +246,7 @@ def retry_job(settings: Settings, job: str) -> None:
                 raise _not_yet(operation)
             _pin_again(row, operation)
             work = work or row.work
-            names = stage_names(work)
+            names = stage_names(work, row.checkpoint.layout)
             if not journal.jobs.retry(job, work, names):
                 if job not in journal.jobs.open_ids():
                     remove_tree(row.pin)
@@ -258,7 +258,7 @@ def retry_job(settings: Settings, job: str) -> None:
 def _pin_again(row: JobRow, operation: str) -> None:
     checkpoint = Path(row.checkpoint.path)
     try:
-        make_pin(checkpoint, row.pin, fingerprint(checkpoint))
+        make_pin(checkpoint, row.pin, fingerprint(checkpoint), borrowed=inspect(checkpoint).borrowed)
         same = identify(row.pin) == row.checkpoint.digest
     except (OSError, Moved):
         same = False

@@ -73,7 +73,7 @@ class Jobs:
             )  # fmt: skip
             _add_stages(c, job.id, job.stages)
             if fault:
-                close_stage(c, job.id, "merge", Ended("failed", fault=fault))
+                close_stage(c, job.id, job.stages[0], Ended("failed", fault=fault))
             if not fault:
                 overwritten = "id IN (SELECT job FROM seen WHERE path = ?) AND id <> ?"
                 _supersede(c, f"{BY}{job.id}", overwritten, (checkpoint.path, job.id))

@@ -203,15 +203,14 @@ def _unwatched(settings: Settings, path: Path) -> str | None:
 
 def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
     """The top of the directory with what an export would read marked, and the seconds since any of that changed."""
-    read = set(export_files(path))
+    names = export_files(path)
+    read = {name.partition("/")[0] for name in names}
     rows: list[FileRow] = []
-    newest: float | None = None
+    newest = max((os.lstat(path / name).st_mtime for name in names), default=None)
     for entry in sorted(os.scandir(path), key=lambda one: one.name):
         status = entry.stat(follow_symlinks=False)
         folder = entry.is_dir(follow_symlinks=False)
         rows.append(FileRow(entry.name + "/" * folder, None if folder else status.st_size, entry.name in read))
-        if entry.name in read:
-            newest = max(newest or 0.0, status.st_mtime)
     return tuple(rows), None if newest is None else round(max(0.0, time.time() - newest), 1)
 
 

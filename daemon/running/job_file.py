@@ -11,6 +11,7 @@ from daemon.config.settings import LimitSettings
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ChildLimits, StageContext
+from daemon.contract.jobs.plan import CONSOLIDATE
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.running.executor import Bounds
 from daemon.system.box import memory
@@ -40,8 +41,11 @@ class ReadyStage:
 
 def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads: int) -> StageContext:
     """The context of a stage's next attempt. Its inputs are what the stages before it in the plan gave, and nothing that its key
-    doesn't know of."""
+    doesn't know of. A checkpoint in pieces is, for all stages but the one that puts it together, what that one gave."""
     job, spec, number = ready.job, ready.spec, ready.attempt.number
+    whole = ready.stages.get(CONSOLIDATE)
+    consolidated = whole.folder if whole and whole.name != spec.name and whole.state == "succeeded" else None
+    base = None if consolidated and job.checkpoint.method == "full" else job.base
     folder = paths.attempt(job.id, spec.name, number)
     return StageContext(
         job=job.id,
@@ -50,8 +54,8 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
         toolchain=spec.toolchain,
         attempt=number,
         checkpoint=job.checkpoint,
-        pin=str(job.pin),
-        base=str(job.base) if job.base else None,
+        pin=str(consolidated or job.pin),
+        base=str(base) if base else None,
         inputs={
             name: str(row.folder)
             for name, row in ready.stages.items()

@@ -123,7 +123,7 @@ class Resumption:
     def _adopt(self, job: JobRow) -> JobRow:
         """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
         work = self._work_of(job) or job.work
-        names = stage_names(work)
+        names = stage_names(work, job.checkpoint.layout)
         if work == job.work and names == list(self._journal.stages.of(job.id)):
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):

@@ -24,6 +24,7 @@ from daemon.contract.errors import CkptdError, Fault, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
@@ -37,7 +38,7 @@ from daemon.running.recovery import end, left_open, tidy_up
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
-from daemon.running.starter import Starter
+from daemon.running.starter import Starter, sized_by
 from daemon.running.waits import Waits
 from daemon.system.rounds import Complaints
 
@@ -111,8 +112,8 @@ class Runner:
         if job is None or job.state != "running":
             return False
         try:
-            size = self._bases.size(job.base or job.pin)
-        except OSError:
+            size = self._bases.size(sized_by(job, spec_of(row.id.stage)))
+        except (OSError, KeyError):
             return False
         return self.children.take_over(row, job, attempt, size)
 
@@ -267,15 +268,16 @@ class Runner:
     def _start_job(self, job: JobRow) -> JobRow | None:
         """pending → running; None where it was superseded meanwhile.
 
-        A base that can't be found fails the merge at once, and the report says so.
+        A base that can't be found fails the first stage at once, and the report says so.
         """
         folder, fault = self._bases.find(job.checkpoint)
         if not self.journal.jobs.start(job.id, folder):
             return None
         log.info("export started", base=str(folder) if folder else None)
-        if fault and self.journal.stages.of(job.id)["merge"].state == "waiting":
+        first = next(iter(self.journal.stages.of(job.id).values()))
+        if fault and first.state == "waiting":
             log.error(fault.sentence(), code=fault.code)
-            self.journal.stages.end(job.id, "merge", "failed", fault)
+            self.journal.stages.end(job.id, first.name, "failed", fault)
         self.changed()
         return self.journal.jobs.get(job.id)
 

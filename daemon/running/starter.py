@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import structlog
 
@@ -43,6 +44,11 @@ WINDOW_SECONDS = 15.0
 """Between looks at the clock while a window is closed."""
 
 
+def sized_by(job: JobRow, spec: StageSpec) -> Path:
+    """The folder whose weights say what a stage of the job needs: a full fine-tune is its own base."""
+    return job.base if job.base and job.checkpoint.method != "full" and not spec.of_checkpoint else job.pin
+
+
 class Starter:
     """Moves the stages of running jobs, by one configuration."""
 
@@ -71,7 +77,7 @@ class Starter:
     def _step(
         self, job: JobRow, spec: StageSpec, stages: dict[str, StageRow], keys: Callable[[], dict[str, str]], ready: int, may_start: bool
     ) -> bool:  # fmt: skip
-        broken = [need for need in spec.needs if stages[need].state in ("failed", "skipped")]
+        broken = [need for need in spec.needs if need in stages and stages[need].state in ("failed", "skipped")]
         if broken:
             self._journal.stages.end(job.id, spec.name, "skipped", because_of(broken[0], stages[broken[0]], spec))
             return True
@@ -103,7 +109,7 @@ class Starter:
         threads = self._threads(job, spec, ready)
         if threads == 0:
             return False
-        size = self._bases.size(job.base or job.pin)
+        size = self._bases.size(sized_by(job, spec))
         need = estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype)
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:

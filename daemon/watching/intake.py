@@ -13,7 +13,7 @@ import structlog
 
 from daemon.checkpoints.additions import Added, pin_additions, unpinned
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify
-from daemon.checkpoints.names import run_of, step_of
+from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
 from daemon.checkpoints.selection import best_step, choice_for
 from daemon.config.paths import Paths
@@ -118,7 +118,7 @@ class Intake:
         mine = mine or Effective(self.settings)
         incoming = self.pins / INCOMING
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
-        make_pin(inspection.path, incoming, fingerprint, rules)
+        make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed)
         digest = identify(incoming)
         if rewritten(incoming):
             remove_tree(incoming)
@@ -176,7 +176,7 @@ class Intake:
                 fingerprint=candidate.known, created=now(), warnings=warnings, newest_first=latest,
             ))  # fmt: skip
         job = NewJob(
-            candidate.job, reference, settings.work, stage_names(settings.work), pin, target, candidate.known,
+            candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
             warnings=warnings,
         )  # fmt: skip
         if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault):
@@ -286,7 +286,7 @@ def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> Che
     return CheckpointRef(
         root=str(root), run=run, step=inspection.step, path=str(inspection.path), layout=inspection.layout or "unknown", digest=digest,
         method=inspection.method or "unknown", base_name=inspection.base_name, base_revision=inspection.base_revision,
-        metadata=inspection.metadata, ending=step_of(inspection.path) is None,
+        metadata=inspection.metadata, ending=inspection.ending,
     )  # fmt: skip
 
 

@@ -150,13 +150,13 @@ def test_what_is_seen_and_not_watched_is_said_once_and_stands_in_the_trackers_li
 
 
 def test_a_refused_layout_that_is_gone_is_listed_no_longer(bench: Bench) -> None:
-    make(bench.root, {"run/step-10": (".metadata", "__0_0.distcp")})
+    make(bench.root, {"run/step-10": ("lit_model.pth",)})
     now = time.monotonic()
     for seconds in range(0, 40, 4):
         bench.tracker.scan(bench.root, now + seconds)
         bench.tracker.look_at_due(now + seconds)
     (why,) = bench.tracker.passed_over.values()
-    assert "dcp_to_torch" in why
+    assert "litgpt" in why
     shutil.rmtree(bench.root / "run" / "step-10")
     bench.tracker.scan(bench.root, now + 60)
     assert bench.tracker.passed_over == {}

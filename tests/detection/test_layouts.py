@@ -6,11 +6,9 @@ the form that the writer leaves.
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,23 +199,39 @@ def test_deepspeeds_shards_alone_are_refused_with_its_own_script(pico_checkpoint
     assert "trainer_state.json" in missing(checkpoint)
 
 
-def test_fsdps_shards_alone_are_refused_with_a_command_that_works(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.5
+def test_fsdps_shards_alone_are_a_model_once_their_description_is_there(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.5
     import torch
-    from safetensors.torch import load_file
     from torch.distributed import checkpoint as dcp
 
     checkpoint = tmp_path / "a run" / "checkpoint-4"
     weights = {"layer.weight": torch.arange(12.0).reshape(3, 4)}
     dcp.save({"model": weights}, storage_writer=dcp.FileSystemWriter(checkpoint / "pytorch_model_fsdp_0"), no_dist=True)
+    dcp.save({"optimizer": weights}, storage_writer=dcp.FileSystemWriter(checkpoint / "optimizer_0"), no_dist=True)
     shutil.copy(pico_checkpoint / "trainer_state.json", checkpoint)
-    said = refusal_of(checkpoint, "fsdp-sharded")
-    command = re.search(r"`(accelerate merge-weights .*? OUTPUT)`", said)
-    assert command is not None
-    _, *arguments = shlex.split(command[1].replace("OUTPUT", str(tmp_path / "merged")))
-    subprocess.run([Path(sys.executable).with_name("accelerate"), *arguments], check=True, capture_output=True, timeout=120)
-    assert torch.equal(load_file(tmp_path / "merged" / "model.safetensors")["layer.weight"], weights["layer.weight"])
-    (checkpoint / "pytorch_model_fsdp_0" / ".metadata").unlink()
-    assert "pytorch_model_fsdp_0/.metadata" in missing(checkpoint)
+    found = inspect(checkpoint)
+    assert (found.layout, found.missing, found.refusal, found.method) == ("fsdp-sharded", (), None, "full")
+    folder = "pytorch_model_fsdp_0"
+    assert export_files(checkpoint) == [f"{folder}/.metadata", f"{folder}/__0_0.distcp", "trainer_state.json"]
+    (checkpoint / folder / ".metadata").unlink()
+    assert f"{folder}/.metadata" in missing(checkpoint)
+
+
+def test_the_folders_of_accelerates_parts_are_no_checkpoints_of_their_own(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    for folder in ("pytorch_model_fsdp_0", "optimizer_0"):
+        writer = dcp.FileSystemWriter(tmp_path / "runs" / "run" / "step_4" / folder)
+        dcp.save({"model": {"layer.weight": torch.ones(3)}}, storage_writer=writer, no_dist=True)
+    assert below(tmp_path / "runs") == ["run/step_4"]
+
+
+def test_pieces_without_a_model_are_refused(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save({"optimizer": {"x": torch.ones(3)}}, checkpoint_id=tmp_path / "run" / "step-4", no_dist=True)
+    assert "none of them is a model's tensor" in refusal_of(tmp_path / "run" / "step-4", "dcp-sharded")
 
 
 def test_an_adapter_beside_fsdps_shards_is_exported(pico_checkpoint: Path, tmp_path: Path) -> None:
@@ -244,16 +258,31 @@ def test_torchtunes_merged_weights_are_not_read_beside_its_adapter(pico_checkpoi
 # Recognized and refused
 
 
-def test_a_lightning_file_is_recognized_and_refused_once_it_is_whole(tmp_path: Path) -> None:  # R1.5
+def test_of_lightnings_files_the_newest_is_taken_once_all_are_whole(tmp_path: Path) -> None:  # R1.5
     import torch
 
     folder = tmp_path / "version_0" / "checkpoints"
     folder.mkdir(parents=True)
+    for step in (6, 10):
+        torch.save({"state_dict": {"model.weight": torch.ones(3)}, "global_step": step}, folder / f"epoch=0-step={step}.ckpt")
+    found = inspect(folder)
+    assert (found.layout, found.missing, found.refusal, found.method, found.step) == ("lightning", (), None, "full", 10)
+    assert export_files(folder) == ["epoch=0-step=10.ckpt"]
     file = folder / "epoch=0-step=10.ckpt"
-    torch.save({"state_dict": {"weight": torch.ones(3)}, "global_step": 10}, file)
-    assert "its LightningModule's load_from_checkpoint" in refusal_of(folder, "lightning")
     file.write_bytes(file.read_bytes()[:-40])
     assert file.name in missing(folder)
+
+
+def test_a_lightning_file_with_objects_is_refused_with_their_class_and_never_runs_them(tmp_path: Path) -> None:  # R1.5
+    import torch
+
+    folder, mark = tmp_path / "checkpoints", tmp_path / "ran"
+    folder.mkdir()
+    bomb = type("Bomb", (), {"__reduce__": lambda self: (os.system, (f"touch {mark}",))})()
+    torch.save({"state_dict": {"weight": torch.ones(3)}, "hyper_parameters": {"x": bomb}}, folder / "last.ckpt")
+    said = refusal_of(folder, "lightning")
+    assert "posix.system" in said and "its LightningModule's load_from_checkpoint" in said
+    assert not mark.exists()
 
 
 def test_litgpts_lora_is_recognized_and_refused_with_its_commands(tmp_path: Path) -> None:  # R1.5

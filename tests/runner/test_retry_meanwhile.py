@@ -53,12 +53,12 @@ def failed(make_desk: Desks, pico_checkpoint: Path) -> Desk:
 def test_clearing_up_during_a_retry_leaves_its_pin(failed: Desk, clear_up: ClearUp, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step, threads = getattr(export, moment), []
 
-    def interrupted(*arguments: object) -> object:
-        done = step(*arguments) if moment == "make_pin" else None
+    def interrupted(*arguments: object, **options: object) -> object:
+        done = step(*arguments, **options) if moment == "make_pin" else None
         threads.append(threading.Thread(target=clear_up, args=(failed, "job")))
         threads[0].start()
         threads[0].join(0.3)  # it has come to its end by then, or waits for the retry's
-        return done if moment == "make_pin" else step(*arguments)
+        return done if moment == "make_pin" else step(*arguments, **options)
 
     monkeypatch.setattr(export, moment, interrupted)
     export.retry_job(failed.runner.settings, "job")

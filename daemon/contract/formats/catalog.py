@@ -27,7 +27,7 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
-OWN_STAGES = frozenset({"merge", "reference", "merged", "speed", "report", "validate"})
+OWN_STAGES = frozenset({"consolidate", "merge", "reference", "merged", "speed", "report", "validate"})
 FIRST_STAGES = frozenset({"merge", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({

@@ -54,6 +54,8 @@ class StageSpec:
     """Threads that it can use; 0: any number."""
     checks: str = ""
     """The variant that it checks."""
+    of_checkpoint: bool = False
+    """It handles the checkpoint's own weights: its estimates go by their size, not by the base's."""
     alone: bool = False
     """It measures time: it starts when nothing else of ours runs, and nothing else starts beside it."""
     heavy: bool = True

@@ -229,7 +229,7 @@ class StageContext(Frozen):
     strategy: str = "default"
     checkpoint: CheckpointRef
     pin: str
-    """Folder with the pinned copy of the checkpoint's files."""
+    """Folder with the pinned copy of the checkpoint's files; of one in pieces, what `consolidate` made of it."""
     base: str | None = None
     """Folder of the base model; None for a full fine-tune."""
     inputs: dict[str, str] = Field(default_factory=dict)

@@ -1,6 +1,6 @@
 """The plan: one ordered table of stages with what each needs. Light, since the daemon reads it too.
 
-A stage *needs* the stages whose output it reads, and comes *after* those that must have ended, well or badly,
+A stage *needs* the stages whose output it reads, as far as the plan has them, and comes *after* those that must have ended, well or badly,
 before it makes sense. Memory and disk are estimated from the base's headers before anything is loaded. The rows of the variants come
 from the formats' declarations (`daemon.contract.formats.catalog`).
 """
@@ -20,8 +20,16 @@ CHECK = "check-"
 FORMER = frozenset({"validate"})
 """Stages of earlier versions: jobs that ended then still have them."""
 
+SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "lightning"})
+"""Layouts whose weights lie in pieces: their plan begins with `consolidate`, and all other stages read what that gives."""
+CONSOLIDATE = "consolidate"
+_CONSOLIDATE = StageSpec(
+    CONSOLIDATE, "handlers.consolidate.stage:run", 1,
+    about="the pieces of a sharded checkpoint put together to an adapter or a model", memory_fixed=900 * MIB,
+    disk_stored=1.05, disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
+)  # fmt: skip
 _MERGE = StageSpec(
-    "merge", "handlers.merge.stage:run", 4,
+    "merge", "handlers.merge.stage:run", 4, needs=(CONSOLIDATE,),  # where the plan has it
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
     settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
 )  # fmt: skip
@@ -65,7 +73,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             heavy=False, threads=1,
         ),
     )  # fmt: skip
-    return {spec.name: spec for spec in (_MERGE, *ordered(variants), *rest)}
+    return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, *ordered(variants), *rest)}
 
 
 def _check(variant: Variant) -> StageSpec:
@@ -132,13 +140,14 @@ def fallback(variant: str) -> str | None:
     return found.fallback if found else None
 
 
-def plan(chosen: Iterable[str], *, speed: bool = True) -> tuple[StageSpec, ...]:
+def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) -> tuple[StageSpec, ...]:
     """The stages that make and check the variants `chosen`, in an order in which each follows what it needs.
 
-    What another variant is made of is made too, but neither checked nor published. Raises KeyError for a name that nobody has.
+    What another variant is made of is made too, but neither checked nor published. `sharded`: of a checkpoint in pieces.
+    Raises KeyError for a name that nobody has.
     """
     asked = tuple(chosen)
-    wanted = {"merge", "reference", "merged", "report", *(["speed"] if speed else [])}
+    wanted = {"merge", "reference", "merged", "report", *(["speed"] if speed else []), *([CONSOLIDATE] if sharded else [])}
     wanted |= {spec.name for spec in all_specs() if spec.checks in asked}
     queue = list(asked)
     while queue:
@@ -148,7 +157,7 @@ def plan(chosen: Iterable[str], *, speed: bool = True) -> tuple[StageSpec, ...]:
     return tuple(spec for spec in all_specs() if spec.name in wanted)
 
 
-def stage_names(work: Work) -> list[str]:
-    """Names of the stages of a job with this configuration, in plan order."""
+def stage_names(work: Work, layout: str) -> list[str]:
+    """Names of the stages of a job with this configuration, for a checkpoint of this layout, in plan order."""
     chosen = effective_variants(work.export.variants, work.export.quantization)
-    return [spec.name for spec in plan(chosen, speed=work.validation.speed_tokens > 0)]
+    return [spec.name for spec in plan(chosen, speed=work.validation.speed_tokens > 0, sharded=layout in SHARDED)]

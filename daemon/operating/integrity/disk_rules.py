@@ -102,7 +102,7 @@ def check_temporaries(scene: Scene, folder: Path) -> None:
 
 def check_pins_of_open_jobs(scene: Scene) -> None:
     """The files that an open job exports are there, unless its checkpoint was damaged from the beginning."""
-    damaged = {row["job"] for row in scene.stages if row["name"] == "merge" and row["state"] == "failed"}
+    damaged = {row["job"] for row in scene.stages if row["name"] in ("consolidate", "merge") and row["state"] == "failed"}
     for job in scene.jobs:
         if job["state"] not in OPEN or job["id"] in damaged:
             continue

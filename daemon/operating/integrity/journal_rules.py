@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
-from daemon.contract.jobs.messages import JobFacts, StageFacts
+from daemon.contract.jobs.messages import CheckpointRef, JobFacts, StageFacts
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import FORMER, find_spec, spec_of, stage_names
 from daemon.contract.jobs.verdicts import asked_variants, judge, status_of
@@ -161,19 +161,20 @@ def check_plans(scene: Scene) -> None:
     stages: dict[str, list[str]] = {}
     for row in scene.stages:
         stages.setdefault(row["job"], []).append(row["name"])
-    planned: dict[str, tuple[str, ...]] = {}
+    planned: dict[tuple[str, str], tuple[str, ...]] = {}
     for job in scene.jobs:
         if not job["work"] or job["id"] not in stages:
             continue
-        if job["work"] not in planned:
-            planned[job["work"]] = tuple(stage_names(Work.recovered(job["work"])))
+        plan = (job["work"], CheckpointRef.model_validate_json(job["checkpoint"]).layout)
+        if plan not in planned:
+            planned[plan] = tuple(stage_names(Work.recovered(job["work"]), plan[1]))
         names = stages[job["id"]]
         if FORMER.intersection(names):
             continue  # planned by an earlier version: the next start plans it anew
         if unknown := [name for name in names if find_spec(name) is None]:
             scene.find("stage-unknown", f"the plan knows no stage {', '.join(unknown)}", "install the ckptd that planned it, or cancel it",
                        job=job["id"])  # fmt: skip
-        elif missing := [name for name in planned[job["work"]] if name not in names]:
+        elif missing := [name for name in planned[plan] if name not in names]:
             scene.find(
                 "plan-incomplete", f"it lacks the stage {', '.join(missing)}, which its configuration asks for", _REPORT, job=job["id"]
             )

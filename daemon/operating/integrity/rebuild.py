@@ -88,7 +88,7 @@ def _insert(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoint
          str(one.pin or ""), str(_target(one, target_of)), state, one.base, one.created, one.tries[0].started if one.tries else None,
          _ended_at(one) if ended else None, json.dumps(list(one.warnings)), int(one.newest_first)),
     )  # fmt: skip
-    names = stage_names(one.work)
+    names = stage_names(one.work, one.checkpoint.layout)
     c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(one.job, name, i) for i, name in enumerate(names)])
     for name in names:
         _add_attempts(c, one, name)

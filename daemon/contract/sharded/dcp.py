@@ -1,0 +1,150 @@
+"""torch.distributed.checkpoint: what `.metadata` says of the tensors in the `*.distcp` files, held against the format and the files.
+
+The form is torch's (torch/distributed/checkpoint/metadata.py and filesystem.py): `.metadata` is a pickle of a `Metadata`, which maps each
+flattened name to shape, dtype and chunks, and each chunk to file, offset and length; there lies an archive of torch.save with the chunk.
+torch reads it with `pickle.load`, which runs whatever it names; here nothing is run.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from daemon.contract.safetensors import open_regular
+from daemon.contract.sharded.archives import PLAIN
+from daemon.contract.sharded.pickles import MOST_BYTES, Instance, Unreadable, inert, read_pickle
+from daemon.contract.sharded.pieces import TORCH_DTYPES, Piece, ShardedTensor
+
+METADATA = ".metadata"
+SUFFIX = ".distcp"
+_MODULE = "torch.distributed.checkpoint.metadata."
+_CLASSES = (
+    "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata", "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+)  # fmt: skip
+_PATHS = ("PosixPath", "PurePosixPath", "Path", "PurePath", "WindowsPath", "PureWindowsPath")
+_KNOWN: dict[str, Any] = {
+    **PLAIN,
+    **{_MODULE + name: inert(name) for name in _CLASSES},
+    "torch.distributed.checkpoint.filesystem._StorageInfo": inert("_StorageInfo"),
+    "torch.serialization._get_layout": lambda name: name,
+    "torch.memory_format": inert("torch.memory_format"),
+    **{f"pathlib.{name}": inert(name) for name in _PATHS},
+    **{f"pathlib._local.{name}": inert(name) for name in _PATHS},
+}
+_BESIDE_MODEL = ("optimizer", "optimizers", "optim", "lr_scheduler")
+_OPTIMIZER = ("optim", "lr_scheduler", "scheduler", "train_state", "dataloader", "rng", "ema_", "callbacks", "loops")
+"""How the first parts of the names of what is no model's begin."""
+
+
+def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
+    """Name → tensor of the model that the checkpoint in `folder` holds; the optimizer's are left out.
+
+    Raises Unsafe for a `.metadata` that names code, Unreadable, with the reason in words, for one that is damaged or does not fit its
+    files; OSError.
+    """
+    with open_regular(folder / METADATA, "read the checkpoint") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    metadata = read_pickle(data, _KNOWN)
+    if not isinstance(metadata, Instance) or metadata.name != "Metadata":
+        raise Unreadable("it is no description of torch.distributed.checkpoint")
+    described, stored = metadata.field("state_dict_metadata"), metadata.field("storage_data")
+    paths = metadata.field("planner_data")
+    if not isinstance(described, dict) or not isinstance(stored, dict):
+        raise Unreadable("it describes no tensors")
+    places = dict[tuple[str, tuple[int, ...] | None], Instance]()
+    for index, place in stored.items():
+        if not isinstance(index, Instance) or not isinstance(place, Instance):
+            raise Unreadable("it is damaged (a place that is none)")
+        offset = index.field("offset")
+        places[str(index.field("fqn")), None if offset is None else _numbers(offset)] = place
+    files = _Files(folder)
+    for place in places.values():  # the optimizer's too: a file that is cut short is still being copied, or damaged
+        files.check(place)
+    found = dict[str, ShardedTensor]()
+    for name, value in described.items():
+        if not isinstance(name, str) or not isinstance(value, Instance):
+            raise Unreadable("it is damaged (a tensor without a name)")
+        if value.name != "TensorStorageMetadata" or _is_training(name, paths):
+            continue
+        tensor = _tensor(name, value, places, files)
+        if problem := tensor.problem():
+            raise Unreadable(problem)
+        found[name] = tensor
+    return found
+
+
+def _is_training(name: str, paths: Any) -> bool:
+    path = paths.get(name) if isinstance(paths, dict) else None
+    parts = [str(part) for part in path] if isinstance(path, (tuple, list)) else name.split(".")
+    return parts[0].lower().startswith(_OPTIMIZER) or (len(parts) > 2 and parts[1] in _BESIDE_MODEL)
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)) or not all(type(one) is int and 0 <= one < 1 << 62 for one in value):
+        raise Unreadable("it is damaged (a shape that is none)")
+    return tuple(value)
+
+
+def _tensor(name: str, value: Instance, places: dict[tuple[str, tuple[int, ...] | None], Instance], files: _Files) -> ShardedTensor:
+    properties, chunks = value.field("properties"), value.field("chunks")
+    state = properties.state if isinstance(properties, Instance) else None
+    named = state[0] if isinstance(state, tuple) and state else None
+    dtype = TORCH_DTYPES.get(named.removeprefix("torch.")) if isinstance(named, str) else None
+    if dtype is None or not isinstance(chunks, Sequence):
+        raise Unreadable(f"{name} has the dtype {named}, which is none that safetensors knows")
+    shape = _numbers(value.field("size"))
+    pieces = []
+    for chunk in chunks:
+        if not isinstance(chunk, Instance):
+            raise Unreadable("it is damaged (a chunk that is none)")
+        offsets, sizes = _numbers(chunk.field("offsets")), _numbers(chunk.field("sizes"))
+        place = places.get((name, offsets)) or (places.get((name, None)) if len(chunks) == 1 else None)
+        if place is None:
+            raise Unreadable(f"it does not say where the piece of {name} at {list(offsets)} lies")
+        if place.field("transform_descriptors"):
+            raise Unreadable(f"{name} is stored through an extension ({place.field('transform_descriptors')})")
+        pieces.append(files.piece(name, place, offsets, sizes))
+    return ShardedTensor(name, dtype, shape, tuple(pieces))
+
+
+def _is_name(file: Any) -> TypeGuard[str]:
+    return isinstance(file, str) and file not in ("", ".", "..") and "/" not in file and "\0" not in file
+
+
+class _Files:
+    """The files beside `.metadata`, and how long they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+
+    def check(self, place: Instance) -> None:
+        """Unreadable where the file of a place is shorter than the place says; one that is not there is no fault of this place."""
+        file, (start, length) = place.field("relative_path"), _numbers([place.field("offset"), place.field("length")])
+        if _is_name(file) and (self._folder / file).is_file() and start + length > self._size(file):
+            raise Unreadable(f"{file} ends at byte {self._size(file):,}, before byte {start + length:,} of what it is said to hold")
+
+    def piece(self, name: str, place: Instance, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Piece:
+        """The piece at a place. Unreadable where that is no part of a file here."""
+        file, (start, length) = place.field("relative_path"), _numbers([place.field("offset"), place.field("length")])
+        if not _is_name(file):
+            raise Unreadable(f"it says that {name} lies in {ascii(file)[:80]}, which is no name of a file beside it")
+        size = self._size(file)
+        if start + length > size:
+            raise Unreadable(f"{file} ends at byte {size:,}, and {name} goes on to byte {start + length:,}")
+        return Piece(file, start, length, offsets, sizes, archived=True)
+
+    def _size(self, file: str) -> int:
+        if file not in self._sizes:
+            try:
+                status = os.lstat(self._folder / file)
+            except FileNotFoundError:
+                raise Unreadable(f"{file}, which it names, is not there") from None
+            if not stat.S_ISREG(status.st_mode):
+                raise Unreadable(f"{file} is no regular file")
+            self._sizes[file] = status.st_size
+        return self._sizes[file]

@@ -1,0 +1,93 @@
+"""Which sharded form a folder holds, and the tensors in it, by one function for all forms."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from daemon.contract.sharded import dcp, lightning
+from daemon.contract.sharded.pickles import Unreadable
+from daemon.contract.sharded.pieces import ShardedTensor
+
+FSDP = "pytorch_model_fsdp_0"
+"""Folder of the model in what accelerate and transformers' Trainer save with SHARDED_STATE_DICT; in it is torch's own form."""
+_ADAPTER = re.compile(
+    r"(?:^|\.)(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector|E|ranknum)|hada_[tw]\w*|lokr_[tw]\w*|ia3_l|oft_[RSs]\w*|boft_[RSs]\w*"
+    r"|vera_lambda_[bd]|randlora_\w+|bone_\w+|c3a_kernel)(?:\.|$)"
+)
+"""What the names of an adapter's tensors have among their parts (peft/mapping.py, PEFT_TYPE_TO_PREFIX_MAPPING, and the tuners)."""
+
+
+def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
+    """Names, relative to the folder with these entries, of the files in which a sharded form lies; [] where there is none."""
+    files, metadata, folder, modules = [], [], None, []
+    for entry in entries:
+        if entry.name == FSDP and entry.is_dir(follow_symlinks=False):
+            folder = entry
+        elif entry.name == dcp.METADATA and entry.is_file(follow_symlinks=False):
+            metadata = [entry.name]
+        elif entry.name.endswith(dcp.SUFFIX) and entry.is_file(follow_symlinks=False):
+            files.append(entry.name)
+        elif entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False):
+            modules.append(entry.name)
+    if folder is not None:
+        with os.scandir(folder.path) as inside:
+            return [
+                f"{FSDP}/{entry.name}"
+                for entry in inside
+                if (entry.name == dcp.METADATA or entry.name.endswith(dcp.SUFFIX)) and entry.is_file(follow_symlinks=False)
+            ]
+    if files:
+        return [*metadata, *files]
+    chosen = lightning.newest(modules)
+    return [chosen] if chosen else []
+
+
+def may_be_shard(name: str) -> bool:
+    """Whether an entry of this name may be a part of a sharded form."""
+    return name in (dcp.METADATA, FSDP) or name.endswith((dcp.SUFFIX, lightning.SUFFIX))
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether a sharded form lies in a folder."""
+    with os.scandir(folder) as entries:
+        return bool(shards_in(entries))
+
+
+def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
+    """Name → tensor of the model in a folder with a sharded form; the files of its pieces are relative to that folder.
+
+    Raises Unsafe, Unreadable, OSError as the forms' own modules do.
+    """
+    if (folder / FSDP).is_dir():
+        return {name: _below(FSDP, tensor) for name, tensor in dcp.read_tensors(folder / FSDP).items()}
+    if (folder / dcp.METADATA).is_file():
+        return dcp.read_tensors(folder)
+    chosen = newest_module(folder)
+    if chosen is not None:
+        return lightning.read_tensors(folder / chosen)
+    raise Unreadable("it holds no sharded form that is known")
+
+
+def newest_module(folder: Path) -> str | None:
+    """Name of the newest of Lightning's files in a folder; None where there is none, or where the newest can't be told."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False)]
+    return lightning.newest(names)
+
+
+def _below(folder: str, tensor: ShardedTensor) -> ShardedTensor:
+    return replace(tensor, pieces=tuple(replace(piece, file=f"{folder}/{piece.file}") for piece in tensor.pieces))
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Whether tensors of these names are an adapter, with or without the base's beside them."""
+    return any(_ADAPTER.search(name) for name in names)
+
+
+def is_adapters(name: str) -> bool:
+    """Whether a tensor of this name is one that an adapter's method adds."""
+    return _ADAPTER.search(name) is not None

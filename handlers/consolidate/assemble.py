@@ -1,0 +1,124 @@
+"""Writes safetensors files of tensors whose bytes lie in pieces: by copying ranges of bytes, never a whole tensor in memory.
+
+Called by the stage. No value is computed or cast, so that neither torch nor numpy is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.archives import StoredTensor, read_archive
+from daemon.contract.sharded.pieces import Piece, ShardedTensor
+from handlers.consolidate.adapter_names import OPERATION
+from handlers.merge.plan.output_layout import Output, build_header
+from handlers.merge.weights.file_io import ByteRange, copy_range, create, read_into, write_from
+
+BLOCK = 16 << 20
+"""Bytes that are held at a time, where a piece's rows have to be written apart."""
+METADATA = {"format": "pt"}
+Moved = Callable[[int], None]
+
+
+def write_file(folder: Path, target: Path, tensors: Mapping[str, ShardedTensor], moved: Moved) -> None:
+    """Write the new file `target` of tensors whose pieces lie in `folder`, each under its key; `moved` is called with bytes done.
+
+    Permanent where a piece is not what the checkpoint's description says. The order and the header are the safetensors library's.
+    """
+    outputs = [Output(name, target.name, one.dtype, one.shape) for name, one in tensors.items()]
+    ordered = sorted(outputs, key=lambda one: (-tensors[one.name].width, one.dtype, one.name))
+    header = build_header(ordered, METADATA)
+    descriptor = create(target, len(header) + sum(one.size for one in ordered))
+    try:
+        write_from(descriptor, memoryview(header), 0)
+        at = len(header)
+        for output in ordered:
+            copy_tensor(folder, tensors[output.name], descriptor, at, moved)
+            at += output.size
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_tensor(folder: Path, tensor: ShardedTensor, target: int, at: int, moved: Moved) -> None:
+    """Copy all pieces of a tensor to byte `at` of the open file `target`."""
+    for piece in tensor.pieces:
+        if not piece.elements:
+            continue
+        path = folder / piece.file
+        start = _start_of(folder, tensor, piece)
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            _copy(ByteRange(path, source, start, piece.elements * tensor.width), tensor, piece, target, at, moved)
+        finally:
+            os.close(source)
+
+
+def _copy(source: ByteRange, tensor: ShardedTensor, piece: Piece, target: int, at: int, moved: Moved) -> None:
+    block: memoryview | None = None
+    held = 0  # first byte of the piece that the block holds
+    for first, place, length in tensor.runs(piece):
+        if length >= BLOCK or length == source.size:
+            copy_range(source.part(first, length), target, at + place, moved)
+            continue
+        if block is None or first + length > held + len(block):
+            held = first
+            count = max(1, BLOCK // length) * length
+            block = memoryview(bytearray(min(count, source.size - first)))
+            read_into(source.descriptor, block, source.start + first, source.path)
+            moved(len(block))
+        write_from(target, block[first - held : first - held + length], at + place)
+
+
+def _start_of(folder: Path, tensor: ShardedTensor, piece: Piece) -> int:
+    """Byte of its file at which a piece's values begin. Permanent where they are not those that the description promises."""
+    if not piece.archived:
+        return piece.start
+    try:
+        found = read_archive(folder / piece.file, {}, start=piece.start, length=piece.length)
+    except ValueError as error:
+        raise damaged(folder / piece.file, f"the piece of {tensor.name} at byte {piece.start:,}: {error}") from None
+    if not isinstance(found, StoredTensor):
+        what = getattr(found, "reason", "is no tensor")
+        raise damaged(folder / piece.file, f"the piece of {tensor.name} at byte {piece.start:,} {what}")
+    if found.dtype != tensor.dtype or found.shape != piece.sizes:
+        raise damaged(
+            folder / piece.file,
+            f"the piece of {tensor.name} at byte {piece.start:,} is {found.dtype} {list(found.shape)}, and .metadata says {tensor.dtype}"
+            f" {list(piece.sizes)}",
+        )
+    return found.start
+
+
+def damaged(path: Path, cause: str) -> Permanent:
+    """The error of a checkpoint whose parts do not fit each other."""
+    return Permanent(
+        FaultCode.CHECKPOINT_DAMAGED, OPERATION, cause, "save the checkpoint again from the trainer, or take another one", path=path
+    )
+
+
+def same_bytes(folder: Path, one: ShardedTensor, other: ShardedTensor, scratch: Path) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bytes; `scratch`: a folder for temporary files."""
+    names = (scratch / "one", scratch / "other")
+    descriptors = [create(name, one.size) for name in names]
+    try:
+        for tensor, descriptor in zip((one, other), descriptors, strict=True):
+            copy_tensor(folder, tensor, descriptor, 0, lambda count: None)
+        return _are_equal(descriptors, names, one.size)
+    finally:
+        for descriptor, name in zip(descriptors, names, strict=True):
+            os.close(descriptor)
+            name.unlink()
+
+
+def _are_equal(descriptors: Sequence[int], names: Sequence[Path], size: int) -> bool:
+    for at in range(0, size, BLOCK):
+        blocks = [memoryview(bytearray(min(BLOCK, size - at))) for _ in descriptors]
+        for descriptor, block, name in zip(descriptors, blocks, names, strict=True):
+            read_into(descriptor, block, at, name)
+        if blocks[0] != blocks[1]:
+            return False
+    return True

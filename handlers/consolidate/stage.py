@@ -1,0 +1,136 @@
+"""The stage `consolidate`: from the pinned pieces of a sharded checkpoint to an adapter's folder or a model's, which all others then read.
+
+Run by `handlers.__main__` before the merge. The output is what `save_pretrained` would have written: adapter_config.json with
+adapter_model.safetensors, or config.json with weights and tokenizer; and whatever else the pin has beside the pieces. Bytes are copied as
+they are stored. An interrupted attempt starts again: it costs one pass over the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import Permanent
+from daemon.contract.failpoints import point
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import write_atomic
+from daemon.contract.jobs.messages import StageContext
+from daemon.contract.safetensors import DTYPES
+from daemon.contract.sharded.forms import is_adapter, may_be_shard, read_tensors
+from daemon.contract.sharded.pickles import Unsafe
+from daemon.contract.sharded.pieces import ShardedTensor
+from handlers.child.progress import Reporter, StageOutput
+from handlers.consolidate import model_names
+from handlers.consolidate.adapter_names import OPERATION, peft_names
+from handlers.consolidate.assemble import damaged, same_bytes, write_file
+from handlers.models.files import TEMPLATES, TOKENIZER, copy_tokenizer, read_json, setting
+from handlers.models.folder import INDEX, SINGLE, ModelFolder, copy_generation
+
+MOST_IN_A_FILE = 5 * 10**9
+"""Bytes of the tensors of one file, as transformers divides a model."""
+_PRIVATE = (".linked",)
+"""What a pin says of itself, and what would not be true of the output."""
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Put the pieces together. Permanent for a damaged checkpoint, and for one whose tensors fit what they are for in no single way."""
+    pin, staging = Path(context.pin), Path(context.staging)
+    try:
+        tensors = read_tensors(pin)
+    except Unsafe as error:
+        raise Permanent(
+            FaultCode.UNSAFE_PICKLE, OPERATION, str(error), "save the checkpoint again; pickled code is never executed", path=pin
+        ) from None
+    except ValueError as error:
+        raise damaged(pin, str(error)) from None
+    adapter = is_adapter(tensors)
+    _copy_beside(pin, staging)
+    base = Path(context.base) if context.base else None
+    names = peft_names(tensors, _modules(base)) if adapter else _model(context, tensors, base)
+    chosen = {said: tensors[name] for name, said in names.items()}
+    done, total = 0, sum(one.size for one in chosen.values()) or 1
+
+    def moved(count: int) -> None:
+        nonlocal done
+        done += count
+        reporter.progress(min(done / total, 0.99), "putting the pieces together")
+
+    files = {"adapter_model.safetensors": list(chosen)} if adapter else divided(chosen, MOST_IN_A_FILE)
+    for name, held in files.items():
+        write_file(pin, staging / name, {one: chosen[one] for one in held}, moved)
+        point("consolidate.file.written")
+    if len(files) > 1:
+        weight_map = dict(sorted((one, name) for name, held in files.items() for one in held))
+        index = {"metadata": {"total_size": sum(one.size for one in chosen.values())}, "weight_map": weight_map}
+        write_atomic(staging / INDEX, json.dumps(index, indent=2) + "\n")
+    return StageOutput(
+        figures={
+            "tensors": len(chosen), "pieces": sum(len(one.pieces) for one in chosen.values()), "weight_bytes": total,
+            "left_out": sorted(tensors.keys() - names.keys())[:20], "adapter": adapter,
+        }
+    )  # fmt: skip
+
+
+def divided(tensors: Mapping[str, ShardedTensor], most: int) -> dict[str, list[str]]:
+    """File → names of the tensors in it, in their order, at most `most` bytes a file where a tensor alone is not more."""
+    groups: list[list[str]] = [[]]
+    held = 0
+    for name, tensor in tensors.items():
+        if groups[-1] and held + tensor.size > most:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += tensor.size
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{number:05}-of-{len(groups):05}.safetensors": group for number, group in enumerate(groups, 1)}
+
+
+def _copy_beside(pin: Path, staging: Path) -> None:
+    """Everything that the pin has beside the pieces."""
+    for path in sorted(pin.iterdir()):
+        if may_be_shard(path.name) or path.name in _PRIVATE:
+            continue
+        if path.is_dir():
+            shutil.copytree(path, staging / path.name, copy_function=shutil.copyfile)
+        else:
+            shutil.copyfile(path, staging / path.name)
+
+
+def _modules(base: Path | None) -> set[str]:
+    """Paths of the base's modules, as far as its headers tell."""
+    model = ModelFolder.opened(base, "base") if base else None
+    return set() if model is None or model.pickled else {name.rpartition(".")[0] for name in model.headers}
+
+
+def _model(context: StageContext, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
+    """The names of a full model's tensors, with its configuration and tokenizer put into the staging folder."""
+    pin, staging, scratch = Path(context.pin), Path(context.staging), Path(context.temporary)
+    own = (pin / "config.json").is_file()
+    place = pin if own else base
+    config = read_json(place / "config.json", "read the model's configuration") if place else {}
+    expected = [one for one in (model_names.of_base(base) if base else None, model_names.of_config(pin) if own else None) if one]
+    names = model_names.matched(
+        tensors, expected, lambda one, other: same_bytes(pin, one, other, scratch), setting(config, "tie_word_embeddings") is not False
+    )
+    if base is not None and not own:
+        _write_config(config, {name: tensors[name] for name in names}, staging)
+        copy_generation(base, staging)
+    if base is not None:
+        for path in [path for pattern in (*TOKENIZER, *TEMPLATES) for path in staging.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        copy_tokenizer(pin, base, staging)
+    return names
+
+
+def _write_config(config: dict[str, Any], tensors: Mapping[str, ShardedTensor], staging: Path) -> None:
+    """The base's configuration, with the dtype that these weights have."""
+    sizes: dict[str, int] = {}
+    for one in tensors.values():
+        sizes[one.dtype] = sizes.get(one.dtype, 0) + one.size
+    dtype = DTYPES[max(sizes, key=lambda name: sizes[name])][0]
+    said = {key: dtype for key in ("dtype", "torch_dtype") if key in config} or {"dtype": dtype}
+    write_atomic(staging / "config.json", json.dumps({**config, **said}, indent=2, ensure_ascii=False) + "\n")
