@@ -78,7 +78,7 @@ def measure(folder: Path) -> ModelSize:
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        if is_sharded(folder):
+        if folder.is_dir() and is_sharded(folder):
             return _measure_shards(folder)
         stored = sum(file.stat().st_size for file in folder.glob("pytorch_model*.bin"))
         return ModelSize(stored, stored // 2)
