@@ -30,10 +30,12 @@ _KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
 _SENTENCE_MODULES = "modules.json"
 """sentence-transformers' list of the modules that follow a model. Each lies in a folder of its own beside it."""
 _MODULE_FOLDER = re.compile(r"[0-9]{1,2}_\w+")
-_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|pytorch_model_fsdp.*")
-"""What Trainer's `save_metrics` leaves in a run's directory, and FSDP's second copy of the weights: no export reads them."""
-_MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
-"""Weights of a whole model. Beside an adapter (torchtune writes both) they are not read."""
+_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*")
+"""What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
+reads them."""
+_MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json|config\.json")
+"""Weights of a whole model, and its configuration. Beside an adapter (torchtune writes both, axolotl the configuration) they are not read:
+the base's count."""
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 """(name, inode, size, mtime in ns) of every file that an export reads. Without ctime: `link()` changes that."""
@@ -140,6 +142,12 @@ def inspect(path: Path) -> Inspection:
         patience_seconds=layout.patience(look),
         refusal=layout.refusal(path) if layout.refusal else None,
     )
+
+
+def refusal_of(path: Path) -> Fault | None:
+    """Why a directory's layout is not exported as it is, None where it is, by a listing alone. Raises OSError when it can't be read."""
+    layout = recognize(look_at(path, export_files(path)))
+    return layout.refusal(path) if layout and layout.refusal else None
 
 
 def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json | None, int | None, bool]:

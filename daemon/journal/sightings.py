@@ -28,6 +28,12 @@ class Sightings:
         rows = self._database.read("SELECT path, fingerprint FROM seen WHERE path >= ? AND path < ?", prefix, prefix[:-1] + "0")
         return {str(row[0]): str(row[1]) for row in rows}
 
+    def skipped_below(self, root: str) -> list[str]:
+        """The directories below a root that were decided upon and have no job: not wanted, or in a layout that is not exported."""
+        prefix = root.rstrip("/") + "/"
+        query = "SELECT path FROM seen WHERE path >= ? AND path < ? AND verdict = 'skipped'"
+        return [str(row[0]) for row in self._database.read(query, prefix, prefix[:-1] + "0")]
+
     def remember(self, path: str, fingerprint: str, verdict: str, job: str | None = None) -> None:
         """Record that a directory in this state has been decided upon without a new job. `job`: the one that has it already."""
         self._database.write("remember", lambda c: record_sighting(c, path, fingerprint, verdict, job))

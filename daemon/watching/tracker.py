@@ -12,11 +12,11 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, weights_follow_state
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, refusal_of, weights_follow_state
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pins import Moved
 from daemon.config.settings import WatchSettings
-from daemon.contract.errors import Retryable, from_oserror
+from daemon.contract.errors import Fault, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
 from daemon.watching.intake import Intake, digest_of_fingerprint
@@ -60,6 +60,8 @@ class Tracker:
         self.incomplete: dict[Path, Incomplete] = {}
         self._refused: dict[Path, str] = {}
         """Directory in a layout that is not exported → why, and the command. Replaced as a whole, as the next: other threads read them."""
+        self._listed: set[Path] = set()
+        """Roots of which what was refused before this start is listed again."""
         self._passed: dict[Path, dict[Path, str]] = {}
         """Root → what its last scan saw and did not take, and what it could not come to."""
 
@@ -97,6 +99,7 @@ class Tracker:
             if not _is_as_known(checkpoint, before):
                 self._settler.hint(str(checkpoint), now)
         self._note_passed_over(root, found, passed)
+        self._list_refused_before(root, found)
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
@@ -117,6 +120,21 @@ class Tracker:
             self.unsay(f"left-out:{root}")
         self._refused = {path: why for path, why in self._refused.items() if path in found or root not in path.parents}
         self._passed = {**self._passed, root: passed}
+
+    def _list_refused_before(self, root: Path, found: set[Path]) -> None:
+        """What was refused before this start is as the journal knows it, so nothing else would look at it again."""
+        if root in self._listed or not found:
+            return
+        self._listed.add(root)
+        again = {}
+        for path in found.intersection(map(Path, self._intake.journal.sightings.skipped_below(str(root)))):
+            try:
+                refusal = refusal_of(path)
+            except OSError:
+                continue  # the next look at it says why
+            if refusal is not None:
+                again[path] = _in_the_list(refusal)
+        self._refused = {**again, **self._refused}
 
     def _look(self, path: Path, now: float) -> None:
         if not _is_text(str(path)):
@@ -149,7 +167,7 @@ class Tracker:
             return
         if found.refusal is not None:
             log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
-            self._refused = {**self._refused, path: f"{found.refusal.cause}; {found.refusal.remedy}"}
+            self._refused = {**self._refused, path: _in_the_list(found.refusal)}
             self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
             return
@@ -234,6 +252,11 @@ def _is_as_known(path: Path, known: str | None) -> bool:
         return known is not None and digest_of_fingerprint(fingerprint(path)) == known
     except OSError:
         return False
+
+
+def _in_the_list(refusal: Fault) -> str:
+    """A refusal as `status` says it beside the path."""
+    return f"{refusal.cause}; {refusal.remedy}"
 
 
 def _is_text(name: str) -> bool:

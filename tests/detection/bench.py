@@ -37,6 +37,10 @@ class Bench:
                 self.tracker.look_at_due(self.at)
             self.at = upto
 
+    def restart(self) -> None:
+        """A tracker that knows nothing but the journal."""
+        self.tracker = Tracker(self.tracker._settings, self.tracker._intake, taken=lambda: None)
+
     def jobs(self) -> list[JobRow]:
         return open_jobs(self.journal)
 

@@ -220,3 +220,15 @@ def test_the_step_of_a_checkpoint_comes_from_its_state_else_from_its_name(tmp_pa
     (tmp_path / "lora_model" / "trainer_state.json").write_text('{"global_step": 12}')
     assert inspect(tmp_path / "logs" / "epoch=0-step=6").step == 6
     assert inspect(tmp_path / "lora_model").step == 12
+
+
+def test_a_refused_layout_is_listed_after_a_restart_too_until_it_is_gone(bench: Bench) -> None:
+    make(bench.root, {"run/step-10": (".metadata", "__0_0.distcp")})
+    bench.pass_time(40)
+    bench.restart()
+    bench.pass_time(40)
+    (why,) = bench.tracker.passed_over.values()
+    assert "dcp_to_torch" in why
+    shutil.rmtree(bench.root / "run" / "step-10")
+    bench.pass_time(10)
+    assert bench.tracker.passed_over == {}
