@@ -33,9 +33,8 @@ _MODULE_FOLDER = re.compile(r"[0-9]{1,2}_\w+")
 _UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*")
 """What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
 reads them."""
-_MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json|config\.json")
-"""Weights of a whole model, and its configuration. Beside an adapter (torchtune writes both, axolotl the configuration) they are not read:
-the base's count."""
+_MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
+"""Weights of a whole model. Beside an adapter (torchtune writes both) they are not read."""
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 """(name, inode, size, mtime in ns) of every file that an export reads. Without ctime: `link()` changes that."""
@@ -186,10 +185,14 @@ def _training_metadata(state: Json) -> Json:
 
 
 def identify(pin: Path) -> str:
-    """Digest of the names and contents of the pinned files. What training merely logged is no part of it."""
-    digest = hashlib.sha256()
-    for name in export_files(pin):
-        if name == TRAINER_STATE:
+    """Digest of the names and contents of the pinned files. What training merely logged is no part of it.
+
+    Nor is a config.json beside an adapter: axolotl and torchtune write one, the base's counts, and it only tells a tokenizer its model.
+    """
+    digest, names = hashlib.sha256(), export_files(pin)
+    left_out = {TRAINER_STATE, "config.json"} if ADAPTER_CONFIG in names else {TRAINER_STATE}
+    for name in names:
+        if name in left_out:
             continue
         digest.update(f"{name}\0{sha256_file(pin / name)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -235,6 +235,7 @@ def test_what_axolotl_saves_at_the_end_is_its_last_checkpoint_again(pico_checkpo
     shutil.copy(pico_base / "config.json", run)
     assert inspect(run).complete
     assert identify(run) == identify(checkpoint)
+    assert "config.json" in export_files(run), "some tokenizers are read by the model's type alone"
     (run / "tokenizer_config.json").write_text("{}")
     assert identify(run) != identify(checkpoint)
 
