@@ -29,8 +29,9 @@ _KEPT = re.compile(
 _CODE = re.compile(r"(configuration|modeling|modular|tokenization|(image_|video_)?processing|feature_extraction)_.+\.py")
 """A model's own code as transformers saves it. Beside it all Python files count: it imports them under any name."""
 _KEPT_FOLDERS = ("chat_templates", "additional_chat_templates")
-_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|pytorch_model_fsdp.*")
-"""What Trainer's `save_metrics` leaves in a run's directory, and FSDP's second copy of the weights: no export reads them."""
+_UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_state\.json|pytorch_model_fsdp.*")
+"""What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
+reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
 """Weights of a whole model. Beside an adapter (torchtune writes both) they are not read."""
 
@@ -165,6 +166,15 @@ def inspect(path: Path) -> Inspection:
     )
 
 
+def refusal_of(path: Path) -> Fault | None:
+    """Why a directory is not exported as it is, None where it is: without reading the headers of plain weights. Raises OSError."""
+    look = look_at(path, export_files(path))
+    layout = recognize(look)
+    if layout is None:
+        return None
+    return layout.refusal(path) if layout.refusal else layout.weights(look).refusal if layout.in_pieces else None
+
+
 def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json | None, int | None, bool]:
     """The parsed state, its step, and whether the trainer claims to be done. What has a last file must have it."""
     if TRAINER_STATE not in look.names:
@@ -201,10 +211,14 @@ def _training_metadata(state: Json) -> Json:
 
 
 def identify(pin: Path) -> str:
-    """Digest of the names and contents of the pinned files. What training merely logged is no part of it."""
-    digest = hashlib.sha256()
-    for name in export_files(pin):
-        if name == TRAINER_STATE:
+    """Digest of the names and contents of the pinned files. What training merely logged is no part of it.
+
+    Nor is a config.json beside an adapter: axolotl and torchtune write one, the base's counts, and it only tells a tokenizer its model.
+    """
+    digest, names = hashlib.sha256(), export_files(pin)
+    left_out = {TRAINER_STATE, "config.json"} if ADAPTER_CONFIG in names else {TRAINER_STATE}
+    for name in names:
+        if name in left_out:
             continue
         digest.update(f"{name}\0{sha256_file(pin / name)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

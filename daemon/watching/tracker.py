@@ -12,8 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.inspection import Fingerprint, Inspection, export_files, fingerprint, inspect, weights_follow_state
-from daemon.checkpoints.layouts import PATIENCE_SECONDS, look_at, recognize
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, refusal_of, weights_follow_state
+from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pins import Moved
 from daemon.config.settings import WatchSettings
 from daemon.contract.errors import Fault, Retryable, from_oserror
@@ -110,8 +110,7 @@ class Tracker:
     def _list_refused(self, path: Path) -> None:
         """List a directory whose layout was refused before the start and that has not changed; it has been said already."""
         try:
-            layout = recognize(look_at(path, export_files(path)))
-            refusal = layout.refusal(path) if layout is not None and layout.refusal else None
+            refusal = refusal_of(path)
         except OSError:
             return  # a look says what can't be read
         if refusal is not None:

@@ -243,6 +243,17 @@ def test_an_adapter_beside_fsdps_shards_is_exported(pico_checkpoint: Path, tmp_p
     assert export_files(checkpoint) == export_files(pico_checkpoint)
 
 
+def test_what_axolotl_saves_at_the_end_is_its_last_checkpoint_again(pico_checkpoint: Path, pico_base: Path, tmp_path: Path) -> None:  # R1.1
+    checkpoint, run = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4"), plain_adapter(pico_checkpoint, tmp_path / "end")
+    (checkpoint / "tokens_state.json").write_text('{"total": 640, "trainable": 214}')
+    shutil.copy(pico_base / "config.json", run)
+    assert inspect(run).complete
+    assert identify(run) == identify(checkpoint)
+    assert "config.json" in export_files(run), "some tokenizers are read by the model's type alone"
+    (run / "tokenizer_config.json").write_text("{}")
+    assert identify(run) != identify(checkpoint)
+
+
 def test_torchtunes_merged_weights_are_not_read_beside_its_adapter(pico_checkpoint: Path, pico_base: Path, tmp_path: Path) -> None:  # R1.1
     epoch = plain_adapter(pico_checkpoint, tmp_path / "run" / "epoch_2")
     before = export_files(epoch)

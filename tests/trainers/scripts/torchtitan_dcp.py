@@ -1,0 +1,42 @@
+"""torchtitan's own checkpoint manager, on a small model: `step-N` in torch.distributed.checkpoint's form."""
+
+import torch
+from torchtitan.components.checkpointer.dcp import CheckpointManager
+
+from tests.trainers.scripts.live import IDS, arguments, causal, logits
+
+
+class Stateful:
+    """What torchtitan saves beside the model, in the part of its containers of optimizers and schedules."""
+
+    def __init__(self) -> None:
+        self.steps = torch.zeros(1)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.steps.copy_(state["steps"])
+
+
+if __name__ == "__main__":
+    bases, run, record = arguments()
+    record.versions("torchtitan", "torch")
+    record.folder.mkdir(exist_ok=True)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{record.folder}/rendezvous", rank=0, world_size=1)
+    model, _ = causal(bases / "causal")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    manager = CheckpointManager(
+        CheckpointManager.Config(enable=True, interval=2, last_save_model_only=False), dataloader=Stateful(), model_parts=[model],
+        optimizers=Stateful(), lr_schedulers=Stateful(), states={"train_state": Stateful()}, sd_adapter=None, base_folder=str(run),
+    )  # fmt: skip
+    for step in range(1, 5):
+        ids = torch.tensor([IDS])
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        manager.save(step, last_step=step == 4)
+        if step % 2 == 0:
+            record.add(run / "checkpoint" / f"step-{step}", logits(model))
+    manager.close()
+    torch.distributed.destroy_process_group()
