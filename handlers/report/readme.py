@@ -61,8 +61,8 @@ def literal(text: str) -> str:
 
 
 def word(text: str) -> str:
-    """`text` as one word of a shell's command line; the default prompt where it could not stand in one line of a code block."""
-    return shlex.quote(text if text.isprintable() and "`" not in text else PROMPT)
+    """`text`, which fits into one line of a code block, as one word of a shell's command line."""
+    return shlex.quote(text)
 
 
 def _said(report: Report, figure: str) -> Any:
@@ -80,9 +80,10 @@ def _transformers(minimum: Any, why: Any) -> str:
 
 
 def _prompt(report: Report) -> str:
-    """The prompt of validation's own sample, so that the examples show what the report shows."""
-    for artifact in report.artifacts:
-        sample = artifact.measured.sample
-        if sample and sample.prompt and sample.prompt.strip():
-            return sample.prompt
-    return PROMPT
+    """The first line of validation's own sample that can stand in every example, a shell's command too; a prompt of ours without one.
+
+    One prompt for all: whoever runs the examples of two artifacts sees whether they agree.
+    """
+    samples = (artifact.measured.sample for artifact in report.artifacts)
+    lines = (line for sample in samples if sample and sample.prompt for line in sample.prompt.splitlines())
+    return next((line for line in lines if line.strip() and line.isprintable() and "`" not in line), PROMPT)

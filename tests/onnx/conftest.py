@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import CheckpointRef, ChildLimits, StageContext
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
+from daemon.contract.jobs.plan import spec_of
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from tests import models
@@ -38,7 +40,8 @@ def make_context(
         base_name="org/pico",
     )  # fmt: skip
     return StageContext(
-        job="job", stage=stage, attempt=1, strategy=strategy, checkpoint=checkpoint, pin=str(pin),
+        job="job", stage=stage, entry=spec_of(stage).entry, formats=catalog().entries, attempt=1,
+        strategy=strategy, checkpoint=checkpoint, pin=str(pin),
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "temporary"), cache=str(folder / "cache"),
         work=Work(export=ExportOptions(opset=opset), validation=ValidateOptions(), onnx=OnnxOptions(optimize=optimize)),

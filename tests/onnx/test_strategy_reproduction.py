@@ -23,7 +23,7 @@ MIXTURE = {**SMALL, "num_hidden_layers": 3, "head_dim": 16, "num_experts": 8, "n
 
 
 def run_script(script: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(stage.__file__).parents[2])}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(stage.__file__).parents[3])}
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, cwd=script.parent, env=environment)
 
 

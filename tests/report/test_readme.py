@@ -169,9 +169,10 @@ def plain_job() -> JobFacts:
 @pytest.mark.slow
 def test_the_examples_of_a_real_export_run_and_agree(export: Path) -> None:
     written = run_example(export, "pytorch")
-    assert written.startswith(PROMPT) and len(written) > len(PROMPT) + 8
+    line = PROMPT.strip()
+    assert written.startswith(line) and len(written) > len(line) + 8
     assert run_example(export, "onnx") == written
-    assert run_example(export, "onnx-int8").startswith(PROMPT)
+    assert run_example(export, "onnx-int8").startswith(line)
 
 
 # R3.3
@@ -249,7 +250,8 @@ def test_verdict_failures_remedies_and_gaps_are_told(case: Any, tmp_path: Path) 
 
 def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:
     hostile = "a\n\n# Heading\n```\n<script>alert(1)</script> | [x](http://evil.example) `code` **b** https://evil.example"
-    check = facts.check("onnx-int8", Verdict.FAILED, sample={"prompt": hostile, "reference": "", "text": ""})
+    line = 'it\'s "so"; $(touch here) \\ <b>'
+    check = facts.check("onnx-int8", Verdict.FAILED, sample={"prompt": f"```\n{line}\n{hostile}", "reference": "", "text": ""})
     check = check.model_copy(update={"reasons": (hostile,), "remedy": hostile})
     job = facts.made_all(
         facts.check("pytorch", sample=check.figures["sample"]), facts.check("onnx"), check, checkpoint=facts.checkpoint(run=hostile)
@@ -260,10 +262,10 @@ def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:
     assert "\n# Heading" not in text and text.count("```") == 4
     for code in examples(text).values():
         if code.startswith("python "):
-            assert shlex.split(code)[2] == readme.PROMPT
+            assert shlex.split(code)[2] == line
             continue
         compile(code, "example", "exec")
-        assert ascii(hostile).replace("`", "\\x60") in code
+        assert ascii(line) in code
 
 
 def test_a_folder_of_sentence_transformers_is_shown_as_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import Toy, copied
+from tests.runner.conftest import ALL, Toy, copied
 from tests.service import making
 from tests.toolchains.conftest import Fake
 
@@ -31,7 +31,7 @@ def make_wanting(tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_missing_toolchain_fails_its_stage_alone_until_it_is_there(
     make_wanting: Callable[..., Wanting], fake: Fake, pico_checkpoint: Path
 ) -> None:  # R4.5
-    daemon = make_wanting()
+    daemon = make_wanting(variants=ALL)
     copied(pico_checkpoint, daemon)
     daemon.start()
     daemon.wait_ended()

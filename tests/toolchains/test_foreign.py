@@ -151,7 +151,7 @@ def real(optimum: Path, folder: Path, context: StageContext, length: int = 9, co
     ids = np.random.default_rng(3).integers(2, 300, length).tolist()
     spec = EngineSpec(engine="onnx", folder=str(folder), task=subject.task)
     driver = drive(spec, load(spec))
-    tokens = [] if subject.kind == "encoder" else driver.greedy(ids, count, least=count, stop=False, verify=False)["tokens"]
+    tokens = [] if subject.kind == "encoder" else driver.greedy(ids, count, least=count, stop=False, verify=False).tokens
     rows = driver.rows(ids, tokens, None)
     one = sample(ids, tokens, list(range(len(rows))))
     own = OwnAnswer(folder, subject, one, filed(Path(context.temporary), rows), tokens)

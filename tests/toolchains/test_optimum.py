@@ -80,7 +80,7 @@ def test_our_qwen3_with_wide_heads_needs_optimum_put_right(
 def test_our_gpt2_generates_the_same_in_optimum(optimum: Path, export: Callable[..., Exported], tmp_path: Path) -> None:
     gpt2 = {"vocab_size": 320, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 2, "eos_token_id": 1}
     source = make_model(tmp_path / "gpt2", "GPT2LMHead", initializer_range=0.15, **gpt2)
-    assert agree(optimum, export, source, tmp_path)["adjusted"] == []
+    assert agree(optimum, export, source, tmp_path).adjusted == []
 
 
 def bert(folder: Path, head: str, **options: Any) -> Path:
