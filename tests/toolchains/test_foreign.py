@@ -46,8 +46,8 @@ def filed(folder: Path, rows: np.ndarray = ROWS) -> Path:
 
 @pytest.fixture
 def context(tmp_path: Path) -> StageContext:
-    """An attempt of the stage `validate`."""
-    return make_context(tmp_path / "job", "validate", {}, tmp_path)
+    """An attempt of the stage `check-onnx`."""
+    return make_context(tmp_path / "job", "check-onnx", {}, tmp_path)
 
 
 def sample(ids: list[int], tokens: list[int], keep: list[int], types: list[int] | None = None) -> Sample:
