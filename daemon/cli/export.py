@@ -30,11 +30,11 @@ from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserro
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.jobs.plan import stage_names
+from daemon.contract.jobs.plan import find_spec, stage_names
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, JobRow, StageRow
+from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow
 from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import JobStatus, snapshot
@@ -168,7 +168,8 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         existing = None
     if existing:
         intake.drop(candidate)
-        journal.stages.end_waits(existing.id)
+        if existing.state not in ENDED_JOB:
+            _try_again(journal, existing.id)
     else:
         intake.enter(candidate)
     return candidate.job, existing is not None and existing.state in ENDED_JOB
@@ -178,6 +179,18 @@ def _run_and_root(settings: Settings, checkpoint: Path) -> tuple[Path, str]:
     """The root and the run's name below it, as the daemon has them; where no root is around it, the directory around the run."""
     root = next((root for root in innermost_first(settings.watch.roots) if root in checkpoint.parents), None)
     return (run_of(checkpoint).parent, run_of(checkpoint).name) if root is None else (root, run_name(root, checkpoint))
+
+
+def _try_again(journal: Journal, job: str) -> None:
+    """What failed of a job that was broken off, and what came after that, is done again: a person asks for it now."""
+    journal.stages.end_waits(job)
+    stages = journal.stages.of(job)
+    again = {name for name, row in stages.items() if row.state in ("failed", "skipped")}
+    for name, row in stages.items():
+        spec = find_spec(name)
+        if name in again or (spec is not None and row.state in ENDED_STAGE and not again.isdisjoint((*spec.needs, *spec.after))):
+            again.add(name)
+            journal.stages.reopen(job, name)
 
 
 def _needs_help(waiting: Waiting, stages: dict[str, StageRow]) -> bool:

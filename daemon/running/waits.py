@@ -33,6 +33,8 @@ class Waiting:
     until: float
     need: int = 0
     """Bytes of memory that it waits for."""
+    told: tuple[str, float] | None = None
+    """Code of what was said last in the log, and since when the job has waited for that, with short waits in between."""
 
 
 class Waits:
@@ -64,12 +66,16 @@ class Waits:
         """The job waits: say it once, and ask again after `seconds`. One that has children is not waiting."""
         if self._children.of(job):
             return
-        before = self.of.get(job)
-        same = before is not None and before.fault.code == fault.code
-        if not same and fault.code not in SOON:
-            log.warning(f"waiting: {fault.sentence()}", code=fault.code)
-        now = time.monotonic()
-        self.of[job] = Waiting(fault, before.since if before and same else now, now + seconds, need)
+        before, now = self.of.get(job), time.monotonic()
+        told = before.told if before else None
+        if fault.code in SOON:
+            since = before.since if before and before.fault.code == fault.code else now
+        else:
+            if told is None or told[0] != fault.code:
+                log.warning(f"waiting: {fault.sentence()}", code=fault.code)
+                told = (fault.code, now)
+            since = told[1]
+        self.of[job] = Waiting(fault, since, now + seconds, need, told)
 
     def end(self, job: str) -> None:
         """The job does not wait any more, or has ended."""

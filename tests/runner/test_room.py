@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
+from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.running.rules.ready import verifying
 from tests.runner.desk import Desks, done
 
 
@@ -181,3 +184,17 @@ def test_a_stage_that_could_never_run_here_starts_elsewhere(make_desk: Desks, mo
     desk.tick(20)
     assert desk.journal.stages.of("run-1")["onnx"].state == "succeeded"
     assert "memory-never" in {row.fault.code for row in desk.journal.stages.of("run-1").values() if row.fault}, "others still need it here"
+
+
+def test_a_look_at_what_is_finished_does_not_begin_a_wait_anew(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = make_desk().runner.waits
+    broken, now = Fault(code="disk-full", operation="publish", cause="it is full", remedy="free space"), [100.0]
+    monkeypatch.setattr("daemon.running.waits.time.monotonic", lambda: now[0])
+    with capture_logs() as logs:
+        for _ in range(3):
+            waits.add("job", broken, 15)
+            waits.add("job", verifying(), 0)
+            now[0] += 20
+        waits.add("job", broken, 15)
+    assert waits.of["job"].since == 100.0 and waits.leaves_room("job")
+    assert len(logs) == 1, "said once"
