@@ -27,7 +27,7 @@ from daemon.checkpoints.names import (
 )
 from daemon.config.settings import WatchSettings
 
-_IGNORED = ("tmp-", "ckptd-pins-")
+_IGNORED = (".", "tmp-", "ckptd-pins-")
 WIDE = 500
 """A directory of this many entries is not listed again as long as its own time stands still."""
 _REST_SECONDS = 3.0
@@ -44,7 +44,7 @@ UNTRAINED = (
 
 def is_ignored(name: str) -> bool:
     """Hidden and temporary names, among them those that older trainers staged under."""
-    return name.startswith((".", *_IGNORED)) or name.endswith("-tmp")
+    return name.startswith(_IGNORED) or name.endswith("-tmp")
 
 
 @dataclass(frozen=True)
