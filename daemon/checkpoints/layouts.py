@@ -26,7 +26,7 @@ from daemon.checkpoints.unsupported import (
 )
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.sharded import deepspeed
+from daemon.contract.sharded import dcp_safetensors, deepspeed
 from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
 from daemon.contract.sharded.lightning import step_in
 from daemon.contract.sharded.pickles import Unsafe
@@ -130,6 +130,8 @@ class Layout:
     """Why a complete one is not exported, and the command that makes one that is."""
     in_pieces: bool = False
     """Its weights must be put together first; their description is written last."""
+    undescribed: bool = False
+    """Of its pieces nothing is written last that tells of all."""
 
     def patience(self, look: Look) -> float:
         """Seconds of quiet beyond the settle time that it needs before it may be taken.
@@ -137,7 +139,7 @@ class Layout:
         A last file only tells in a directory that is written once: in a run's own one it may be that of an earlier training.
         """
         told = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
-        return 0.0 if told or self.refusal or self.in_pieces else PATIENCE_SECONDS
+        return 0.0 if told or self.refusal or (self.in_pieces and not self.undescribed) else PATIENCE_SECONDS
 
 
 def look_at(path: Path, names: list[str]) -> Look:
@@ -343,6 +345,9 @@ TABLE = (
     Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
            lambda look: any(name.endswith(".distcp") for name in look.files) and not look.has_weights, _in_pieces,
            (*_DONE, _dcp_metadata), in_pieces=True),
+    Layout("dcp-safetensors", "torch.distributed.checkpoint's HuggingFaceStorageWriter without consolidation",
+           lambda look: any(map(dcp_safetensors.NAME.fullmatch, look.files)) and not look.has_weights, _in_pieces, _DONE, in_pieces=True,
+           undescribed=True),
     Layout("deepspeed-sharded", "DeepSpeed ZeRO without gathered weights", lambda look: look.has_deepspeed and not look.has_weights,
            _deepspeed, (*_DONE, _deepspeed_latest), in_pieces=True),
     Layout("lightning", "PyTorch Lightning", lambda look: _is_lightning(look) and not look.has_weights, _lightning, (_archives,),

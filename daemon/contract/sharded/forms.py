@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract.sharded import dcp, deepspeed, lightning
+from daemon.contract.sharded import dcp, dcp_safetensors, deepspeed, lightning
 from daemon.contract.sharded.pickles import Unreadable
 from daemon.contract.sharded.pieces import ShardedTensor
 
@@ -29,7 +29,7 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
             folder = entry
         elif entry.name == dcp.METADATA and entry.is_file(follow_symlinks=False):
             metadata = [entry.name]
-        elif entry.name.endswith(dcp.SUFFIX) and entry.is_file(follow_symlinks=False):
+        elif (entry.name.endswith(dcp.SUFFIX) or dcp_safetensors.NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
             files.append(entry.name)
         elif entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False):
             modules.append(entry.name)
@@ -70,6 +70,8 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         return {name: _below(FSDP, tensor) for name, tensor in dcp.read_tensors(folder / FSDP).items()}
     if (folder / dcp.METADATA).is_file():
         return dcp.read_tensors(folder)
+    if any(dcp_safetensors.NAME.fullmatch(name) for name in os.listdir(folder)):
+        return dcp_safetensors.read_tensors(folder)
     if deepspeed.tag_in(folder) is not None:
         return deepspeed.read_tensors(folder)
     chosen = newest_module(folder)
