@@ -56,10 +56,16 @@ def test_a_model_of_any_stage_is_the_file_that_save_pretrained_writes(pico_base:
 @given(
     shapes=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=6),
     frozen=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), max_size=3),
-    ranks=st.integers(1, 5), stage=st.sampled_from([1, 2, 3]), cut=st.integers(0, 6),
+    ranks=st.integers(1, 5), stage=st.sampled_from([1, 2, 3]), cut=st.integers(0, 6), aligned=st.sampled_from([1, 4]),
 )  # fmt: skip
 def test_tensors_of_any_shapes_cut_over_any_number_of_ranks_come_back(
-    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, ...]], frozen: list[tuple[int, ...]], ranks: int, stage: int, cut: int
+    tmp_path_factory: pytest.TempPathFactory,
+    shapes: list[tuple[int, ...]],
+    frozen: list[tuple[int, ...]],
+    ranks: int,
+    stage: int,
+    cut: int,
+    aligned: int,
 ) -> None:
     import torch
     from safetensors.torch import load_file
@@ -76,7 +82,7 @@ def test_tensors_of_any_shapes_cut_over_any_number_of_ranks_come_back(
     names = list(trained)
     groups = [{name: trained[name] for name in part} for part in (names[:cut], names[cut:]) if part]
     buffers = {"b": torch.tensor([3, 4])}
-    zero.save(folder, stage, ranks, groups, frozen=still, buffers=buffers, shared={"again": "t0"})
+    zero.save(folder, stage, ranks, groups, frozen=still, buffers=buffers, shared={"again": "t0"}, aligned=aligned)
     write_file(folder, folder / "out.safetensors", read_tensors(folder), lambda count: None)
     right = {**trained, **still, **buffers, "again": trained["t0"]}
     found = load_file(folder / "out.safetensors")

@@ -59,11 +59,12 @@ def deepspeeds_names() -> Iterator[None]:
 def save(
     folder: Path, stage: int, ranks: int, groups: Sequence[Mapping[str, Any]], *, frozen: Mapping[str, Any] | None = None,
     shared: Mapping[str, str] | None = None, buffers: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None,
-    tag: str = "global_step4",
+    tag: str = "global_step4", aligned: int = 1,
 ) -> Path:  # fmt: skip
     """Save a checkpoint below `folder`: trained tensors in `groups`, each name once, and what is not trained.
 
-    `shared`: second name → name; `state`: what the training itself puts beside the model.
+    `shared`: second name → name; `state`: what the training itself puts beside the model; `aligned`: of how many elements
+    a multiple each parameter of the stages 1 and 2 is filled up to.
     """
     import torch
 
@@ -75,9 +76,12 @@ def save(
         padded = torch.cat([value.flatten(), torch.zeros(size * ranks - value.numel(), dtype=value.dtype)])
         return padded[rank * size : (rank + 1) * size].clone()
 
-    rows = []
+    rows, paddings = [], []
     for group in groups:
-        row = torch.cat([value.flatten().float() for value in group.values()])
+        behind = [-value.numel() % aligned for value in group.values()]
+        paddings.append(behind)
+        filled = zip(group.values(), behind, strict=True)
+        row = torch.cat([part for value, more in filled for part in (value.flatten().float(), torch.full([more], 9e9))])
         padding = -row.numel() % (2 * ranks)
         rows.append((torch.cat([row, torch.full([padding], 9e9)]), padding))
     with deepspeeds_names():
@@ -100,6 +104,8 @@ def save(
                 torch.save(model, place / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
             else:
                 optimizer["partition_count"] = [ranks] * len(groups)
+                if aligned > 1:
+                    optimizer["param_alignment_paddings"] = paddings
                 values = []
                 for row, padding in rows:
                     size = row.numel() // ranks
