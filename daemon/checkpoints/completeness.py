@@ -6,6 +6,7 @@ unpickles anything.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -63,6 +64,17 @@ def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> l
         return [f"{name} is not there yet"]
     absent = sorted((tensors or set()) - set(header))
     return [f"{name} lacks {len(absent)} tensors that the index maps to it, the first {absent[0]!r}"] if absent else []
+
+
+def hollow_adapters(path: Path, names: Iterable[str]) -> list[str]:
+    """Which of `names` are adapter files without a byte of weights: Trainer leaves one beside ZeRO-3's state that was not gathered."""
+    found = []
+    for name in names:
+        if name == "adapter_model.safetensors":
+            with contextlib.suppress(FileNotFoundError), open(path / name, "rb") as stream:
+                head = stream.read(8)
+                found += [name] if len(head) == 8 and os.fstat(stream.fileno()).st_size == 8 + int.from_bytes(head, "little") else []
+    return found
 
 
 def archive_problems(path: Path, name: str) -> list[str]:

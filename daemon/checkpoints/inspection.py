@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, read_object
+from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, hollow_adapters, read_object
 from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
 from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, run_of, step_of
 from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
 from daemon.contract.sharded.dcp import METADATA
+from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import may_be_shard, shards_in
 from daemon.contract.values import Json
 
@@ -84,8 +85,10 @@ def export_files(path: Path) -> list[str]:
                 modules.append(entry)
             elif may_be_shard(entry.name):
                 shards.append(entry)
-    if shards and not any(_MERGED.fullmatch(name) or name in ADAPTERS for name in names):
-        names += shards_in(shards)
+    if shards and not any(_MERGED.fullmatch(name) for name in names):
+        hollow = hollow_adapters(path, names) if any(entry.name == LATEST for entry in shards) else []
+        if not any(name in ADAPTERS and name not in hollow for name in names):
+            names = [name for name in names if name not in hollow] + shards_in(shards)
     if any(_CODE.fullmatch(name) for name in code):
         names += code
     if MODULES in names:
@@ -113,7 +116,7 @@ def fingerprint(path: Path) -> Fingerprint:
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
-    if any(name.endswith(METADATA) for name, *_ in rows) and not any(name == ADAPTER_CONFIG for name, *_ in rows):
+    if any(name == LATEST or name.endswith(METADATA) for name, *_ in rows) and not any(name == ADAPTER_CONFIG for name, *_ in rows):
         rows += _config_of_run(path)
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):
@@ -133,8 +136,8 @@ def _config_of_run(path: Path) -> list[tuple[str, int, int, int]]:
 
 def weights_follow_state(seen: Fingerprint) -> bool:
     """Whether weights are newer than what is written last, Trainer's state or the description of pieces: then they may be written again."""
-    state = next((mtime for last in (TRAINER_STATE, METADATA) for name, _, _, mtime in seen if name.endswith(last)), None)
-    weights = (".safetensors", ".bin", ".distcp")
+    state = next((mtime for last in (TRAINER_STATE, METADATA, LATEST) for name, _, _, mtime in seen if name.endswith(last)), None)
+    weights = (".safetensors", ".bin", ".distcp", "_states.pt")
     return state is not None and any(mtime > state for name, _, _, mtime in seen if name.endswith(weights))
 
 

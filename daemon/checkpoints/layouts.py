@@ -26,6 +26,7 @@ from daemon.checkpoints.unsupported import (
 )
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded import dcp_safetensors, deepspeed
 from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
 from daemon.contract.sharded.lightning import step_in
 from daemon.contract.sharded.pickles import Unsafe
@@ -46,7 +47,7 @@ _OF_MODEL = re.compile(
 _TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.pt|rng_state.*\.pth")
 """Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json."""
 _FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
-_GLOBAL_STEP = re.compile(r"global_step[0-9]+")
+_GLOBAL_STEP = re.compile(r"global_step([0-9]{1,12})")
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ class Look:
     @property
     def has_weights(self) -> bool:
         """Weights that are read as they are lie at the top."""
-        return self.has_full_weights or any(name in self.files for name in ADAPTERS)
+        return self.has_full_weights or any(name in self.names for name in ADAPTERS)
 
     @property
     def has_deepspeed(self) -> bool:
         """DeepSpeed keeps its state here, or has begun to write it."""
-        return any(_GLOBAL_STEP.fullmatch(name) for name in self.folders)
+        return any(_GLOBAL_STEP.fullmatch(name) for name in self.folders) or {"zero_to_fp32.py", deepspeed.LATEST} <= self.files
 
     @property
     def of_trainer(self) -> bool:
@@ -129,6 +130,8 @@ class Layout:
     """Why a complete one is not exported, and the command that makes one that is."""
     in_pieces: bool = False
     """Its weights must be put together first; their description is written last."""
+    undescribed: bool = False
+    """Of its pieces nothing is written last that tells of all."""
 
     def patience(self, look: Look) -> float:
         """Seconds of quiet beyond the settle time that it needs before it may be taken.
@@ -136,7 +139,7 @@ class Layout:
         A last file only tells in a directory that is written once: in a run's own one it may be that of an earlier training.
         """
         told = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
-        return 0.0 if told or self.refusal or self.in_pieces else PATIENCE_SECONDS
+        return 0.0 if told or self.refusal or (self.in_pieces and not self.undescribed) else PATIENCE_SECONDS
 
 
 def look_at(path: Path, names: list[str]) -> Look:
@@ -208,13 +211,19 @@ def _nothing_to_read(look: Look) -> Weights:
     return Weights()
 
 
-def _in_pieces(look: Look) -> Weights:
-    """An adapter or a model by the names of its tensors; what it lacks beside them may lie in the run's directory."""
+def _in_pieces(look: Look, refuse: Callable[[Path, str], Fault] | None = None) -> Weights:
+    """An adapter or a model by the names of its tensors; what it lacks beside them may lie in the run's directory.
+
+    `refuse`: gives the refusal of what its own tool reads and nothing here does.
+    """
     found = Weights(missing=side_file_problems(look.path, look.names - {TRAINER_STATE}))
     try:
         tensors = read_tensors(look.path)
     except Unsafe as error:
-        found.refusal = refuse_unsafe(look.path, error.name)
+        found.refusal = refuse(look.path, str(error)) if refuse else refuse_unsafe(look.path, error.name)
+        return found
+    except deepspeed.Unsupported as error:
+        found.refusal = refuse_deepspeed(look.path, str(error))
         return found
     except ValueError as error:
         found.missing.append(f"its parts can't be put together: {error}")
@@ -241,6 +250,17 @@ def _lightning(look: Look) -> Weights:
     found.step = step_in(name)
     if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:
         found.refusal = refuse_lightning(look.path / name, found.refusal.cause)
+    return found
+
+
+def _deepspeed(look: Look) -> Weights:
+    """What `latest` names. A state of a kind that is not put together here, or with objects of unknown classes, is refused."""
+    tag = deepspeed.tag_in(look.path)
+    if tag is None:  # the row's check says so
+        return Weights()
+    found = _in_pieces(look, refuse_deepspeed)
+    matched = _GLOBAL_STEP.fullmatch(tag)
+    found.step = int(matched[1]) if matched else step_in(look.path.name)
     return found
 
 
@@ -325,6 +345,11 @@ TABLE = (
     Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
            lambda look: any(name.endswith(".distcp") for name in look.files) and not look.has_weights, _in_pieces,
            (*_DONE, _dcp_metadata), in_pieces=True),
+    Layout("dcp-safetensors", "torch.distributed.checkpoint's HuggingFaceStorageWriter without consolidation",
+           lambda look: any(map(dcp_safetensors.NAME.fullmatch, look.files)) and not look.has_weights, _in_pieces, _DONE, in_pieces=True,
+           undescribed=True),
+    Layout("deepspeed-sharded", "DeepSpeed ZeRO without gathered weights", lambda look: look.has_deepspeed and not look.has_weights,
+           _deepspeed, (*_DONE, _deepspeed_latest), in_pieces=True),
     Layout("lightning", "PyTorch Lightning", lambda look: _is_lightning(look) and not look.has_weights, _lightning, (_archives,),
            in_pieces=True),
     Layout("deepspeed-adapter", "transformers Trainer with DeepSpeed ZeRO and PEFT", lambda look: look.has_adapter and look.has_deepspeed,
@@ -338,8 +363,6 @@ TABLE = (
     Layout("trainer-full", "transformers Trainer 4.x and 5.x", lambda look: look.has_full_weights and look.of_trainer, _full, _DONE,
            TRAINER_STATE),
     Layout("full", "save_pretrained of transformers", lambda look: look.has_full_weights, _full, _DONE),
-    Layout("deepspeed-sharded", "DeepSpeed ZeRO without gathered weights", lambda look: look.has_deepspeed, _nothing_to_read,
-           (*_DONE, _deepspeed_latest), refusal=refuse_deepspeed),
     Layout("litgpt", "litgpt", lambda look: any(name.startswith("lit_model.pth") for name in look.files), _nothing_to_read,
            refusal=refuse_litgpt),
 )  # fmt: skip

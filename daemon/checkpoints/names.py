@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from pathlib import Path
 
+from daemon.contract.sharded import dcp_safetensors
+
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
 _NUMBERED = re.compile(rf"(?:epoch[-_=][0-9]+-)?(?:checkpoint|ckpt|global_step|step|iteration|iter)[-_=]?{_N}|epoch[-_=]{_N}")
@@ -23,6 +25,8 @@ _LIGHTNING = re.compile(r".*\.ckpt")
 _LOOSE = re.compile("|".join(pattern.pattern for pattern in (_NUMBERED, _ENDING, _LIGHTNING)))
 _PART = re.compile(r"(?:pytorch_model_fsdp|optimizer)_[0-9]+")
 """Folders in which accelerate keeps the pieces of a model and of its optimizer: parts of the checkpoint around them."""
+_CONSOLIDATED = "sharded"
+"""Folder in which torch's HuggingFaceStorageWriter keeps the pieces of the model that it has put together beside it."""
 _STAGING = re.compile(r"tmp-checkpoint-[0-9]+")
 
 ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -86,6 +90,8 @@ def candidate(name: str, entries: Collection[str]) -> Candidate:
     loose = is_loose_name(name)
     if marks & _ADAPTER or (marks & _OTHER and _is_sharded(marks, entries)) or any(entry.endswith(".ckpt") for entry in entries):
         return Candidate.CHECKPOINT
+    if name != _CONSOLIDATED and any(map(_is_piece, entries)):
+        return Candidate.CHECKPOINT
     if loose and (any(_CONTENT.fullmatch(entry) for entry in entries) or (_LIGHTNING.fullmatch(name) is not None and bool(entries))):
         return Candidate.CHECKPOINT
     if not marks & _MODEL:
@@ -98,9 +104,14 @@ def _is_sharded(marks: Collection[str], entries: Collection[str]) -> bool:
     return any(mark in _OTHER and mark != ".metadata" for mark in marks) or any(entry.endswith(".distcp") for entry in entries)
 
 
+def _is_piece(entry: str) -> bool:
+    """Whether an entry is a file that says of itself that it holds pieces."""
+    return entry.startswith("shard-") and dcp_safetensors.NAME.fullmatch(entry) is not None
+
+
 def may_make_checkpoint(entry: str) -> bool:
     """Whether a file of this name may turn the directory around it into a checkpoint: worth looking at its listing."""
-    return entry in _MARKS or entry in _TRAINERS or entry.endswith((".ckpt", ".distcp"))
+    return entry in _MARKS or entry in _TRAINERS or entry.endswith((".ckpt", ".distcp")) or _is_piece(entry)
 
 
 def step_of(path: Path) -> int | None:

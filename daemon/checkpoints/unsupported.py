@@ -10,6 +10,7 @@ from pathlib import Path
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.deepspeed import tag_in
 from daemon.contract.sharded.forms import FSDP
 
 
@@ -36,22 +37,23 @@ def refuse_no_tensors(path: Path) -> Fault:
 
 def refuse_no_adapter_config(path: Path, run: Path) -> Fault:
     """An adapter in pieces: which method, rank and base it has, only adapter_config.json says."""
+    code = FaultCode.DEEPSPEED_SHARDED if tag_in(path) else FaultCode.FSDP_SHARDED if (path / FSDP).is_dir() else FaultCode.DCP_SHARDED
     return _refusal(
-        FaultCode.FSDP_SHARDED if (path / FSDP).is_dir() else FaultCode.DCP_SHARDED, path,
+        code, path,
         "it holds an adapter in pieces, and no adapter_config.json says which method and base it is for",
-        f"put the adapter_config.json of this training into {path} or {run} (in the trainer: "
+        f"put the adapter_config.json of this training into {path if path == run else f'{path} or {run}'} (in the trainer: "
         f"`model.peft_config['default'].save_pretrained({str(run)!r})`, once at the start), and it is exported by itself",
     )  # fmt: skip
 
 
-def refuse_deepspeed(path: Path) -> Fault:
-    """ZeRO-3 without stage3_gather_16bit_weights_on_model_save: optimizer shards that hold the weights."""
+def refuse_deepspeed(path: Path, cause: str) -> Fault:
+    """A state of ZeRO's that is not put together here: of experts, pipelines, tensor parallelism, or with objects of other classes."""
     folder = shlex.quote(str(path))
     return _refusal(
-        FaultCode.DEEPSPEED_SHARDED, path, "it holds DeepSpeed's sharded state alone, no adapter and no model",
-        f"run `python {shlex.quote(str(path / 'zero_to_fp32.py'))} {folder} OUTPUT --safe_serialization`, put config.json and tokenizer "
-        "beside the result and run `ckptd export OUTPUT`; or train with stage3_gather_16bit_weights_on_model_save, and every checkpoint is "
-        "exported by itself",
+        FaultCode.DEEPSPEED_SHARDED, path, f"it holds DeepSpeed's sharded state alone, and that can't be put together here: {cause}",
+        f"where you trust who wrote it, run `python {shlex.quote(str(path / 'zero_to_fp32.py'))} {folder} OUTPUT --safe_serialization`, "
+        "put config.json and tokenizer beside the result and run `ckptd export OUTPUT`; or train with "
+        "stage3_gather_16bit_weights_on_model_save, and every checkpoint is exported by itself",
     )  # fmt: skip
 
 

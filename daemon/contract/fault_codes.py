@@ -120,7 +120,7 @@ class FaultCode(StrEnum):
     DCP_SHARDED = "dcp-sharded"
     """The checkpoint is torch.distributed.checkpoint's sharded state, and holds no model, or an adapter without its adapter_config.json."""
     DEEPSPEED_SHARDED = "deepspeed-sharded"
-    """The checkpoint is DeepSpeed's sharded state alone."""
+    """The checkpoint is DeepSpeed's sharded state of a kind that is not put together, or of an adapter without its adapter_config.json."""
     FSDP_SHARDED = "fsdp-sharded"
     """The checkpoint is FSDP's sharded state of an adapter, without its adapter_config.json."""
     LIGHTNING_CHECKPOINT = "lightning-checkpoint"

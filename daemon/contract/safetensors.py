@@ -74,6 +74,12 @@ def parse_header(path: Path) -> dict[str, TensorInfo]:
     return found
 
 
+def parse_metadata(path: Path) -> dict[str, Any]:
+    """What the header of one safetensors file says beside its tensors; {} where that is nothing. ValueError, OSError as `parse_header`."""
+    said = _object(_raw(path)[1]).get("__metadata__")
+    return said if isinstance(said, dict) else {}
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The same for a file that must be whole: Permanent when it is not."""
     try:
@@ -141,6 +147,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _table(text: bytes) -> Iterable[tuple[str, Any]]:
     """The header's entries, without its metadata."""
+    return ((name, value) for name, value in _object(text).items() if name != "__metadata__")
+
+
+def _object(text: bytes) -> dict[str, Any]:
     if sum(text.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
         raise ValueError(f"the header holds more than the {MAX_VALUES:,} values that any known model needs")
     try:
@@ -153,7 +163,7 @@ def _table(text: bytes) -> Iterable[tuple[str, Any]]:
         raise ValueError(f"the header is not JSON ({error})") from None
     if not isinstance(table, dict):
         raise ValueError("the header is no JSON object")
-    return ((name, value) for name, value in table.items() if name != "__metadata__")
+    return table
 
 
 def _short(value: Any) -> str:

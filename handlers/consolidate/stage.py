@@ -8,6 +8,7 @@ they are stored. An interrupted attempt starts again: it costs one pass over the
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.safetensors import DTYPES
-from daemon.contract.sharded.forms import is_adapter, may_be_shard, read_tensors
+from daemon.contract.sharded.forms import is_adapter, read_tensors, shards_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import ShardedTensor
 from handlers.child.progress import Reporter, StageOutput
@@ -91,8 +92,10 @@ def divided(tensors: Mapping[str, ShardedTensor], most: int) -> dict[str, list[s
 
 def _copy_beside(pin: Path, staging: Path) -> None:
     """Everything that the pin has beside the pieces."""
+    with os.scandir(pin) as entries:
+        pieces = {name.partition("/")[0] for name in shards_in(entries)}
     for path in sorted(pin.iterdir()):
-        if may_be_shard(path.name) or path.name in _PRIVATE:
+        if path.name in pieces or path.name in _PRIVATE:
             continue
         if path.is_dir():
             shutil.copytree(path, staging / path.name, copy_function=shutil.copyfile)

@@ -299,6 +299,26 @@ def test_a_description_of_any_length_is_bounded(tmp_path: Path) -> None:
         read_pickle(bytes(MOST_BYTES + 1), {})
 
 
+def test_a_directory_of_an_archive_that_is_damaged_anywhere_ends_in_words(tmp_path: Path) -> None:
+    """Places before the file's beginning among them: zipfile gives those as negative numbers."""
+    import torch
+
+    torch.save(torch.ones(3), tmp_path / "one")
+    whole = (tmp_path / "one").read_bytes()
+    outcomes = set()
+    for at in range(len(whole) - 120, len(whole)):
+        for bit in (1, 8, 128):
+            changed = bytearray(whole)
+            changed[at] ^= bit
+            (tmp_path / "two").write_bytes(changed)
+            try:
+                outcomes.add(type(read_archive(tmp_path / "two", {})))
+            except Unreadable as error:
+                outcomes.add(Unreadable)
+                assert str(error)
+    assert outcomes == {StoredTensor, Unreadable}
+
+
 def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "one", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/data.pkl", bytes(1 << 20))

@@ -189,11 +189,16 @@ def refusal_of(path: Path, layout: str) -> str:
     return found.refusal.sentence()
 
 
-def test_deepspeeds_shards_alone_are_refused_with_its_own_script(pico_checkpoint: Path, tmp_path: Path) -> None:  # R1.5
+def test_deepspeeds_shards_of_a_kind_that_is_not_put_together_are_refused_with_its_own_script(
+    pico_checkpoint: Path, tmp_path: Path
+) -> None:  # R1.5
     checkpoint = deepspeed(pico_checkpoint, tmp_path / "a run" / "checkpoint-4")
     for file in PEFTS_FILES:
         (checkpoint / file).unlink()
+    assert "rank 0" in missing(checkpoint), "the model states are not there yet"
+    (checkpoint / "global_step4" / "layer_0_expert_1_mp_rank_00_model_states.pt").write_bytes(bytes(1000))
     said = refusal_of(checkpoint, "deepspeed-sharded")
+    assert "an expert" in said
     assert f"`python '{checkpoint}/zero_to_fp32.py' '{checkpoint}' OUTPUT" in said
     (checkpoint / "trainer_state.json").unlink()
     assert "trainer_state.json" in missing(checkpoint)

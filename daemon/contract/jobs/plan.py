@@ -20,7 +20,7 @@ CHECK = "check-"
 FORMER = frozenset({"validate"})
 """Stages of earlier versions: jobs that ended then still have them."""
 
-SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "lightning"})
+SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "dcp-safetensors", "deepspeed-sharded", "lightning"})
 """Layouts whose weights lie in pieces: their plan begins with `consolidate`, and all other stages read what that gives."""
 CONSOLIDATE = "consolidate"
 _CONSOLIDATE = StageSpec(

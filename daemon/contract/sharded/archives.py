@@ -127,6 +127,15 @@ def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str |
     return found
 
 
+def _typed(make: Any, kind: Any, arguments: Any, *state: Any) -> Any:
+    """What torch._tensor._rebuild_from_type_v2 would make of a tensor that has attributes of its own, without them."""
+    if not isinstance(make, Named) or make.name not in _REBUILDERS or not isinstance(kind, Named) or kind.name not in _TYPES:
+        raise Unreadable("it is damaged (a tensor that is none)")
+    if not isinstance(arguments, tuple):
+        raise Unreadable("it is damaged (a tensor that is none)")
+    return make.make(*arguments)
+
+
 def _whole(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
@@ -155,12 +164,20 @@ PLAIN: dict[str, Any] = {
     **{f"torch.{name}": f"torch.{name}" for name in [*TORCH_DTYPES, "strided"]},
 }
 """What every pickle of torch may name."""
-_TENSORS: dict[str, Any] = {
+_REBUILDERS: dict[str, Any] = {
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _typed_tensor,
     "torch._utils._rebuild_parameter": lambda data, *rest: data,
     "torch._utils._rebuild_parameter_with_state": lambda data, *rest: data,
+}
+_TYPES: dict[str, Any] = {
+    "torch.Tensor": lambda data=None, *rest: data,
     "torch.nn.parameter.Parameter": lambda data=None, *rest: data,
+}
+_TENSORS: dict[str, Any] = {
+    **_REBUILDERS,
+    **_TYPES,
+    "torch._tensor._rebuild_from_type_v2": _typed,
     "torch.device": inert("torch.device"),
     **{f"torch.{name}Storage": lambda *rest: None for name in _STORAGES},
     "torch.storage.UntypedStorage": lambda *rest: None,
@@ -213,6 +230,8 @@ class _Archive:
         """Byte of the file at which an entry's contents begin."""
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
             raise Unreadable("it is compressed, as torch.save never writes it")
+        if not 0 <= entry.header_offset < self._length:
+            raise Unreadable("it is no whole archive of torch.save (an entry lies outside of it)")
         self._stream.seek(self._start + entry.header_offset)
         head = self._stream.read(_LOCAL_HEADER.size)
         mark, name, extra = _LOCAL_HEADER.unpack(head) if len(head) == _LOCAL_HEADER.size else (b"", 0, 0)

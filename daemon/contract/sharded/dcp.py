@@ -68,7 +68,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     for name, value in described.items():
         if not isinstance(name, str) or not isinstance(value, Instance):
             raise Unreadable("it is damaged (a tensor without a name)")
-        if value.name != "TensorStorageMetadata" or _is_training(name, paths):
+        if value.name != "TensorStorageMetadata" or is_of_training(name, paths):
             continue
         tensor = _tensor(name, value, places, files)
         if problem := tensor.problem():
@@ -77,7 +77,8 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     return found
 
 
-def _is_training(name: str, paths: Any) -> bool:
+def is_of_training(name: str, paths: Any) -> bool:
+    """Whether a tensor is the optimizer's or the training's, and no model's. `paths`: name → the keys that it is made of, if known."""
     path = paths.get(name) if isinstance(paths, dict) else None
     parts = [str(part) for part in path] if isinstance(path, (tuple, list)) else name.split(".")
     return parts[0].lower().startswith(_OPTIMIZER) or (len(parts) > 2 and parts[1] in _BESIDE_MODEL)

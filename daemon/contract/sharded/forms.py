@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from daemon.contract.sharded import dcp, lightning
+from daemon.contract.sharded import dcp, dcp_safetensors, deepspeed, lightning
 from daemon.contract.sharded.pickles import Unreadable
 from daemon.contract.sharded.pieces import ShardedTensor
 
@@ -23,16 +23,18 @@ _ADAPTER = re.compile(
 
 def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
     """Names, relative to the folder with these entries, of the files in which a sharded form lies; [] where there is none."""
-    files, metadata, folder, modules = [], [], None, []
+    files, metadata, folder, latest, modules = [], [], None, None, []
     for entry in entries:
         if entry.name == FSDP and entry.is_dir(follow_symlinks=False):
             folder = entry
         elif entry.name == dcp.METADATA and entry.is_file(follow_symlinks=False):
             metadata = [entry.name]
-        elif entry.name.endswith(dcp.SUFFIX) and entry.is_file(follow_symlinks=False):
+        elif (entry.name.endswith(dcp.SUFFIX) or dcp_safetensors.NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
             files.append(entry.name)
         elif entry.name.endswith(lightning.SUFFIX) and entry.is_file(follow_symlinks=False):
             modules.append(entry.name)
+        elif entry.name == deepspeed.LATEST and entry.is_file(follow_symlinks=False):
+            latest = entry
     if folder is not None:
         with os.scandir(folder.path) as inside:
             return [
@@ -42,13 +44,15 @@ def shards_in(entries: Iterable[os.DirEntry[str]]) -> list[str]:
             ]
     if files:
         return [*metadata, *files]
+    if latest is not None and (states := deepspeed.files_in(Path(latest.path).parent)):
+        return states
     chosen = lightning.newest(modules)
     return [chosen] if chosen else []
 
 
 def may_be_shard(name: str) -> bool:
     """Whether an entry of this name may be a part of a sharded form."""
-    return name in (dcp.METADATA, FSDP) or name.endswith((dcp.SUFFIX, lightning.SUFFIX))
+    return name in (dcp.METADATA, FSDP, deepspeed.LATEST) or name.endswith((dcp.SUFFIX, lightning.SUFFIX))
 
 
 def is_sharded(folder: Path) -> bool:
@@ -66,6 +70,10 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         return {name: _below(FSDP, tensor) for name, tensor in dcp.read_tensors(folder / FSDP).items()}
     if (folder / dcp.METADATA).is_file():
         return dcp.read_tensors(folder)
+    if any(dcp_safetensors.NAME.fullmatch(name) for name in os.listdir(folder)):
+        return dcp_safetensors.read_tensors(folder)
+    if deepspeed.tag_in(folder) is not None:
+        return deepspeed.read_tensors(folder)
     chosen = newest_module(folder)
     if chosen is not None:
         return lightning.read_tensors(folder / chosen)

@@ -25,7 +25,7 @@ def _dictionary(*arguments: Any) -> dict[Any, Any]:
     return {}
 
 
-_KNOWN: dict[str, Any] = {
+PLAIN_CLASSES: dict[str, Any] = {
     "argparse.Namespace": inert("argparse.Namespace"),
     "builtins.set": lambda values=(): list(values),
     "builtins.list": list,
@@ -45,6 +45,7 @@ _KNOWN: dict[str, Any] = {
     **{f"pathlib.{name}": inert(name) for name in _PATHS},
     **{f"pathlib._local.{name}": inert(name) for name in _PATHS},
 }
+"""Classes that carry plain values, as a training's state has them beside its tensors."""
 
 
 def step_in(name: str) -> int | None:
@@ -65,7 +66,7 @@ def newest(names: Collection[str]) -> str | None:
 
 def read_tensors(file: Path) -> dict[str, ShardedTensor]:
     """Name → tensor of the module's state in a `.ckpt` file. Raises Unsafe, Unreadable, OSError."""
-    value = read_archive(file, _KNOWN)
+    value = read_archive(file, PLAIN_CLASSES)
     state = value.get("state_dict") if isinstance(value, dict) else None
     if not isinstance(state, dict):
         raise Unreadable(f"{file.name} holds no state_dict")
