@@ -33,10 +33,11 @@ _UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_stat
 """What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
 reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
-"""Weights of a whole model. Beside an adapter (torchtune writes both) they are not read."""
+"""Weights of a whole model. Beside an adapter (torchtune writes both) they are no part of the checkpoint, but its merge is compared with
+them: they count for the fingerprint, so that it is not taken while they are written, and not for the identity."""
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""(name, inode, size, mtime in ns) of every file that an export reads. Without ctime: `link()` changes that."""
+"""(name, inode, size, mtime in ns) of every file that an export reads, or compares itself with. Without ctime: `link()` changes that."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,16 @@ class Inspection:
 
 def export_files(path: Path) -> list[str]:
     """Names, relative to `path`, of the regular files that an export may read, sorted; links are not followed."""
+    return _files(path)[0]
+
+
+def weights_beside(path: Path) -> list[str]:
+    """Names of the files that hold a whole model's weights beside an adapter, sorted: its merge is compared with them."""
+    return [name for name in _files(path)[1] if not name.endswith(".json")]
+
+
+def _files(path: Path) -> tuple[list[str], list[str]]:
+    """The names that an export may read, and those of a whole model's weights beside an adapter."""
     names, code, modules, shards = [], [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
@@ -91,8 +102,8 @@ def export_files(path: Path) -> list[str]:
     if MODULES in names:
         names += [name for entry in modules for name in _files_in(entry) if _is_kept(name.partition("/")[2])]
     if ADAPTER_CONFIG in names and any(name in ADAPTERS for name in names):
-        names = [name for name in names if not _MERGED.fullmatch(name)]
-    return sorted(names)
+        return sorted(name for name in names if not _MERGED.fullmatch(name)), sorted(name for name in names if _MERGED.fullmatch(name))
+    return sorted(names), []
 
 
 def _files_in(folder: os.DirEntry[str]) -> list[str]:
@@ -107,7 +118,8 @@ def _is_kept(name: str) -> bool:
 def fingerprint(path: Path) -> Fingerprint:
     """The present state of a directory as far as an export is concerned. Raises OSError when it is gone."""
     rows, folder = [], str(path)  # plain strings: scans take thousands of fingerprints
-    for name in export_files(path):
+    read, beside = _files(path)
+    for name in (*read, *beside):
         try:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
         except FileNotFoundError:
