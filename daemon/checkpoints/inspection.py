@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, read_object
-from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
-from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, run_of, step_of
+from daemon.checkpoints.layouts import ADAPTER_CONFIG, NO_ADAPTER_YET, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
+from daemon.checkpoints.names import ADAPTERS, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
 from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
 from daemon.contract.sharded.dcp import METADATA
@@ -185,6 +185,18 @@ def refusal_of(path: Path) -> Fault | None:
     if layout is None:
         return None
     return layout.refusal(path) if layout.refusal else layout.weights(look).refusal if layout.in_pieces else None
+
+
+def is_run_alone(found: Inspection) -> bool:
+    """Whether what is not complete is a run's own directory, with checkpoints and an adapter's configuration in it and no weights.
+
+    axolotl writes that configuration when training begins. Weights may come when it ends; until then, or without them, nothing is missing.
+    Raises OSError when it is gone.
+    """
+    if found.missing != (NO_ADAPTER_YET,) or run_of(found.path) != found.path:
+        return False
+    with os.scandir(found.path) as entries:
+        return any(is_checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False) for entry in entries)
 
 
 def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json | None, int | None, bool]:
