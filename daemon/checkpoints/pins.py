@@ -117,9 +117,10 @@ def _link_beside(checkpoint: Path, folder: Path, names: Collection[str]) -> None
     """Keep these weights from rotation where that costs no copy; elsewhere they are looked for at the checkpoint's own place."""
     folder.mkdir()
     for name in names:
-        if not clone(checkpoint / name, folder / name):
-            with contextlib.suppress(OSError):
-                os.link(checkpoint / name, folder / name)
+        with contextlib.suppress(PermissionError):
+            if not clone(checkpoint / name, folder / name):
+                with contextlib.suppress(OSError):
+                    os.link(checkpoint / name, folder / name)
 
 
 def _left_out(checkpoint: Path) -> list[str]:

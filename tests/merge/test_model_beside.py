@@ -15,6 +15,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import BESIDE
 from handlers.merge import stage
+from handlers.models import left_out
 from tests.merge import helpers
 
 
@@ -39,6 +40,13 @@ def merge(base: Path, folder: Path, tmp_path: Path) -> list[str]:
     context = helpers.context(tmp_path / "merge", tmp_path / "pin", base)
     reference = context.checkpoint.model_copy(update={"path": str(folder)})
     return stage.run(context.model_copy(update={"checkpoint": reference}), helpers.reporter()).warnings
+
+
+def test_the_pin_s_own_folder_is_not_told_as_left_out(pico_base: Path, folder: Path, tmp_path: Path) -> None:
+    put_model_beside(pico_base, folder, torch.float32)
+    make_pin(folder, tmp_path / "pin", fingerprint(folder))
+    told = left_out.of_checkpoint(tmp_path / "pin", [])
+    assert "model.safetensors" in told and f"{BESIDE}/" not in told
 
 
 def swap_rows_of_queries(folder: Path) -> None:
