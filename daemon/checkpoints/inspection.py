@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, hollow_adapters, read_object
-from daemon.checkpoints.layouts import ADAPTER_CONFIG, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
-from daemon.checkpoints.names import ADAPTERS, counts_epochs, newest_step_beside, run_of, step_of
+from daemon.checkpoints.layouts import ADAPTER_CONFIG, NO_ADAPTER_YET, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
+from daemon.checkpoints.names import ADAPTERS, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
 from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
 from daemon.contract.sharded.dcp import METADATA
@@ -34,10 +34,11 @@ _UNREAD = re.compile(r"(?:all|train|eval|test|predict)_results\.json|tokens_stat
 """What Trainer's `save_metrics` leaves in a run's directory, axolotl's count of tokens, and FSDP's second copy of the weights: no export
 reads them."""
 _MERGED = re.compile(r"(?:(?:ft-)?model|pytorch_model|consolidated).*\.(?:safetensors|bin)|model\.safetensors\.index\.json")
-"""Weights of a whole model. Beside an adapter (torchtune writes both) they are not read."""
+"""Weights of a whole model. Beside an adapter (torchtune writes both) they are no part of the checkpoint, but its merge is compared with
+them: they count for the fingerprint, so that it is not taken while they are written, and not for the identity."""
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""(name, inode, size, mtime in ns) of every file that an export reads. Without ctime: `link()` changes that."""
+"""(name, inode, size, mtime in ns) of every file that an export reads, or compares itself with. Without ctime: `link()` changes that."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ class Inspection:
 
 def export_files(path: Path) -> list[str]:
     """Names, relative to `path`, of the regular files that an export may read, sorted; links are not followed."""
+    return _files(path)[0]
+
+
+def weights_beside(path: Path) -> list[str]:
+    """Names of the files that hold a whole model's weights beside an adapter, sorted: its merge is compared with them."""
+    return [name for name in _files(path)[1] if not name.endswith(".json")]
+
+
+def _files(path: Path) -> tuple[list[str], list[str]]:
+    """The names that an export may read, and those of a whole model's weights beside an adapter."""
     names, code, modules, shards = [], [], [], []
     with os.scandir(path) as entries:
         for entry in entries:
@@ -94,8 +105,8 @@ def export_files(path: Path) -> list[str]:
     if MODULES in names:
         names += [name for entry in modules for name in _files_in(entry) if _is_kept(name.partition("/")[2])]
     if ADAPTER_CONFIG in names and any(name in ADAPTERS for name in names):
-        names = [name for name in names if not _MERGED.fullmatch(name)]
-    return sorted(names)
+        return sorted(name for name in names if not _MERGED.fullmatch(name)), sorted(name for name in names if _MERGED.fullmatch(name))
+    return sorted(names), []
 
 
 def _files_in(folder: os.DirEntry[str]) -> list[str]:
@@ -110,7 +121,8 @@ def _is_kept(name: str) -> bool:
 def fingerprint(path: Path) -> Fingerprint:
     """The present state of a directory as far as an export is concerned. Raises OSError when it is gone."""
     rows, folder = [], str(path)  # plain strings: scans take thousands of fingerprints
-    for name in export_files(path):
+    read, beside = _files(path)
+    for name in (*read, *beside):
         try:
             status = os.stat(f"{folder}/{name}", follow_symlinks=False)
         except FileNotFoundError:
@@ -176,6 +188,18 @@ def refusal_of(path: Path) -> Fault | None:
     if layout is None:
         return None
     return layout.refusal(path) if layout.refusal else layout.weights(look).refusal if layout.in_pieces else None
+
+
+def is_run_alone(found: Inspection) -> bool:
+    """Whether what is not complete is a run's own directory, with checkpoints and an adapter's configuration in it and no weights.
+
+    axolotl writes that configuration when training begins. Weights may come when it ends; until then, or without them, nothing is missing.
+    Raises OSError when it is gone.
+    """
+    if found.missing != (NO_ADAPTER_YET,) or run_of(found.path) != found.path:
+        return False
+    with os.scandir(found.path) as entries:
+        return any(is_checkpoint_name(entry.name) and entry.is_dir(follow_symlinks=False) for entry in entries)
 
 
 def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json | None, int | None, bool]:

@@ -34,6 +34,7 @@ from daemon.contract.values import Json
 
 TRAINER_STATE = "trainer_state.json"
 ADAPTER_CONFIG = "adapter_config.json"
+NO_ADAPTER_YET = "adapter_model.safetensors is not there yet"
 SENTINELS = ("checkpoint-is-incomplete.txt",)
 """Files whose presence says that the trainer is still writing (transformers 5 on SIGTERM)."""
 PATIENCE_SECONDS = 30.0
@@ -158,7 +159,7 @@ def _adapter(look: Look) -> Weights:
         _describe(found, config)
     weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
     if weights is None:
-        found.missing.append("adapter_model.safetensors is not there yet")
+        found.missing.append(NO_ADAPTER_YET)
     else:
         found.missing += weight_problems(look.path, weights)
     found.missing += side_file_problems(look.path, look.names - {ADAPTER_CONFIG, TRAINER_STATE})

@@ -4,7 +4,8 @@ Made by the watcher the moment a checkpoint is complete. Reflink where the file 
 are copied, since an in-place rewrite would reach through a hard link; large ones are hard-linked, and the
 fingerprint taken again afterwards shows whether the trainer moved meanwhile. What was linked is listed in the
 pin with its state, so that a later rewrite is noticed (`rewritten`) before its bytes are believed. What the checkpoint
-holds beside that is listed by name, so that a report can say what was left behind when the checkpoint is gone.
+holds beside that is listed by name, so that a report can say what was left behind when the checkpoint is gone. A whole
+model's weights beside an adapter, with which its merge is compared, have a folder of their own in the pin where that costs no copy.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.inspection import Fingerprint, export_files, fingerprint
+from daemon.checkpoints.inspection import Fingerprint, export_files, fingerprint, weights_beside
 from daemon.config.paths import Paths
 from daemon.config.settings import PinSettings
 from daemon.contract.errors import Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import clone, fsync_directory, fsync_file, remove_tree, write_atomic
+from daemon.contract.jobs.messages import BESIDE, BESIDE_STATES
 from daemon.system.box import free_disk, human
 
 COPY_LIMIT = 1 << 30
@@ -87,13 +89,17 @@ def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRu
     target.mkdir(parents=True)
     try:
         linked = [name for name in export_files(checkpoint) if _snapshot(checkpoint / name, target / name, rules)]
+        beside = weights_beside(checkpoint)
+        if beside:
+            _link_beside(checkpoint, target / BESIDE, beside)
         if fingerprint(checkpoint) != expected:
             raise Moved
         for path in borrowed:
             shutil.copyfile(path, target / path.name)
         if linked:
-            states = [row for row in expected if row[0] in linked]
-            write_atomic(target / LINKED, json.dumps(states))
+            write_atomic(target / LINKED, json.dumps([row for row in expected if row[0] in linked]))
+        if beside:
+            write_atomic(target / BESIDE / BESIDE_STATES, json.dumps([row for row in expected if row[0] in beside]))
         if left := _left_out(checkpoint):
             write_atomic(target / LEFT_OUT, json.dumps(left))
         for name in export_files(target):
@@ -105,6 +111,16 @@ def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRu
     except BaseException:
         remove_tree(target)
         raise
+
+
+def _link_beside(checkpoint: Path, folder: Path, names: Collection[str]) -> None:
+    """Keep these weights from rotation where that costs no copy; elsewhere they are looked for at the checkpoint's own place."""
+    folder.mkdir()
+    for name in names:
+        with contextlib.suppress(PermissionError):
+            if not clone(checkpoint / name, folder / name):
+                with contextlib.suppress(OSError):
+                    os.link(checkpoint / name, folder / name)
 
 
 def _left_out(checkpoint: Path) -> list[str]:

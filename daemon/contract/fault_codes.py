@@ -260,6 +260,8 @@ class FaultCode(StrEnum):
     """The adapter brings a task head of which weights are missing."""
     MERGE_NOT_EXACT = "merge-not-exact"
     """Weights that were written are not what base and adapter give."""
+    MERGED_WEIGHTS_DIFFER = "merged-weights-differ"
+    """Base + adapter is not the whole model that the trainer saved beside the adapter."""
     NEEDS_PEFT = "needs-peft"
     """The adapter can only be merged through PEFT, which can't write what `[merge]` asks for."""
     NO_ADAPTER = "no-adapter"

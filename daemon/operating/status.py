@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
+from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
@@ -207,12 +208,20 @@ def _stage(stage: StageRow, progress: StageProgress | None) -> StageStatus:
     )
 
 
+def _rejection(check: ArtifactCheck) -> str:
+    """Why an artifact was not published, as a stage's fault would say it."""
+    why = "; ".join(check.reasons) or "it did not pass its check"
+    return f"Could not publish {check.variant}: {why}." + (f" To fix it: {check.remedy}." if check.remedy else "")
+
+
 def _job(view: JobView, live: LiveFile) -> JobStatus:
     job, checkpoint = view.job, view.job.checkpoint
     progress, metadata = live.progress.get(job.id, {}), checkpoint.metadata
     checks = [check for stage in view.stages if stage.result for check in stage.result.checks]
     stages = tuple(_stage(stage, progress.get(stage.name)) for stage in view.stages)
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
+    if job.state in ("failed", "partial"):
+        errors += [_rejection(check) for check in checks if check.verdict is Verdict.FAILED]
     return JobStatus(
         id=job.id,
         run=checkpoint.run,

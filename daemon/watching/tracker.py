@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, refusal_of, weights_follow_state
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, is_run_alone, refusal_of, weights_follow_state
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
 from daemon.checkpoints.pins import Moved
 from daemon.config.settings import WatchSettings
@@ -58,6 +58,8 @@ class Tracker:
         self._sighted: dict[Path, Sighting] = {}
         self._scanner = Scanner(rules_of(settings, intake.paths.state))
         self.incomplete: dict[Path, Incomplete] = {}
+        self._runs: set[Path] = set()
+        """Directories of runs with an adapter's configuration and no weights: no checkpoints yet, and none is lost when they go."""
         self._refused: dict[Path, str] = {}
         """Directory in a layout that is not exported → why, and the command. Replaced as a whole, as the next: other threads read them."""
         self._scanned: set[Path] = set()
@@ -159,6 +161,11 @@ class Tracker:
         root = next(root for root in self._settings.roots if root in path.parents)
         found = inspect(path)
         self._refused = {other: why for other, why in self._refused.items() if other != path}
+        if not found.complete and is_run_alone(found):
+            self._runs.add(path)
+            self.incomplete.pop(path, None)
+            return
+        self._runs.discard(path)
         if not found.complete:
             self._note_incomplete(root, found, seen, now)
             return
@@ -213,7 +220,7 @@ class Tracker:
     def _note_gone(self, path: Path, now: float) -> None:
         """A directory is gone: say so where it was never decided upon. A root that went as a whole is no loss of one."""
         entry = self._sighted.get(path)
-        if entry is None or not any(root in path.parents and root.is_dir() for root in self._settings.roots):
+        if entry is None or path in self._runs or not any(root in path.parents and root.is_dir() for root in self._settings.roots):
             return
         lived = round(now - entry.since, 3)
         log.warning(
@@ -228,6 +235,7 @@ class Tracker:
         self._undecided.discard(str(path))
         self._sighted.pop(path, None)
         self.incomplete.pop(path, None)
+        self._runs.discard(path)
 
     def _unreadable(self, error: OSError) -> None:
         self.say_once(f"read:{error.filename}", f"Cannot read {error.filename} ({error.strerror}); it is passed over until that changes")

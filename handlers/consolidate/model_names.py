@@ -6,6 +6,7 @@ that, and nothing else, makes all names right. A tensor that is tied to another 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from handlers.models.folder import ModelFolder
 Shape = tuple[int, ...]
 _BUFFERS = (".inv_freq", ".position_ids", ".masked_bias")
 """What older releases saved among the weights, and what no training's state has."""
-_TORCHTITAN = frozenset({"tok_embeddings.weight", "layers.0.attention.wq.weight"})
+_TORCHTITAN = re.compile(r"tok_embeddings\.weight|layers\.0\.attention\.(?:qkv_linear\.)?wq\.weight")
+"""Two names that every release of torchtitan gives to a transformer's tensors; since 0.3 the queries lie in `qkv_linear`."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +117,12 @@ def _checked(names: dict[str, str], tensors: Mapping[str, ShardedTensor], expect
 
 def _unmatched(names: Collection[str], tried: Collection[str]) -> Permanent:
     some = ", ".join(sorted(names)[:4])
-    if set(names) >= _TORCHTITAN:
+    if sum(_TORCHTITAN.fullmatch(name) is not None for name in names) == 2:
         return Permanent(
             FaultCode.SHARDS_UNMATCHED, OPERATION, f"its tensors have torchtitan's own names ({some} …)",
             "run torchtitan's `scripts/checkpoint_conversion/convert_to_hf.py CHECKPOINT OUTPUT --hf_assets_path BASE --model_name MODEL "
-            "--model_flavor FLAVOR` and `ckptd export OUTPUT`, or train with checkpoint.last_save_in_hf",
+            "--model_flavor FLAVOR` and `ckptd export OUTPUT`, or train with checkpoint.last_save_in_hf; either way "
+            "copy config.json and tokenizer of the base into that directory",
         )  # fmt: skip
     if not tried:
         return Permanent(

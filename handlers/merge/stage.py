@@ -13,27 +13,31 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.merge import sentence_modules
+from handlers.merge import beside, sentence_modules
 from handlers.merge.api import merge_adapter
 from handlers.merge.engine.execute import Execution
 from handlers.merge.full_finetune import take_over
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Merge the adapter, or take over the full fine-tune; errors as `merge_adapter` and `take_over` raise them."""
+    """Merge the adapter, or take over the full fine-tune; errors as `merge_adapter`, `take_over` and `beside.compare` raise them."""
     _check_base(context)
     execution = Execution(context.limits.threads, Path(context.cache), reporter.progress, resume=True)
     pin, staging, options = Path(context.pin), Path(context.staging), context.work.merge
+    warnings: list[str] = []
     if context.base is None:
         report = take_over(pin, staging, options, execution)
     else:
         others = [(folder, one.weight) for folder, one in context.additions]
         report = merge_adapter(pin, Path(context.base), staging, options, execution, weight=context.checkpoint.weight, adapters=others)
+        if not context.additions and context.checkpoint.weight == 1:
+            kept = beside.Beside(pin, Path(context.checkpoint.path))
+            warnings = beside.compare(kept, Path(context.base), staging, lambda name: reporter.progress(1.0, f"comparing {name}"))
     figures, told = sentence_modules.take_along(pin, Path(context.base) if context.base else None, staging, report.figures)
     return StageOutput(
         strategy=report.strategy,
         figures=figures.model_dump(mode="json"),
-        warnings=[*report.warnings, *told],
+        warnings=[*report.warnings, *warnings, *told],
         fallbacks=list(report.fallbacks),
         digests=report.digests,
     )

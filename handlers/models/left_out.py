@@ -10,10 +10,13 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from daemon.contract.jobs.messages import ADDITIONS, BESIDE
 from handlers.models.files import TEMPLATES, TOKENIZER, read_json
 
 PIN_LIST = ".left-out"
 """File of a pin in which the daemon lists what lies at the checkpoint's top and was not pinned."""
+_OF_PIN = (PIN_LIST, ".linked", ADDITIONS, BESIDE)
+"""What the daemon itself puts into a pin."""
 MOST = 60
 """Names that are told of one folder."""
 _TRAINING = "state of the training, which no reader of a model needs"
@@ -60,7 +63,7 @@ def of_base(base: Path, published: Collection[str]) -> dict[str, str]:
 
 
 def _top(folder: Path) -> list[str]:
-    return [path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name not in (PIN_LIST, ".linked")]
+    return [path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name not in _OF_PIN]
 
 
 def _listed(pin: Path) -> list[str]:

@@ -86,6 +86,17 @@ def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], p
     assert not json.loads(ckptd(service.folder, "status", "--json", *config).stdout)["daemon"]["running"]
 
 
+def test_status_says_why_an_artifact_was_rejected(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R6.1
+    service = make_toy()
+    service.environment["TOY_REJECT"] = "its answers differ by 0.5 σ"
+    service.add(pico_checkpoint)
+    service.start()
+    (job,) = service.wait_ended()
+    assert service.stop() == 0
+    assert (job["state"], job["artifacts"]) == ("failed", {"pytorch": "failed"})
+    assert job["error"] == "Could not publish pytorch: its answers differ by 0.5 σ."
+
+
 def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
     make_toy: Callable[..., Toy], pico_checkpoint: Path, pico_base: Path
 ) -> None:

@@ -53,6 +53,41 @@ def test_the_adapter_at_the_end_of_a_run_with_the_last_checkpoints_content_is_ex
     assert bench.journal.sightings.fingerprint(str(run / "final")) is not None
 
 
+def test_a_run_whose_adapter_s_configuration_is_there_from_the_start_is_not_incomplete_while_its_checkpoints_come(
+    bench: Bench, pico_run: Path
+) -> None:
+    run = bench.root / "run"
+    shutil.copytree(pico_run / "checkpoint-2", run / "checkpoint-2")
+    shutil.copy(pico_run / "checkpoint-2" / "adapter_config.json", run)  # as axolotl does
+    with capture_logs() as logs:
+        bench.pass_time(2 * 24 * 3600.0, rescan=600.0)
+        assert run not in bench.tracker.incomplete
+        assert [row for row in logs if row["log_level"] == "warning"] == []
+        shutil.copy(pico_run / "checkpoint-4" / "adapter_model.safetensors", run)
+        bench.pass_time(PATIENCE_SECONDS + 10)
+    assert sorted(job.checkpoint.path for job in bench.jobs()) == [str(run), str(run / "checkpoint-2")]
+
+
+def test_a_run_that_is_removed_before_its_adapter_came_is_no_lost_checkpoint(bench: Bench, pico_run: Path) -> None:
+    run = bench.root / "run"
+    shutil.copytree(pico_run / "checkpoint-2", run / "checkpoint-2")
+    shutil.copy(pico_run / "checkpoint-2" / "adapter_config.json", run)
+    bench.pass_time(20.0)
+    shutil.rmtree(run)
+    with capture_logs() as logs:
+        bench.pass_time(20.0)
+    assert [row for row in logs if row["log_level"] == "warning"] == []
+
+
+def test_an_adapter_s_configuration_without_weights_and_without_checkpoints_is_incomplete_for_long(bench: Bench, pico_run: Path) -> None:
+    run = bench.root / "copied"
+    run.mkdir()
+    shutil.copy(pico_run / "checkpoint-2" / "adapter_config.json", run)
+    with capture_logs() as logs:
+        bench.pass_time(2 * 24 * 3600.0, rescan=600.0)
+    assert ["incomplete for long" in row["event"] for row in logs if row["log_level"] == "warning"] == [True]
+
+
 def test_a_refused_layout_is_said_once_and_remembered_as_skipped(bench: Bench) -> None:  # R1.5 R6.1
     folder = bench.root / "run" / "step-000100"
     folder.mkdir(parents=True)

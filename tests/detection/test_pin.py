@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from daemon.checkpoints.inspection import export_files, fingerprint, identify, inspect
-from daemon.checkpoints.pins import LEFT_OUT, Moved, make_pin
+from daemon.checkpoints.pins import LEFT_OUT, Moved, make_pin, rewritten
 from daemon.contract.files import sha256_file
+from daemon.contract.jobs.messages import BESIDE
 from handlers.models import left_out
 from handlers.models.files import PROCESSORS, TEMPLATES, TOKENIZER
 from tests.detection.conftest import OtherUser
@@ -48,6 +49,19 @@ def test_a_pin_holds_every_file_of_a_tokenizer_that_an_export_copies(checkpoint:
     make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
     pinned = {str(path.relative_to(tmp_path / "pin")) for path in (tmp_path / "pin").rglob("*")}
     assert {*names, *(f"{name}/tool.jinja" for name in folders)} <= pinned
+
+
+def test_weights_of_a_whole_model_beside_an_adapter_are_pinned_without_a_copy_and_are_no_part_of_the_identity(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    digest, before = identify(checkpoint), fingerprint(checkpoint)
+    (checkpoint / "model.safetensors").write_bytes(b"merged")
+    assert fingerprint(checkpoint) != before, "it is not taken while they are written"
+    make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
+    assert (tmp_path / "pin" / BESIDE / "model.safetensors").read_bytes() == b"merged"
+    assert identify(tmp_path / "pin") == identify(checkpoint) == digest
+    (checkpoint / "model.safetensors").write_bytes(b"merged again")
+    assert rewritten(tmp_path / "pin") is None, "its export goes on"
 
 
 def test_a_pin_lists_what_was_left_behind_and_the_list_is_no_part_of_the_identity(checkpoint: Path, tmp_path: Path) -> None:

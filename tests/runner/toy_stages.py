@@ -80,4 +80,6 @@ def _check(context: StageContext, reporter: Reporter) -> StageOutput:
     (variant,) = (name for name in variant_names() if name in context.inputs) if context.stage != "merged" else ("pytorch",)
     Path(context.staging, "check.json").write_text(json.dumps(variant))
     made = variant in context.inputs
-    return StageOutput(checks=[ArtifactCheck(variant=variant, verdict=Verdict.PASSED)] if made else [])
+    why = os.environ.get("TOY_REJECT")
+    verdict = ArtifactCheck(variant=variant, verdict=Verdict.FAILED if why else Verdict.PASSED, reasons=(why,) if why else ())
+    return StageOutput(checks=[verdict] if made else [])

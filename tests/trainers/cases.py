@@ -11,6 +11,8 @@ TAKEN = "exported"
 SAME = "known already"
 """What the trainer saved there is, file by file, what it saved elsewhere: no second export."""
 REFUSED = "refused"
+FAILED = "failed, with the reason"
+"""Its export ends as failed: what is there was looked at, and nothing wrong is published."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,11 @@ class Place:
     path: str
     """Below the training's own directory; "." is that directory itself."""
     outcome: str
-    """TAKEN, SAME, or REFUSED."""
+    """TAKEN, SAME, REFUSED, or FAILED."""
     export: str = ""
     """Where the export lies, below the folder of all exports; for what is taken."""
     reason: str = ""
-    """A part of what `ckptd status` says of it; for what is refused."""
+    """A part of what `ckptd status` says of it; for what is refused or failed."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,9 @@ class Case:
 def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
     return tuple(Place(f"{below}checkpoint-{step}", TAKEN, f"{name}/{below}step-{step}") for step in steps)
 
+
+_TWO_RANKS = "two ranks by gloo on the CPU, where accelerate has to be told that FSDP is allowed"
+_RECIPE = "torchtune's model and checkpointer in a short loop in place of its recipe"
 
 CASES = (
     Case(
@@ -87,9 +92,25 @@ CASES = (
         (
             Place("epoch=0-step=3", TAKEN, "lightning_peft/step-3"),
             Place("epoch=0-step=6", TAKEN, "lightning_peft/step-6"),
-            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="a Lightning .ckpt holds a pickled training module"),
+            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="it holds an adapter in pieces, and no adapter_config.json"),
         ),
-        "causal", "`AutoModelForCausalLM`", "a callback that calls `save_pretrained`; the `.ckpt` files are not exported",
+        "causal", "`AutoModelForCausalLM`",
+        "a callback that calls `save_pretrained`; or, once, `adapter_config.json` beside the `.ckpt` files, which are exported then",
+    ),
+    Case(
+        "lightning_full", "Lightning, all weights", "lightning", "main", "`lightning_logs/version_0/checkpoints/*.ckpt`",
+        (Place("lightning_logs/version_0/checkpoints", TAKEN, "lightning_full/lightning_logs/version_0/checkpoints/step-6"),), "causal",
+        "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`, whence configuration and tokenizer come',
+    ),
+    Case(
+        "fsdp_full", "transformers Trainer with FSDP, SHARDED_STATE_DICT", "transformers", "main",
+        "`checkpoint-N/pytorch_model_fsdp_0` in two ranks' pieces", _steps("fsdp_full", 2, 4), "causal", "`AutoModelForCausalLM`",
+        '`base.map."" = "/folder/of/the/base"`', _TWO_RANKS,
+    ),
+    Case(
+        "fsdp_peft", "the same with PEFT", "transformers", "main", "`checkpoint-N/pytorch_model_fsdp_0`, the adapter in two ranks' pieces",
+        _steps("fsdp_peft", 2, 4), "causal", "`AutoModelForCausalLM`",
+        "`adapter_config.json` in the run's directory, once, when training begins", _TWO_RANKS,
     ),
     Case(
         "sentence_cls", "sentence-transformers, CLS pooling", "sentence-transformers", "main",
@@ -125,10 +146,33 @@ CASES = (
         "on a CPU, where Unsloth does not load 4 bits: the base's name is written as it does so on a GPU",
     ),
     Case(
-        "torchtitan_dcp", "torchtitan", "torchtitan", "torchtitan", "`checkpoint/step-N` in torch.distributed.checkpoint's form",
-        tuple(Place(f"checkpoint/step-{step}", REFUSED, reason="the parts of torch.distributed.checkpoint alone") for step in (2, 4)), "",
-        setting="convert them, by the command that the log says",
-        note="torchtitan's checkpoint manager in a short loop in place of its trainer",
+        "torchtune_llama", "torchtune, LoRA of a Llama", "torchtune", "torchtune",
+        "`epoch_N` with the adapter in PEFT's form and the merged model",
+        tuple(Place(f"epoch_{n}", TAKEN, f"torchtune_llama/step-{n}") for n in (0, 1)), "causal", "`AutoModelForCausalLM`", note=_RECIPE,
+    ),
+    Case(
+        "torchtune_qwen2", "torchtune, LoRA of a Qwen2", "torchtune", "torchtune",
+        "the same; its adapter is another model than the merged one, which is right",
+        tuple(Place(f"epoch_{n}", FAILED, reason="base + adapter is not the whole model that lies beside the adapter") for n in (0, 1)), "",
+        setting="put the merged model into a directory of its own, as the export's error says", note=_RECIPE,
+    ),
+    Case(
+        "torchtitan_own", "torchtitan, its own Qwen3 with `last_save_in_hf`", "torchtitan", "torchtitan",
+        "`checkpoint/step-N` in torch.distributed.checkpoint's form, with torchtitan's own names; the last one as safetensors",
+        (
+            Place("checkpoint/step-2", FAILED, reason="its tensors have torchtitan's own names"),
+            Place("checkpoint/step-4", TAKEN, "torchtitan_own/checkpoint/step-4"),
+        ),
+        "causal", "`AutoModelForCausalLM`",
+        "convert the others by the command that the error says; put `config.json` and tokenizer of the base beside the last one",
+        "torchtitan's model and checkpoint manager in a short loop in place of its trainer",
+    ),
+    Case(
+        "torchtitan_dcp", "torchtitan's checkpoint manager on a model of transformers", "torchtitan", "torchtitan",
+        "`checkpoint/step-N` in torch.distributed.checkpoint's form",
+        tuple(Place(f"checkpoint/step-{step}", TAKEN, f"torchtitan_dcp/checkpoint/step-{step}") for step in (2, 4)), "causal",
+        "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`',
+        "torchtitan's checkpoint manager in a short loop in place of its trainer",
     ),
     Case(
         "litgpt_lora", "litgpt, LoRA", "litgpt", "main", "`step-N` and `final` with `lit_model.pth.lora`",

@@ -19,7 +19,7 @@ import pytest
 
 from tests.service import ENDED, Service
 from tests.trainers import bases
-from tests.trainers.cases import REFUSED, TAKEN, Case
+from tests.trainers.cases import FAILED, REFUSED, TAKEN, Case
 
 ROOT = Path(__file__).parents[2]
 PINS = Path(__file__).parent / "environments"
@@ -129,13 +129,13 @@ def ran(request: pytest.FixtureRequest, environments: Environments, tmp_path_fac
     cases = _wanted(request)
     for name in dict.fromkeys(case.environment for case in cases):
         environments.python(name)
-    service = Service(folder, extra=f'[base.map]\n"unsloth/pico-bnb-4bit" = "{models / "causal"}"\n')
+    service = Service(folder, extra=f'[base.map]\n"" = "{models / "causal"}"\n"unsloth/pico-bnb-4bit" = "{models / "causal"}"\n')
     service.start()
     try:
         service.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["pid"], 30)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             done = list(pool.map(lambda case: _train(environments, models, service, case, folder / "records" / case.name), cases))
-        taken = sum(place.outcome == TAKEN for case in cases for place in case.places)
+        taken = sum(place.outcome in (TAKEN, FAILED) for case in cases for place in case.places)
         refused = sum(place.outcome == REFUSED for case in cases for place in case.places)
         if not any(training.failed for training in done):
             service.wait_for(lambda v: sum(v["counts"].values()) >= taken and len(v["passed_over"]) >= refused, 120 + 60 * taken)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.trainers.cases import CASES, REFUSED, SAME, TAKEN, Case
+from tests.trainers.cases import CASES, FAILED, REFUSED, SAME, TAKEN, Case
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
@@ -18,7 +18,7 @@ INTRODUCTION = """\
 # Does it work with my trainer?
 
 This table is written by a test. Each trainer ran, in a few steps on a small model and on a CPU, beside one running `ckptd run`; every
-directory that it saved was exported exactly once, or is listed in `ckptd status` with the reason; each export was loaded by the loader
+directory that it saved was exported exactly once, or stands in `ckptd status` with the reason why not; each export was loaded by the loader
 named here, in the trainer's own environment, and compared with what the live model answered at that step. The difference is the largest
 one, as a part of the root mean square of that answer.
 
@@ -26,7 +26,8 @@ one, as a part of the root mean square of that answer.
 NOTES = """
 
 **exported**: merged, checked, published as `{run}/step-N`, and as `{run}/final` where the name has no number. **known already**: the
-trainer saved there once more, file by file, what it had saved in a checkpoint; that is exported once. **refused**: it stands in
+trainer saved there once more, file by file, what it had saved in a checkpoint; that is exported once. **failed, with the reason**:
+the export ended as failed, nothing was published, and `ckptd status` and the report say why and what to do. **refused**: it stands in
 `ckptd status` under "seen, not watched", with the command that makes something of it that can be exported.
 
 What is not in this table is found by its content all the same: [what is taken for a checkpoint](checkpoints.md). Ask
@@ -48,7 +49,7 @@ def _row(case: Case, result: dict[str, Any]) -> tuple[str, ...]:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     outcomes = [
         f"{name}: " + ", ".join("the run's own directory" if path == "." else f"`{path}`" for path in paths)
-        for name in (TAKEN, SAME, REFUSED)
+        for name in (TAKEN, SAME, FAILED, REFUSED)
         if (paths := [path for path, outcome in result["outcomes"].items() if outcome == name])
     ]
     error = result["error"]

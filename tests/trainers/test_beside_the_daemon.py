@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.trainers.cases import CASES, REFUSED, TAKEN, Case
+from tests.trainers.cases import CASES, FAILED, REFUSED, TAKEN, Case
 from tests.trainers.conftest import Ran, Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 TOLERANCE = 1e-3
 """Of the root mean square of what the live model answered: the bases are float32, so that nothing but the order of sums differs."""
 WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|ckpt|distcp)|lit_model\.pth.*")
-STATE = re.compile(r"optimizer.*|scheduler\.pt|scaler\.pt|rng_state.*|training_args\.bin")
+STATE = re.compile(r"optimizer.*|scheduler\.pt|scaler\.pt|rng_state.*|training_args\.bin|recipe_state\.pt")
 """Files of these names hold no weights of the model."""
 
 
@@ -73,10 +73,12 @@ def test_every_checkpoint_of_a_trainer_is_exported_once_or_told_of_and_its_own_l
     jobs, told = jobs_of(ran, training), told_of(ran, training)
     taken = {place.path: place for place in case.places if place.outcome == TAKEN}
     refused = {place.path: place for place in case.places if place.outcome == REFUSED}
-    assert {place: job["state"] for place, job in jobs.items()} == dict.fromkeys(taken, "succeeded"), [
-        (job["error"], job["artifacts"]) for job in jobs.values()
-    ]
-    exports = {place: Path(job["target"]).relative_to(ran.service.exports).as_posix() for place, job in jobs.items()}
+    failed = {place.path: place for place in case.places if place.outcome == FAILED}
+    wanted = {**dict.fromkeys(taken, "succeeded"), **dict.fromkeys(failed, "failed")}
+    assert {place: job["state"] for place, job in jobs.items()} == wanted, [(job["error"], job["artifacts"]) for job in jobs.values()]
+    assert all(place.reason in jobs[path]["error"] for path, place in failed.items()), [job["error"] for job in jobs.values()]
+    assert not any(list(Path(jobs[path]["target"]).rglob("*.safetensors")) for path in failed), "nothing wrong is published"
+    exports = {place: Path(jobs[place]["target"]).relative_to(ran.service.exports).as_posix() for place in taken}
     assert exports == {place.path: place.export for place in taken.values()}
     assert set(told) == set(refused), told
     assert all(place.reason in told[place.path] for place in refused.values()), told

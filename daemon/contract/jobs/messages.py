@@ -58,6 +58,10 @@ class Addition(Frozen):
 
 ADDITIONS = ".additions"
 """Folder of a pin that holds the additions' pins, by their number. No name that an export reads."""
+BESIDE = ".beside"
+"""Folder of a pin that holds the weights of a whole model which lie beside its adapter, as far as they cost no copy."""
+BESIDE_STATES = "states.json"
+"""File in it that lists them all, copied or not: [name, inode, size, mtime in ns] of each, as it was when the adapter was taken."""
 
 
 class CheckpointRef(Frozen):

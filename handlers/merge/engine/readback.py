@@ -118,7 +118,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _samples(name: str, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+def samples_of(name: str, shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """(first row, rows) of up to three samples. The middle one depends only on the name, so that a check can be repeated."""
     total = shape[0] if shape else 1
     rows = min(total, max(1, SAMPLE // max(1, row_elements(shape))))
@@ -131,14 +131,15 @@ def _blocks(name: str, shape: tuple[int, ...], full: bool) -> Iterator[tuple[int
     if 0 in shape:
         return
     if not full:
-        yield from _samples(name, shape)
+        yield from samples_of(name, shape)
         return
     rows = max(1, BLOCK // max(1, row_elements(shape)))
     for first in range(0, shape[0] if shape else 1, rows):
         yield first, min(rows, (shape[0] if shape else 1) - first)
 
 
-def _rows(source: Source, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+def rows_of(source: Source, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows from `first` on, (count, elements of a row)."""
     out = torch.empty(count, row_elements(source.shape), dtype=dtype)
     source.rows(first, count, out)
     return out
@@ -149,7 +150,7 @@ def _unchanged(base: Source, found: Source, full: bool, on_bytes: OnBytes) -> st
     if problem := _differs(base, found):
         return problem
     for first, count in _blocks(found.name, found.shape, full):
-        one, other = (_rows(source, first, count, found.dtype).view(torch.uint8) for source in (base, found))
+        one, other = (rows_of(source, first, count, found.dtype).view(torch.uint8) for source in (base, found))
         on_bytes(one.numel())
         if not torch.equal(one, other):
             row = first + int((one != other).any(dim=1).nonzero()[0, 0])
@@ -164,7 +165,7 @@ def _changed(changed: ChangedTensor, found: Source, full: bool, on_bytes: OnByte
     factors = changed.factors()
     projection = None if changed.magnitude is not None or factors.left.ndim == 3 else _Projection(changed, found, factors)
     # All samples at once: for so few rows a call costs more than its arithmetic.
-    samples = _read(changed, found, _samples(found.name, found.shape), on_bytes)
+    samples = _read(changed, found, samples_of(found.name, found.shape), on_bytes)
     problem = _elements(changed, found, factors, _Rows(samples.numbers, samples.before.double(), samples.after.double()))
     if problem := problem or (projection.problem(samples) if projection else None):
         return problem
@@ -198,7 +199,7 @@ class _Projection:
         self._module, self._dtype, self._left = changed.module, found.dtype, factors.left
         self._inner = factors.right.double() @ self._x.double()
         self._reach = factors.right.norm(dim=1).double()
-        self._fp32 = _unit(torch.float32) * math.sqrt(len(self._x) + len(factors.right))
+        self._fp32 = unit_of(torch.float32) * math.sqrt(len(self._x) + len(factors.right))
 
     def problem(self, rows: _Rows) -> str | None:
         """What is wrong with these rows; None when nothing is."""
@@ -208,7 +209,7 @@ class _Projection:
         # The sum is rounded once, the delta perhaps before it; and everything is rounded to fp32 on the way, where it may cancel out.
         rounded = after.norm(dim=1) + (after - before).norm(dim=1)
         summed = rounded + before.norm(dim=1) + (factor.abs() @ self._reach).float()
-        bound = FAR * (_unit(self._dtype) * rounded + self._fp32 * summed + _tiny(self._dtype) * math.sqrt(len(self._x)))
+        bound = FAR * (unit_of(self._dtype) * rounded + self._fp32 * summed + _tiny(self._dtype) * math.sqrt(len(self._x)))
         off = (after @ self._x - wanted).abs()
         if bool((off <= bound).all()):
             return None
@@ -219,7 +220,7 @@ class _Projection:
         )
 
 
-def _unit(dtype: torch.dtype) -> float:
+def unit_of(dtype: torch.dtype) -> float:
     """The largest relative error of one rounding to the dtype."""
     return torch.finfo(dtype).eps / 2
 
@@ -236,11 +237,11 @@ def _elements(changed: ChangedTensor, found: Source, factors: Factors, rows: _Ro
     delta, spread = (factor @ across).flatten(1), (factor.abs() @ across.abs()).flatten(1)
     total = rows.before + delta
     # The delta in fp32 (a sum over the rank), rounded perhaps to the output's dtype before the addition; then the sum, once.
-    slack = _unit(torch.float32) * (right.shape[-2] + 8) * (spread + rows.before.abs())
-    slack += _unit(found.dtype) * (delta.abs() + slack)
+    slack = unit_of(torch.float32) * (right.shape[-2] + 8) * (spread + rows.before.abs())
+    slack += unit_of(found.dtype) * (delta.abs() + slack)
     if changed.magnitude is not None:
         total, slack = _rescaled(changed, rows, total, slack)
-    bound = 1.01 * _unit(found.dtype) * (total.abs() + slack) + slack + _tiny(found.dtype)
+    bound = 1.01 * unit_of(found.dtype) * (total.abs() + slack) + slack + _tiny(found.dtype)
     off = (rows.after - total).abs()
     if bool((off <= bound).all()):
         return None
@@ -258,11 +259,11 @@ def _rescaled(changed: ChangedTensor, rows: _Rows, total: torch.Tensor, slack: t
     assert changed.magnitude is not None
     if changed.by_column:
         factor = ((rows.after * total).sum(dim=0) / total.square().sum(dim=0).clamp_min(1e-300))[None, :]
-        rounding = 2 * _unit(torch.float32) + 2 * _unit(changed.source.dtype)
+        rounding = 2 * unit_of(torch.float32) + 2 * unit_of(changed.source.dtype)
     else:
         magnitude = changed.magnitude().double().reshape(-1)[rows.numbers]
         factor = (magnitude / total.norm(dim=1))[:, None]
-        rounding = _unit(torch.float32) * math.sqrt(total.shape[1]) * 4
+        rounding = unit_of(torch.float32) * math.sqrt(total.shape[1]) * 4
     total = total * factor
     return total, slack * factor.abs() + rounding * total.abs()
 

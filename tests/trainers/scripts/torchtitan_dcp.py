@@ -7,16 +7,16 @@ from tests.trainers.scripts.live import IDS, arguments, causal, logits
 
 
 class Stateful:
-    """What torchtitan saves beside the model, in the part of its containers of optimizers and schedules."""
+    """What torchtitan saves beside the model, in the part of its containers: numbers, and the optimizer's tensors."""
 
-    def __init__(self) -> None:
-        self.steps = torch.zeros(1)
+    def __init__(self, value: int | torch.Tensor = 0) -> None:
+        self.state: dict[str, int | torch.Tensor] = {"step": value}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"steps": self.steps}
+    def state_dict(self) -> dict[str, int | torch.Tensor]:
+        return self.state
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.steps.copy_(state["steps"])
+    def load_state_dict(self, state: dict[str, int | torch.Tensor]) -> None:
+        self.state = state
 
 
 if __name__ == "__main__":
@@ -28,7 +28,8 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     manager = CheckpointManager(
         CheckpointManager.Config(enable=True, interval=2, last_save_model_only=False), dataloader=Stateful(), model_parts=[model],
-        optimizers=Stateful(), lr_schedulers=Stateful(), states={"train_state": Stateful()}, sd_adapter=None, base_folder=str(run),
+        optimizers=Stateful(torch.zeros(1)), lr_schedulers=Stateful(), states={"train_state": Stateful()}, sd_adapter=None,
+        base_folder=str(run),
     )  # fmt: skip
     for step in range(1, 5):
         ids = torch.tensor([IDS])
