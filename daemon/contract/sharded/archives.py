@@ -224,6 +224,8 @@ class _Archive:
         """Byte of the file at which an entry's contents begin."""
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
             raise Unreadable("it is compressed, as torch.save never writes it")
+        if not 0 <= entry.header_offset < self._length:
+            raise Unreadable("it is no whole archive of torch.save (an entry lies outside of it)")
         self._stream.seek(self._start + entry.header_offset)
         head = self._stream.read(_LOCAL_HEADER.size)
         mark, name, extra = _LOCAL_HEADER.unpack(head) if len(head) == _LOCAL_HEADER.size else (b"", 0, 0)
