@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from daemon.cli.markup import escape
 from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation, local_time
 from daemon.system.box import human
 
