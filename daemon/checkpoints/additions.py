@@ -7,19 +7,20 @@ files are read, and whole files for the digest; whether the deltas can be added 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.base_models import find_base
-from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
+from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify, inspect
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin
 from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
-from daemon.contract.errors import Permanent, Retryable
+from daemon.contract.errors import Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory
 from daemon.contract.jobs.messages import ADDITIONS, Addition
@@ -55,6 +56,18 @@ def pin_additions(wanted: MergeSettings, checkpoint: Inspection, bases: BaseMode
     Raises Permanent, in one sentence, where one can't be used; Retryable where it is being written or there is no room for its copy.
     `reserve`: bytes of free disk that copies leave alone.
     """
+    _refuse_whole_model(wanted, checkpoint)
+    found, warnings = [], []
+    for number, one in enumerate(wanted.add):
+        folder = pin / ADDITIONS / str(number)
+        warnings += _pin(one.path, checkpoint, bases, folder, reserve)
+        found.append(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest=identify(folder)))
+    if found:
+        _sync(pin)
+    return Added(tuple(found), tuple(warnings))
+
+
+def _refuse_whole_model(wanted: MergeSettings, checkpoint: Inspection) -> None:
     if checkpoint.method == FULL and (wanted.add or wanted.weight != 1):
         what = "merge.add" if wanted.add else "merge.weight"
         raise Permanent(
@@ -64,14 +77,6 @@ def pin_additions(wanted: MergeSettings, checkpoint: Inspection, bases: BaseMode
             " model as its base",
             path=checkpoint.path,
         )  # fmt: skip
-    found, warnings = [], []
-    for number, one in enumerate(wanted.add):
-        folder = pin / ADDITIONS / str(number)
-        warnings += _pin(one.path, checkpoint, bases, folder, reserve)
-        found.append(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest=identify(folder)))
-    if found:
-        _sync(pin)
-    return Added(tuple(found), tuple(warnings))
 
 
 def pin_again(additions: Sequence[Addition], pin: Path) -> bool:
@@ -103,22 +108,54 @@ def _sync(pin: Path) -> None:
 def _pin(path: Path, checkpoint: Inspection, bases: BaseModelSettings, folder: Path, reserve: int) -> list[str]:
     """Pin one adapter; what has to be said about it."""
     try:
-        seen = fingerprint(path)
-        found = inspect(path)
-        _check(found)
-        warnings = _check_base(found, checkpoint, bases)
-        make_pin(path, folder, seen, PinRules(sys.maxsize, reserve))
+        with _said_plainly(path):
+            seen, warnings = _look(path, checkpoint, bases)
+            make_pin(path, folder, seen, PinRules(sys.maxsize, reserve))
     except Moved:
         raise Retryable(
             FaultCode.STILL_WRITTEN, _OPERATION, "it changes while it is read", "wait until whoever writes it is done with it", path=path
         ) from None
+    return warnings
+
+
+def problems_of(wanted: MergeSettings, bases: BaseModelSettings, checkpoint: Inspection | None = None) -> list[str]:
+    """Why adapters of `merge.add` can't be merged beside a checkpoint (None: any that has an adapter), as sentences."""
+    try:
+        if checkpoint is not None:
+            _refuse_whole_model(wanted, checkpoint)
+    except Permanent as error:
+        return [str(error)]
+    problems = []
+    for one in wanted.add:
+        try:
+            with _said_plainly(one.path):
+                _look(one.path, checkpoint, bases)
+        except Permanent as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(str(from_oserror(error, _OPERATION, str(one.path))))
+    return problems
+
+
+def _look(path: Path, checkpoint: Inspection | None, bases: BaseModelSettings) -> tuple[Fingerprint, list[str]]:
+    """The state of an adapter that can be used, and what has to be said about it. Permanent for another; OSError."""
+    seen = fingerprint(path)
+    found = inspect(path)
+    _check(found)
+    return seen, [] if checkpoint is None else _check_base(found, checkpoint, bases)
+
+
+@contextlib.contextmanager
+def _said_plainly(path: Path) -> Iterator[None]:
+    """Permanent in place of the system's errors that somebody has to mend."""
+    try:
+        yield
     except FileNotFoundError:
         raise Permanent(FaultCode.NO_SUCH_PATH, _OPERATION, "there is no such directory", _CORRECT, path=path) from None
     except NotADirectoryError:
         raise Permanent(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file", "give the adapter's directory", path=path) from None
     except PermissionError:
         raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it can't be read by this user", "give it access", path=path) from None
-    return warnings
 
 
 _CORRECT = "correct its path in merge.add (or --add), and run `ckptd export` on the checkpoint"

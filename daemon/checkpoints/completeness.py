@@ -15,9 +15,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.files import open_plain, read_bounded
 from daemon.contract.safetensors import find_hole, has_zero_tail, parse_header
+from daemon.contract.sharded.archives import BoundedReader
 from daemon.contract.values import Json
 
+MOST_JSON = 128 << 20
+"""Bytes of a JSON file that is read: Trainer's state of half a million logged steps has less."""
 _WHOLE_JSON = 1 << 20
 """JSON files up to this many bytes are parsed; of larger ones only the end is looked at."""
 MODULES = "modules.json"
@@ -39,9 +43,15 @@ def read_object(path: Path, name: str, missing: list[str]) -> Json | None:
 
 def _read_json(path: Path, name: str, missing: list[str]) -> Any:
     try:
-        return json.loads((path / name).read_bytes())
+        data = read_bounded(path / name, MOST_JSON)
     except FileNotFoundError:
         missing.append(f"{name} is not there yet")
+        return None
+    except ValueError as error:
+        missing.append(f"{name} can't be read: {error}")
+        return None
+    try:
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         missing.append(f"{name} is not valid JSON ({error})")
     return None
@@ -80,9 +90,11 @@ def hollow_adapters(path: Path, names: Iterable[str]) -> list[str]:
 def archive_problems(path: Path, name: str) -> list[str]:
     """Why a file of torch.save is not complete: a zip has its directory at the end, so a truncated file has none."""
     try:
-        with zipfile.ZipFile(path / name):
+        with open_plain(path / name) as stream, BoundedReader(stream.raw) as bounded, zipfile.ZipFile(bounded):
             return []
-    except zipfile.BadZipFile as error:
+    except ValueError as error:
+        return [f"{name}: {error}"]
+    except (zipfile.BadZipFile, NotImplementedError) as error:
         return [f"{name} {error}"]
     except FileNotFoundError:
         return [f"{name} is not there yet"]

@@ -7,6 +7,7 @@ functions over a listing; the rules read headers and small files only.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from daemon.checkpoints.unsupported import (
 )
 from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import open_plain
 from daemon.contract.sharded import dcp_safetensors, deepspeed
 from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
 from daemon.contract.sharded.lightning import step_in
@@ -219,27 +221,55 @@ def _in_pieces(look: Look, refuse: Callable[[Path, str], Fault] | None = None) -
     """
     found = Weights(missing=side_file_problems(look.path, look.names - {TRAINER_STATE}))
     try:
-        tensors = read_tensors(look.path)
-    except Unsafe as error:
-        found.refusal = refuse(look.path, str(error)) if refuse else refuse_unsafe(look.path, error.name)
-        return found
-    except deepspeed.Unsupported as error:
-        found.refusal = refuse_deepspeed(look.path, str(error))
-        return found
-    except ValueError as error:
-        found.missing.append(f"its parts can't be put together: {error}")
-        return found
+        holds = _held(look.path, _state_of_pieces(look))
     except CkptdError as error:
         if error.fault.code != FaultCode.FILE_MISSING:  # what is not there yet, the row's checks say
             found.missing.append(f"its parts can't be read: {error.fault.cause}")
         return found
-    if not tensors:
+    if holds.unsafe is not None:
+        found.refusal = refuse(look.path, str(holds.unsafe)) if refuse else refuse_unsafe(look.path, holds.unsafe.name)
+    elif holds.unsupported is not None:
+        found.refusal = refuse_deepspeed(look.path, holds.unsupported)
+    elif holds.problem is not None:
+        found.missing.append(f"its parts can't be put together: {holds.problem}")
+    elif holds.tensors == 0:
         found.refusal = refuse_no_tensors(look.path)
-    elif is_adapter(tensors):
+    elif holds.adapter:
         _borrow_adapter_config(look, found)
     else:
         found.method, found.borrowed = "full", tuple(_of_model(look))
     return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What pieces hold, or why that can't be told: they ask to run something, or are of a kind that is not put together here."""
+
+    tensors: int = 0
+    adapter: bool = False
+    problem: str | None = None
+    unsafe: Unsafe | None = None
+    unsupported: str | None = None
+
+
+@functools.lru_cache(maxsize=1024)
+def _held(path: Path, state: tuple[tuple[Any, ...], ...]) -> _Held:
+    """What the pieces below `path` hold. Their description may take seconds to read, and every scan asks again: `state` tells whether
+    they have changed. Raises CkptdError, which is not remembered."""
+    try:
+        tensors = read_tensors(path)
+    except Unsafe as error:
+        return _Held(unsafe=error)
+    except deepspeed.Unsupported as error:
+        return _Held(unsupported=str(error))
+    except ValueError as error:
+        return _Held(problem=str(error))
+    return _Held(len(tensors), is_adapter(tensors))
+
+
+def _state_of_pieces(look: Look) -> tuple[tuple[Any, ...], ...]:
+    states = ((name, os.lstat(look.path / name)) for name in sorted(look.names))
+    return tuple((name, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for name, one in states)
 
 
 def _lightning(look: Look) -> Weights:
@@ -305,7 +335,10 @@ def _staging(look: Look) -> list[str]:
 def _deepspeed_latest(look: Look) -> list[str]:
     """DeepSpeed writes `latest`, the name of the folder with its state, after that folder."""
     try:
-        named = (look.path / "latest").read_bytes()[:256].decode(errors="replace").strip()
+        with open_plain(look.path / "latest") as stream:
+            named = stream.read(256).decode(errors="replace").strip()
+    except ValueError as error:
+        return [f"latest can't be read: {error}"]
     except FileNotFoundError:
         return ["latest, which DeepSpeed writes last, is not there yet"]
     return [] if named in look.folders else [f"latest names the folder {named!r}, which is not there"]

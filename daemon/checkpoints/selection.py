@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.checkpoints.completeness import MOST_JSON
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.layouts import TRAINER_STATE
 from daemon.checkpoints.names import CHECKPOINT_NAME, run_of
 from daemon.config.settings import SelectSettings
+from daemon.contract.files import read_bounded
 from daemon.contract.values import Json
 
 
@@ -87,9 +88,9 @@ def choice_for(inspection: Inspection, select: SelectSettings) -> tuple[Selectio
 def _state(path: Path) -> Json:
     """The object in a JSON file; {} where it is none, or still being written."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
+        if path.is_symlink():
             return {}
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bounded(path, MOST_JSON))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

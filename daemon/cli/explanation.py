@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from daemon.cli.markup import escape
 from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation, local_time
 from daemon.system.box import human
 
@@ -46,7 +46,7 @@ def _print_run(console: Console, value: RunExplanation) -> None:
     console.print(f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
-        about = "; ".join(row.missing) or row.refusal or _recorded(row) or "not taken yet"
+        about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or "not taken yet"
         console.print(f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
     for problem in value.unreadable:
         console.print(f"[red]{escape(problem)}[/red]")
@@ -70,6 +70,8 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
     if value.refusal:
         line("refused", value.refusal, "yellow")
+    for problem in value.unmergeable:
+        line("merge.add", problem, "yellow")
     _print_decision(line, value)
     _print_files(console, value.files)
 

@@ -14,6 +14,7 @@ import typer
 
 from daemon.cli import maintenance, queue, toolchain
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, no_access, print_json
+from daemon.cli.markup import plain
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
@@ -210,10 +211,10 @@ def main() -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:
-        print(f"ckptd: {error}", file=sys.stderr)
+        print(f"ckptd: {plain(str(error))}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
     except PermissionError as error:
-        print(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}", file=sys.stderr)
+        print(f"ckptd: {plain(str(no_access(Path(os.fsdecode(error.filename or '.')))))}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
@@ -222,6 +223,6 @@ def main() -> int:
         return 0
     except OSError as error:
         fault = from_oserror(error, "go on")
-        print(f"ckptd: {fault}", file=sys.stderr)
+        print(f"ckptd: {plain(str(fault))}", file=sys.stderr)
         return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
     return 0

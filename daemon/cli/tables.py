@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from daemon.checkpoints.inspection import Inspection
+from daemon.cli.markup import escape
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
 from daemon.system.box import human

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -62,6 +63,24 @@ def fsync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_plain(path: Path) -> io.BufferedReader:
+    """A file opened for reading. OSError; ValueError when it is no regular file, after which nothing of it was read."""
+    # Not blocking, since a pipe under the file's name would never open.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is no regular file")
+    return open(descriptor, "rb")
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The bytes of a file. ValueError when it is no regular file or has more than `most` bytes; OSError."""
+    with open_plain(path) as stream:
+        if (size := os.fstat(stream.fileno()).st_size) > most:
+            raise ValueError(f"it has {size:,} bytes, more than the {most:,} that are read")
+        return stream.read(most)
 
 
 def temporary_of(path: Path) -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 from daemon.contract.errors import Permanent, from_oserror
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import open_plain
 
 OPERATION = "read the safetensors header"
 MAX_HEADER = 32 << 20
@@ -101,26 +101,16 @@ def _missing(path: Path, operation: str) -> Permanent:
 def open_regular(path: Path, operation: str) -> BinaryIO:
     """The file opened for reading. Permanent when it is missing or can't be opened, ValueError when it is no regular file."""
     try:
-        return _opened(path)
+        return open_plain(path)
     except FileNotFoundError:
         raise _missing(path, operation) from None
     except OSError as error:
         raise from_oserror(error, operation, str(path)) from None
 
 
-def _opened(path: Path) -> BinaryIO:
-    """The file opened for reading; OSError, or ValueError when it is no regular file."""
-    # Not blocking, since a pipe under the file's name would never open.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError("it is no regular file")
-    return open(descriptor, "rb")
-
-
 def _raw(path: Path) -> tuple[int, bytes]:
     """Size of the file and the text of its header; ValueError when there can't be one."""
-    with _opened(path) as stream:
+    with open_plain(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
         (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (0,)

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
@@ -167,6 +168,7 @@ def examine(settings: Settings) -> Diagnosis:
     warnings += catalog().problems
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not folder.is_dir()]
+    problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))
     threads = settings.limits.effective_threads
     if threads > cores:
@@ -182,6 +184,7 @@ def examine(settings: Settings) -> Diagnosis:
         "toolchains": "; ".join(
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()
         ),
+        **({"adds": ", ".join(f"{one.weight:g} × {one.path}" for one in settings.merge.add)} if settings.merge.add else {}),
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: _version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},

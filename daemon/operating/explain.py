@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect
 from daemon.checkpoints.layouts import TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
@@ -92,6 +93,8 @@ class CheckpointExplanation:
     """Until the daemon takes it, unless it changes again; None where it does not wait for that."""
     refusal: str | None
     """Why it is not exported as it is."""
+    unmergeable: tuple[str, ...]
+    """Why adapters of `merge.add` can't be merged beside it, as sentences."""
     journal: Remembered | None
     selected: Selected | None
     """None while that can't be told."""
@@ -176,6 +179,7 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         quiet_seconds=quiet,
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
         refusal=found.refusal.sentence() if found.refusal else None,
+        unmergeable=tuple(problems_of(settings.merge, settings.base, found)) if found.complete and found.refusal is None else (),
         journal=_remembered(settings, path),
         selected=None if unwatched and settings.watch.roots else _selection(settings, found),
         watched=not unwatched,

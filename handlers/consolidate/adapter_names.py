@@ -7,18 +7,21 @@ A wrapped model's state has the wrappers' names before and within each name, and
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.sharded.forms import is_adapters
+from daemon.contract.values import Json
 
 OPERATION = "put the checkpoint's pieces together"
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 _PEFT = "base_model.model."
+_SAVE = "load it in the trainer, save the adapter with save_pretrained and export that"
+Shape = tuple[int, ...]
 _NAMED = re.compile(
     r"(?P<before>.*\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_\w+|lokr_\w+|ia3_l|oft_\w+|boft_\w+|vera_lambda_\w+"
-    r"|randlora_\w+|bone_\w+|c3a_kernel))\.(?P<adapter>(?!weight$|bias$)[^.]+)(?P<after>\.weight|\.bias)?"
+    r"|randlora_\w+|bone_\w+|c3a_kernel|trainable_tokens_delta))\.(?P<adapter>(?!weight$|bias$)[^.]+)(?P<after>\.weight|\.bias)?"
 )
 _SAVED = re.compile(r"(?P<before>.*)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<after>.+)")
 
@@ -44,7 +47,33 @@ def peft_names(names: Collection[str], modules: Collection[str]) -> dict[str, st
         raise _refused(f"it holds several adapters ({', '.join(sorted(adapters)[:5])}), none of which is called default",
                        "save the one that is meant with save_pretrained and export that")  # fmt: skip
     found = {name: short for name, said in mine.items() if (short := _without_adapter(said, chosen)) is not None}
-    return _prefixed(found, modules)
+    named = _prefixed(found, modules)
+    _refuse_twice(named)
+    return named
+
+
+def _refuse_twice(named: Mapping[str, str]) -> None:
+    """Permanent where two tensors would get one name: which of them is meant nothing says."""
+    first = dict[str, str]()
+    for name, said in named.items():
+        if first.setdefault(said, name) != name:
+            raise _refused(f"{first[said]} and {name} are both {said}, and only one of them can be it", _SAVE)
+
+
+def refuse_trained_beside(left_out: Mapping[str, Shape], config: Json, base: Mapping[str, Shape]) -> None:
+    """Permanent where what would be left out as the base's was trained, and belongs to the adapter.
+
+    `left_out`: name in the checkpoint → shape; `config`: adapter_config.json; `base`: name → shape of the base's own tensors.
+    """
+    for name, shape in sorted(left_out.items()):
+        own = re.sub(r"\.(?:base_layer|original_module|token_adapter)(?=\.)", "", unwrapped(name).rpartition(_PEFT)[2])
+        if name.endswith(".bias") and config.get("bias", "none") != "none":
+            raise _refused(
+                f"its adapter_config.json says that biases were trained ({config['bias']}), and {name} lies among the base's", _SAVE
+            )
+        if own in base and base[own] != shape:
+            raise _refused(f"{name} has the shape {list(shape)}, and {own} of the base {list(base[own])}: it was changed for this training",
+                           _SAVE)  # fmt: skip
 
 
 def _without_adapter(name: str, adapter: str) -> str | None:

@@ -25,7 +25,7 @@ from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import ShardedTensor
 from handlers.child.progress import Reporter, StageOutput
 from handlers.consolidate import model_names
-from handlers.consolidate.adapter_names import OPERATION, peft_names
+from handlers.consolidate.adapter_names import OPERATION, peft_names, refuse_trained_beside
 from handlers.consolidate.assemble import damaged, same_bytes, write_file
 from handlers.models.files import TEMPLATES, TOKENIZER, copy_tokenizer, read_json, setting
 from handlers.models.folder import INDEX, SINGLE, ModelFolder, copy_generation
@@ -50,7 +50,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     adapter = is_adapter(tensors)
     _copy_beside(pin, staging)
     base = Path(context.base) if context.base else None
-    names = peft_names(tensors, _modules(base)) if adapter else _model(context, tensors, base)
+    names = _adapter(pin, tensors, base) if adapter else _model(context, tensors, base)
     chosen = {said: tensors[name] for name, said in names.items()}
     done, total = 0, sum(one.size for one in chosen.values()) or 1
 
@@ -103,10 +103,14 @@ def _copy_beside(pin: Path, staging: Path) -> None:
             shutil.copyfile(path, staging / path.name)
 
 
-def _modules(base: Path | None) -> set[str]:
-    """Paths of the base's modules, as far as its headers tell."""
+def _adapter(pin: Path, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:
+    """The names of an adapter's tensors, by the base's headers as far as they tell."""
     model = ModelFolder.opened(base, "base") if base else None
-    return set() if model is None or model.pickled else {name.rpartition(".")[0] for name in model.headers}
+    shapes = {} if model is None or model.pickled else {name: info.shape for name, info in model.headers.items()}
+    names = peft_names(tensors, {name.rpartition(".")[0] for name in shapes})
+    left_out = {name: tensors[name].shape for name in tensors.keys() - names.keys()}
+    refuse_trained_beside(left_out, read_json(pin / "adapter_config.json", "read the adapter's configuration"), shapes)
+    return names
 
 
 def _model(context: StageContext, tensors: Mapping[str, ShardedTensor], base: Path | None) -> dict[str, str]:

@@ -7,6 +7,7 @@ are streamed, the files that an interrupted attempt has finished in the staging 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
@@ -29,7 +30,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         report = take_over(pin, staging, options, execution)
     else:
         others = [(folder, one.weight) for folder, one in context.additions]
-        report = merge_adapter(pin, Path(context.base), staging, options, execution, weight=context.checkpoint.weight, adapters=others)
+        try:
+            report = merge_adapter(pin, Path(context.base), staging, options, execution, weight=context.checkpoint.weight, adapters=others)
+        except Permanent as error:
+            raise _of_addition(context, error) from error
         if not context.additions and context.checkpoint.weight == 1:
             kept = beside.Beside(pin, Path(context.checkpoint.path))
             warnings = beside.compare(kept, Path(context.base), staging, lambda name: reporter.progress(1.0, f"comparing {name}"))
@@ -41,6 +45,17 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         fallbacks=list(report.fallbacks),
         digests=report.digests,
     )
+
+
+def _of_addition(context: StageContext, error: Permanent) -> Permanent:
+    """The error with an addition's own path, by which people know it, in place of its pin's."""
+    fault = error.fault
+    for folder, one in context.additions:
+        if fault.path is not None and Path(fault.path).is_relative_to(folder):
+            return Permanent(
+                **{**fault.model_dump(), "path": os.path.join(one.path, os.path.relpath(fault.path, folder)).removesuffix("/.")}
+            )
+    return error
 
 
 def _check_base(context: StageContext) -> None:

@@ -242,6 +242,26 @@ def test_what_cannot_be_added_is_refused_at_once_in_one_sentence(kind: str, box:
     assert box.jobs() == [] and box.pins() == [] and box.exports() == {}
 
 
+@pytest.mark.parametrize("kind", REFUSED)
+def test_check_and_explain_say_what_cannot_be_added(kind: str, box: Box, made: Made) -> None:
+    make, said = REFUSED[kind]
+    make(made, box.folder / "added")
+    box.config(f'[[merge.add]]\npath = "{box.folder / "added"}"\nweight = 0.5\n')
+    explained, checked = box.run("explain", str(made.checkpoint)), box.run("check")
+    assert said in explained.stdout and str(box.folder / "added") in explained.stdout
+    assert f"0.5 × {box.folder / 'added'}" in checked.stdout
+    if kind != "another base":  # which only a checkpoint tells
+        assert checked.returncode == 2 and said in checked.stdout + checked.stderr
+
+
+def test_check_and_explain_have_nothing_against_adapters_that_can_be_added(box: Box, made: Made) -> None:
+    box.config(f'[[merge.add]]\npath = "{made.style}"\n')
+    assert "merge.add" not in box.run("explain", str(made.checkpoint)).stdout
+    done = box.run("check")
+    assert done.returncode == 0 and f"1 × {made.style}" in done.stdout and "merge.add" not in done.stdout
+    assert "is a whole model without an adapter" in box.run("explain", str(made.base)).stdout
+
+
 def test_an_adapter_over_a_copy_of_the_base_is_taken_and_an_unknown_name_is_told(box: Box, made: Made) -> None:
     shutil.copytree(made.base, box.folder / "copy")
     adapter = shutil.copytree(made.style, box.folder / "style")
@@ -268,7 +288,9 @@ def test_a_full_fine_tune_takes_no_additions(box: Box, made: Made) -> None:
 def test_dora_beside_another_is_refused_by_the_merge_and_the_adapter_alone_is_not_published(box: Box, made: Made) -> None:
     dora = helpers.make_adapter(made.base, box.folder / "dora", use_dora=True)
     done = box.export("--add", str(dora))
-    assert done.returncode == 1 and "only plain LoRA adapters can be added to one another or weighed" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and "only plain LoRA adapters can be added to one another or weighed" in said
+    assert f"({dora})" in said and "and 0 " not in said, "named as its user knows it, not by its pin"
     box.config("")
     (box.folder / "c.toml").write_text((box.folder / "c.toml").read_text().replace('["pytorch"]', '["pytorch", "pytorch-adapter"]'))
     done = box.export("--add", str(made.style))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from rich.console import Console
 
+import daemon.cli
+from daemon.cli.markup import escape
 from daemon.cli.tables import artifact_table
 from daemon.contract.jobs.plan import variant_names
 
@@ -33,3 +40,21 @@ def test_every_variant_fits_into_80_columns_with_nothing_cut() -> None:
 def test_what_was_not_measured_is_a_dash() -> None:
     (_, row) = printed({"artifacts": [{"variant": "onnx", "verdict": "failed", "size_bytes": None, "size_ratio": None}]})
     assert row.split() == ["onnx", "failed", "–", "–", "–", "–", "–", "–"]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("run\x1b[31m", "run" + r"\x1b[31m"),
+    ("a\rb", "a\\rb"), ("\u202eab", "\\u202eab"), ("\udcff", "\\udcff"), ("поезд\tдва\nтри", "поезд\tдва\nтри"),
+])  # fmt: skip
+def test_a_name_cannot_move_the_cursor_or_change_colours(text: str, said: str) -> None:
+    assert escape(text) == said
+
+
+def test_every_verb_prints_by_the_one_escape() -> None:
+    (folder,) = daemon.cli.__path__
+    assert [path.name for path in Path(folder).rglob("*.py") if "from rich.markup" in path.read_text()] == []
+
+
+def test_an_error_about_a_name_with_controls_shows_them(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "daemon", "explain", tmp_path / "a\x1b[2Jb"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "\x1b" not in done.stderr and "a\\x1b[2Jb" in done.stderr

@@ -24,6 +24,7 @@ from daemon.contract.sharded.archives import StoredTensor, read_archive
 from daemon.contract.sharded.dcp import read_tensors
 from daemon.contract.sharded.pickles import MOST_BYTES, Unreadable, Unsafe, read_pickle
 from daemon.contract.sharded.pieces import Piece, ShardedTensor
+from handlers.consolidate.adapter_names import peft_names, refuse_trained_beside
 from handlers.consolidate.assemble import write_file
 from tests.consolidate.helpers import consolidate, pinned
 
@@ -288,10 +289,9 @@ def test_sizes_that_a_pickle_claims_are_not_believed(data: bytes) -> None:
         assert str(error)
 
 
-def test_a_key_of_nested_tuples_which_would_take_forever_to_hash_is_refused() -> None:
+def test_a_key_of_nested_tuples_which_would_take_forever_to_hash_is_never_hashed() -> None:
     nested = b"\x80\x02}" + b"K\x01" + b"2\x86" * 60 + b"K\x01s."
-    with pytest.raises(Unreadable, match="as a key"):
-        read_pickle(nested, {})
+    assert list(read_pickle(nested, {}).values()) == [1]
 
 
 def test_a_description_of_any_length_is_bounded(tmp_path: Path) -> None:
@@ -427,3 +427,44 @@ def test_names_that_fit_in_no_way_are_told(pico_base: Path, tmp_path: Path) -> N
     with pytest.raises(Permanent, match=r"net\.other\.weight") as error:
         consolidate(pinned(tmp_path / "checkpoints", tmp_path / "pin"), pico_base, tmp_path / "work")
     assert error.value.fault.code == FaultCode.SHARDS_UNMATCHED
+
+
+# Adapters with their base beside them: what is left out must be the base's
+
+_LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+_LORA = (f"{_LAYER}.lora_A.default.weight", f"{_LAYER}.lora_B.default.weight", f"{_LAYER}.base_layer.weight")
+
+
+@pytest.mark.parametrize("twice", [f"_orig_mod.{_LAYER}.lora_A.default.weight", f"{_LAYER}.lora_A.weight"])
+def test_two_tensors_that_would_get_one_name_are_refused(twice: str) -> None:
+    with pytest.raises(Permanent, match="are both") as error:
+        peft_names([*_LORA, twice], set())
+    assert error.value.fault.code == FaultCode.SHARDS_UNMATCHED
+
+
+def test_trained_tokens_are_the_adapters() -> None:
+    tokens = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    names = peft_names([*_LORA, f"{tokens}.default", "base_model.model.model.embed_tokens.token_adapter.base_layer.weight"], set())
+    assert set(names.values()) == {f"{_LAYER}.lora_A.weight", f"{_LAYER}.lora_B.weight", tokens}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "config", "said"),
+    [
+        (f"{_LAYER}.base_layer.bias", (4,), {"bias": "all"}, "biases were trained"),
+        ("base_model.model.model.norm.bias", (4,), {"bias": "lora_only"}, "biases were trained"),
+        ("base_model.model.model.embed_tokens.weight", (9, 4), {}, "changed for this training"),
+        ("model.base_model.model._orig_mod.lm_head.original_module.weight", (9, 4), {}, "changed for this training"),
+        (f"{_LAYER}.base_layer.bias", (4,), {"bias": "none"}, None),
+        ("base_model.model.model.embed_tokens.weight", (8, 4), {}, None),
+    ],
+)
+def test_what_was_trained_beside_the_adapter_is_never_left_out_silently(
+    name: str, shape: tuple[int, ...], config: dict[str, Any], said: str | None
+) -> None:  # fmt: skip
+    base = {"model.embed_tokens.weight": (8, 4), "lm_head.weight": (8, 4)}
+    if said is None:
+        refuse_trained_beside({name: shape}, config, base)
+        return
+    with pytest.raises(Permanent, match=said):
+        refuse_trained_beside({name: shape}, config, base)

@@ -21,11 +21,11 @@ from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 
 from daemon.cli.demo import processes, results
 from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
+from daemon.cli.markup import escape
 from daemon.contract.errors import CkptdError, Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from daemon.contract.safetensors import DTYPES, open_regular
-from daemon.contract.sharded.pickles import MOST_BYTES, Named, Unreadable, inert, read_pickle
+from daemon.contract.sharded.pickles import MOST_BYTES, Named, Unreadable, inert, read_pickle, shown
 from daemon.contract.sharded.pieces import MOST_DIMENSIONS, TORCH_DTYPES
 
+MOST_CONTENTS = 16 << 20
+"""Bytes of an archive's table of contents: 180,000 tensors."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _STORAGES = {
     "Float": "F32", "Double": "F64", "Half": "F16", "BFloat16": "BF16", "Long": "I64", "Int": "I32", "Short": "I16", "Char": "I8",
@@ -60,6 +62,15 @@ class _Storage:
     """None for bytes whose type the tensor names."""
     start: int
     size: int
+
+
+class BoundedReader(io.BufferedReader):
+    """A file for `zipfile`, which believes a length that the archive claims for its table of contents and makes an object of each row."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > MOST_CONTENTS:
+            raise zipfile.BadZipFile(f"has a table of contents of {size:,} bytes, more than the {MOST_CONTENTS:,} that are read")
+        return super().read(size)
 
 
 class _Window(io.RawIOBase):
@@ -115,7 +126,7 @@ def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str |
     dtype = named.removeprefix("torch.") if named else None
     name = TORCH_DTYPES.get(dtype) if dtype else storage.dtype
     if name is None:
-        return OtherTensor(f"has the dtype {dtype or 'of bytes'}")
+        return OtherTensor(f"has the dtype {shown(dtype) if dtype else 'of bytes'}")
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1 and step != expected and math.prod(shape):
@@ -148,8 +159,8 @@ def _as_tuple(values: Any = ()) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _as_dict(pairs: Any = ()) -> dict[Any, Any]:
-    # An OrderedDict is written with no arguments, or by older protocols with a list of pairs.
+def as_dict(pairs: Any = ()) -> dict[Any, Any]:
+    """What a mapping's class is called with: nothing, or by older protocols a list of pairs."""
     found = dict[Any, Any]()
     for key, value in pairs:
         if not isinstance(key, (str, int)):
@@ -159,7 +170,7 @@ def _as_dict(pairs: Any = ()) -> dict[Any, Any]:
 
 
 PLAIN: dict[str, Any] = {
-    "collections.OrderedDict": _as_dict,
+    "collections.OrderedDict": as_dict,
     "torch.Size": _as_tuple,
     **{f"torch.{name}": f"torch.{name}" for name in [*TORCH_DTYPES, "strided"]},
 }
@@ -197,7 +208,7 @@ def read_archive(path: Path, known: Mapping[str, Any], *, start: int = 0, length
         if window < 0 or start + window > size:
             raise Unreadable(f"the file ends at byte {size:,}, before what is said to lie in it")
         try:
-            with zipfile.ZipFile(io.BufferedReader(_Window(stream, start, window))) as archive:
+            with zipfile.ZipFile(BoundedReader(_Window(stream, start, window))) as archive:
                 return _Archive(archive, stream, start, window).value({**PLAIN, **_TENSORS, **known})
         except Unreadable:
             raise
@@ -222,7 +233,7 @@ class _Archive:
     def _read(self, entry: zipfile.ZipInfo, most: int) -> bytes:
         at = self._place(entry)
         if entry.file_size > most:
-            raise Unreadable(f"its {entry.filename} has {entry.file_size:,} bytes")
+            raise Unreadable(f"its {shown(entry.filename)} has {entry.file_size:,} bytes")
         self._stream.seek(at)
         return self._stream.read(entry.file_size)
 
@@ -243,6 +254,8 @@ class _Archive:
     def _storage(self, reference: Any) -> _Storage:
         if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage" or not isinstance(reference[1], Named):
             raise Unreadable("it is damaged (a reference to no storage)")
+        if not isinstance(reference[2], str):
+            raise Unreadable("it is damaged (a tensor without its data)")
         kind = reference[1].name.rpartition(".")[2].removesuffix("Storage")
         entry = self._entries.get(f"{self._folder}data/{reference[2]}")
         if entry is None or not _whole(reference[4]):

@@ -15,8 +15,8 @@ from typing import Any, TypeGuard
 
 from daemon.contract.safetensors import open_regular
 from daemon.contract.sharded.archives import PLAIN
-from daemon.contract.sharded.pickles import MOST_BYTES, Instance, Unreadable, inert, read_pickle
-from daemon.contract.sharded.pieces import TORCH_DTYPES, Piece, ShardedTensor
+from daemon.contract.sharded.pickles import MOST_BYTES, Instance, Unreadable, inert, read_pickle, shown
+from daemon.contract.sharded.pieces import MOST_DIMENSIONS, TORCH_DTYPES, Piece, ShardedTensor, tensor_name
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
@@ -55,65 +55,85 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     paths = metadata.field("planner_data")
     if not isinstance(described, dict) or not isinstance(stored, dict):
         raise Unreadable("it describes no tensors")
-    places = dict[tuple[str, tuple[int, ...] | None], Instance]()
+    places = _Places()
     for index, place in stored.items():
         if not isinstance(index, Instance) or not isinstance(place, Instance):
             raise Unreadable("it is damaged (a place that is none)")
-        offset = index.field("offset")
-        places[str(index.field("fqn")), None if offset is None else _numbers(offset)] = place
+        places[_place_key(index.field("fqn"), index.field("offset"))] = place
     files = _Files(folder)
     for place in places.values():  # the optimizer's too: a file that is cut short is still being copied, or damaged
         files.check(place)
     found = dict[str, ShardedTensor]()
-    for name, value in described.items():
-        if not isinstance(name, str) or not isinstance(value, Instance):
-            raise Unreadable("it is damaged (a tensor without a name)")
+    left = len(places)
+    for named, value in described.items():
+        if not isinstance(value, Instance):
+            raise Unreadable("it is damaged (a tensor without a description)")
+        name = tensor_name(named)
         if value.name != "TensorStorageMetadata" or is_of_training(name, paths):
             continue
-        tensor = _tensor(name, value, places, files)
+        chunks = value.field("chunks")
+        if not isinstance(chunks, (list, tuple)):
+            raise Unreadable(f"{name} has no pieces")
+        left -= len(chunks)
+        if left < 0:  # one list of pieces may stand in many tensors
+            raise Unreadable("it does not say where all of its pieces lie: it has more of them than places")
+        tensor = _tensor(name, value, chunks, places, files)
         if problem := tensor.problem():
             raise Unreadable(problem)
         found[name] = tensor
     return found
 
 
+_Places = dict[str, Instance]
+
+
+def _place_key(name: Any, offset: Any) -> str:
+    # A text, since its hash can't be foreseen, and that of a tuple of numbers can.
+    return f"{tensor_name(name)}\0{'' if offset is None else _numbers(offset)}"
+
+
 def is_of_training(name: str, paths: Any) -> bool:
     """Whether a tensor is the optimizer's or the training's, and no model's. `paths`: name → the keys that it is made of, if known."""
     path = paths.get(name) if isinstance(paths, dict) else None
-    parts = [str(part) for part in path] if isinstance(path, (tuple, list)) else name.split(".")
+    given = path[:3] if isinstance(path, (tuple, list)) and path else name.split(".", 3)
+    parts = [part if isinstance(part, str) else "" for part in given]  # others are positions in a list
     return parts[0].lower().startswith(_OPTIMIZER) or (len(parts) > 2 and parts[1] in _BESIDE_MODEL)
 
 
+def _is_whole(one: Any) -> bool:
+    return type(one) is int and 0 <= one < 1 << 62
+
+
 def _numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, (tuple, list)) or not all(type(one) is int and 0 <= one < 1 << 62 for one in value):
+    if not isinstance(value, (tuple, list)) or len(value) > MOST_DIMENSIONS or not all(map(_is_whole, value)):
         raise Unreadable("it is damaged (a shape that is none)")
     return tuple(value)
 
 
-def _tensor(name: str, value: Instance, places: dict[tuple[str, tuple[int, ...] | None], Instance], files: _Files) -> ShardedTensor:
-    properties, chunks = value.field("properties"), value.field("chunks")
+def _tensor(name: str, value: Instance, chunks: Sequence[Any], places: _Places, files: _Files) -> ShardedTensor:
+    properties = value.field("properties")
     state = properties.state if isinstance(properties, Instance) else None
     named = state[0] if isinstance(state, tuple) and state else None
     dtype = TORCH_DTYPES.get(named.removeprefix("torch.")) if isinstance(named, str) else None
-    if dtype is None or not isinstance(chunks, Sequence):
-        raise Unreadable(f"{name} has the dtype {named}, which is none that safetensors knows")
+    if dtype is None:
+        raise Unreadable(f"{name} has the dtype {shown(named)}, which is none that safetensors knows")
     shape = _numbers(value.field("size"))
     pieces = []
     for chunk in chunks:
         if not isinstance(chunk, Instance):
             raise Unreadable("it is damaged (a chunk that is none)")
         offsets, sizes = _numbers(chunk.field("offsets")), _numbers(chunk.field("sizes"))
-        place = places.get((name, offsets)) or (places.get((name, None)) if len(chunks) == 1 else None)
+        place = places.get(_place_key(name, offsets)) or (places.get(_place_key(name, None)) if len(chunks) == 1 else None)
         if place is None:
             raise Unreadable(f"it does not say where the piece of {name} at {list(offsets)} lies")
         if place.field("transform_descriptors"):
-            raise Unreadable(f"{name} is stored through an extension ({place.field('transform_descriptors')})")
+            raise Unreadable(f"{name} is stored through an extension of torch's storage")
         pieces.append(files.piece(name, place, offsets, sizes))
     return ShardedTensor(name, dtype, shape, tuple(pieces))
 
 
 def _is_name(file: Any) -> TypeGuard[str]:
-    return isinstance(file, str) and file not in ("", ".", "..") and "/" not in file and "\0" not in file
+    return isinstance(file, str) and file.endswith(SUFFIX) and "/" not in file and "\0" not in file
 
 
 class _Files:
@@ -133,7 +153,7 @@ class _Files:
         """The piece at a place. Unreadable where that is no part of a file here."""
         file, (start, length) = place.field("relative_path"), _numbers([place.field("offset"), place.field("length")])
         if not _is_name(file):
-            raise Unreadable(f"it says that {name} lies in {ascii(file)[:80]}, which is no name of a file beside it")
+            raise Unreadable(f"it says that {name} lies in {shown(file)!r}, which is no name of a file beside it")
         size = self._size(file)
         if start + length > size:
             raise Unreadable(f"{file} ends at byte {size:,}, and {name} goes on to byte {start + length:,}")

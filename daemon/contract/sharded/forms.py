@@ -16,7 +16,7 @@ FSDP = "pytorch_model_fsdp_0"
 """Folder of the model in what accelerate and transformers' Trainer save with SHARDED_STATE_DICT; in it is torch's own form."""
 _ADAPTER = re.compile(
     r"(?:^|\.)(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector|E|ranknum)|hada_[tw]\w*|lokr_[tw]\w*|ia3_l|oft_[RSs]\w*|boft_[RSs]\w*"
-    r"|vera_lambda_[bd]|randlora_\w+|bone_\w+|c3a_kernel)(?:\.|$)"
+    r"|vera_lambda_[bd]|randlora_\w+|bone_\w+|c3a_kernel|trainable_tokens_delta)(?:\.|$)"
 )
 """What the names of an adapter's tensors have among their parts (peft/mapping.py, PEFT_TYPE_TO_PREFIX_MAPPING, and the tuners)."""
 

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from daemon.contract.sharded.archives import OtherTensor, StoredTensor, read_archive
+from daemon.contract.sharded.archives import OtherTensor, StoredTensor, as_dict, read_archive
 from daemon.contract.sharded.pickles import Unreadable, inert
-from daemon.contract.sharded.pieces import Piece, ShardedTensor
+from daemon.contract.sharded.pieces import Piece, ShardedTensor, tensor_name
 
 SUFFIX = ".ckpt"
 _STEP = re.compile(r"(?:^|[-_])step[=_-]?([0-9]{1,12})(?:[-_.]|$)")
@@ -29,7 +29,7 @@ PLAIN_CLASSES: dict[str, Any] = {
     "argparse.Namespace": inert("argparse.Namespace"),
     "builtins.set": lambda values=(): list(values),
     "builtins.list": list,
-    "builtins.dict": dict,
+    "builtins.dict": as_dict,
     "builtins.int": inert("int"),
     "builtins.float": inert("float"),
     "collections.defaultdict": _dictionary,
@@ -73,9 +73,9 @@ def read_tensors(file: Path) -> dict[str, ShardedTensor]:
     found = {}
     for name, tensor in state.items():
         if isinstance(tensor, OtherTensor):
-            raise Unreadable(f"{name} in {file.name} {tensor.reason}")
+            raise Unreadable(f"{tensor_name(name)} in {file.name} {tensor.reason}")
         if isinstance(tensor, StoredTensor):
             offsets = (0,) * len(tensor.shape)
             piece = Piece(file.name, tensor.start, tensor.size, offsets, tensor.shape)
-            found[str(name)] = ShardedTensor(str(name), tensor.dtype, tensor.shape, (piece,))
+            found[tensor_name(name)] = ShardedTensor(tensor_name(name), tensor.dtype, tensor.shape, (piece,))
     return found

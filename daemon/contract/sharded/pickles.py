@@ -1,8 +1,10 @@
 """Reads a pickle as data: a small machine that knows the plain values, and of everything else only what its caller names.
 
 Python's own unpickler calls whatever a pickle names, which is running the code of whoever wrote it. Here a name that is not known raises
-`Unsafe`, and one that is known gives one of our own inert values. Nothing is imported. Work and memory are bounded by the pickle's
-length: sizes and memo slots that it claims are not believed, and only plain values may be keys, since nested ones can take forever to hash.
+`Unsafe`, and one that is known gives one of our own inert values. Nothing is imported. Work and memory are bounded: sizes and memo slots
+that a pickle claims are not believed, what it has copied counts as if it had been written out, and only keys whose hashes their writer
+can't choose are compared by value. Values may still share their parts, so that nothing may be done with one that walks through it
+without an end, as `str` does: callers ask for texts and numbers.
 The opcodes are those of Python's `pickletools`, protocols 2 to 5, as torch writes them.
 """
 
@@ -15,8 +17,13 @@ from typing import Any
 
 MOST_BYTES = 64 << 20
 """Of one pickle. The description of a model of 1000 tensors on 1000 ranks needs less."""
+MOST_WORK = 24_000_000
+"""Steps of one pickle, of which each that makes an object counts four times: some ten seconds and half a gigabyte at the worst. A piece of
+a tensor takes about 120, so these are 200,000 pieces."""
+_MAKES = 3
 _LONGEST_INTEGER = 64
-_SCALARS = (str, bytes, int, float, type(None))
+_LARGEST_KEY = 1 << 60
+"""Greater integers have the hashes of smaller ones."""
 
 
 class Unreadable(ValueError):
@@ -28,7 +35,15 @@ class Unsafe(Unreadable):
 
     def __init__(self, name: str) -> None:
         self.name = name[:200]
-        super().__init__(f"it asks to run {ascii(self.name)[1:-1]}")
+        super().__init__(f"it asks to run {shown(self.name)}")
+
+
+def shown(name: Any) -> str:
+    """A name out of a file, for a sentence: short, on one line, and without what a terminal or a journal can't take."""
+    if not isinstance(name, str):
+        return f"a {type(name).__name__}"
+    text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in name[:80])
+    return text + ("…" if len(name) > 80 else "")
 
 
 @dataclass(eq=False)
@@ -70,7 +85,7 @@ def read_pickle(data: bytes, known: Known, stored: Callable[[Any], Any] | None =
         raise Unreadable(f"it has {len(data):,} bytes, more than the {MOST_BYTES:,} that any known checkpoint needs")
     try:
         return _Machine(data, known, stored).run()
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError, OverflowError) as error:
+    except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"it is cut short or damaged ({type(error).__name__})") from None
 
 
@@ -87,6 +102,7 @@ class _Machine:
     def __init__(self, data: bytes, known: Known, stored: Callable[[Any], Any] | None) -> None:
         self._data, self._known, self._stored = data, known, stored
         self._at = 0
+        self._work = 0
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
@@ -98,7 +114,13 @@ class _Machine:
             step = _STEPS.get(opcode)
             if step is None:
                 raise Unreadable(f"it has the opcode {opcode:#x} at byte {self._at - 1:,}, which torch does not write")
+            self._charge(1 if opcode in _CHEAP else 1 + _MAKES)
             step(self)
+
+    def _charge(self, work: int) -> None:
+        self._work += work
+        if self._work > MOST_WORK:
+            raise Unreadable(f"it has more parts than are read ({MOST_WORK:,} steps)")
 
     # Bytes
 
@@ -142,9 +164,9 @@ class _Machine:
         return top
 
     def _key(self, key: Any) -> Any:
-        if isinstance(key, (*_SCALARS, Instance)) or (isinstance(key, tuple) and all(isinstance(part, _SCALARS) for part in key)):
+        if key is None or isinstance(key, (str, bytes, Instance)) or (isinstance(key, int) and abs(key) < _LARGEST_KEY):
             return key
-        raise Unreadable(f"it has a {type(key).__name__} as a key")
+        return Instance("key", (key,))  # compared by identity: many of one hash would take forever
 
     def frame(self) -> None:
         self._take(8)
@@ -211,7 +233,7 @@ class _Machine:
 
     def add_items(self) -> None:
         values = self._since_mark()
-        self._top(set).update(map(self._key, values))
+        self._top(list).extend(values)
 
     def put(self, form: str) -> None:
         self._memo[self._number(form)] = self._stack[-1]
@@ -245,6 +267,7 @@ class _Machine:
         arguments, made = self._stack.pop(), self._stack.pop()
         if not isinstance(made, Named) or not isinstance(arguments, tuple):
             raise Unreadable("it is damaged (a call of what can't be called)")
+        self._charge(len(arguments) + sum(len(one) for one in arguments if isinstance(one, (list, tuple, dict, str, bytes))))
         self._push(made.make(*arguments))
 
     def call_with_names(self) -> None:
@@ -278,10 +301,14 @@ _STEPS: dict[int, Callable[[_Machine], Any]] = {
     0x29: lambda m: m._push(()), 0x74: lambda m: m._push(tuple(m._since_mark())),
     0x85: lambda m: m.pack(1), 0x86: lambda m: m.pack(2), 0x87: lambda m: m.pack(3),
     0x7D: lambda m: m._push({}), 0x73: _Machine.set_item, 0x75: _Machine.set_items,
-    0x8F: lambda m: m._push(set()), 0x90: _Machine.add_items, 0x91: lambda m: m._push(frozenset(map(m._key, m._since_mark()))),
+    0x8F: lambda m: m._push([]), 0x90: _Machine.add_items, 0x91: lambda m: m._push(m._since_mark()),
     0x71: lambda m: m.put("<B"), 0x72: lambda m: m.put("<I"), 0x94: _Machine.memoize,
     0x68: lambda m: m.get("<B"), 0x6A: lambda m: m.get("<I"),
     0x63: _Machine.named, 0x93: _Machine.named_on_stack, 0x52: _Machine.call, 0x81: _Machine.call, 0x92: _Machine.call_with_names,
     0x62: _Machine.build, 0x51: _Machine.persistent,
 }  # fmt: skip
-"""Opcode → what it does."""
+"""Opcode → what it does. A set is a list here: what is in one is never asked for."""
+_CHEAP = frozenset(
+    (0x80, 0x95, 0x30, 0x31, 0x32, 0x28, 0x4E, 0x88, 0x89, 0x4B, 0x61, 0x65, 0x29, 0x73, 0x75, 0x90, 0x71, 0x72, 0x94, 0x68, 0x6A, 0x62)
+)
+"""Opcodes that make no object."""

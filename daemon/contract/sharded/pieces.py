@@ -6,15 +6,25 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from daemon.contract.safetensors import DTYPES
+from daemon.contract.sharded.pickles import Unreadable, shown
 
 MOST_DIMENSIONS = 16
+_LONGEST_NAME = 1000
 _MOST_IRREGULAR = 1024
 """Pieces of one tensor that are compared pair by pair, where they are no regular grid."""
 
 TORCH_DTYPES = {torch: name for name, (torch, _) in DTYPES.items()}
 """Torch's name of a dtype → its name in a safetensors header."""
+
+
+def tensor_name(name: Any) -> str:
+    """The name, as a file says it. Unreadable for what a safetensors file could not have or a sentence not say."""
+    if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable():
+        return name
+    raise Unreadable(f"it has a tensor that is called {shown(name)}, which is no name of one")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def _refused(adapter: Adapter, what: str) -> Permanent:
     return Permanent(
         FaultCode.ADAPTERS_NOT_ADDITIVE,
         OPERATION,
-        f"only plain LoRA adapters can be added to one another or weighed, and {adapter.folder.name} {what}",
+        f"only plain LoRA adapters can be added to one another or weighed, and this one {what}",
         "merge the adapters one after another, each by an export whose base is the one before, or leave merge.add and merge.weight out",
         path=adapter.folder,
     )
