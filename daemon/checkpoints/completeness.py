@@ -71,7 +71,7 @@ def archive_problems(path: Path, name: str) -> list[str]:
         with zipfile.ZipFile(path / name):
             return []
     except zipfile.BadZipFile as error:
-        return [f"{name} {error}"]
+        return [f"{name}: it is cut off, or is no file of torch.save ({error})"]
     except FileNotFoundError:
         return [f"{name} is not there yet"]
 

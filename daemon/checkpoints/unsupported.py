@@ -36,10 +36,11 @@ def refuse_no_tensors(path: Path) -> Fault:
 
 def refuse_no_adapter_config(path: Path, run: Path) -> Fault:
     """An adapter in pieces: which method, rank and base it has, only adapter_config.json says."""
+    places = f"{path} or {run}" if run != path else f"{path}"
     return _refusal(
         FaultCode.FSDP_SHARDED if (path / FSDP).is_dir() else FaultCode.DCP_SHARDED, path,
         "it holds an adapter in pieces, and no adapter_config.json says which method and base it is for",
-        f"put the adapter_config.json of this training into {path} or {run} (in the trainer: "
+        f"put the adapter_config.json of this training into {places} (in the trainer: "
         f"`model.peft_config['default'].save_pretrained({str(run)!r})`, once at the start), and it is exported by itself",
     )  # fmt: skip
 
