@@ -95,7 +95,7 @@ def archive_problems(path: Path, name: str) -> list[str]:
     except ValueError as error:
         return [f"{name}: {error}"]
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        return [f"{name} {error}"]
+        return [f"{name}: it is cut off, or is no file of torch.save ({error})"]
     except FileNotFoundError:
         return [f"{name} is not there yet"]
 

@@ -7,9 +7,11 @@ whole files, from the pin.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from daemon.contract.files import sha256_file
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import may_be_shard, shards_in
+from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.contract.values import Json
 
 _KEPT = re.compile(
@@ -128,22 +131,26 @@ def fingerprint(path: Path) -> Fingerprint:
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
-    if any(name == LATEST or name.endswith(METADATA) for name, *_ in rows) and not any(name == ADAPTER_CONFIG for name, *_ in rows):
-        rows += _config_of_run(path)
+    if any(name == LATEST or name.endswith((METADATA, MODULE)) for name, *_ in rows):
+        rows += _configs_of_run(path, {name for name, *_ in rows})
     for sentinel in SENTINELS:
         if os.path.exists(f"{folder}/{sentinel}"):
             rows.append((sentinel, 0, 0, 0))
     return tuple(rows)
 
 
-def _config_of_run(path: Path) -> list[tuple[str, int, int, int]]:
-    """The state of an adapter_config.json that an adapter in pieces, which has none itself, takes from its run's directory."""
-    run = run_of(path)
-    try:
-        status = os.lstat(run / ADAPTER_CONFIG)
-    except FileNotFoundError:
-        return []
-    return [] if run == path else [(f"../{ADAPTER_CONFIG}", status.st_ino, status.st_size, status.st_mtime_ns)]
+def _configs_of_run(path: Path, own: Collection[str]) -> list[tuple[str, int, int, int]]:
+    """The states of the configurations that an adapter or a model in pieces, which lacks them, takes from its run's directory.
+
+    So that one that is put there later makes the checkpoint be looked at again.
+    """
+    run, rows = run_of(path), []
+    for name in (ADAPTER_CONFIG, "config.json"):
+        if run != path and name not in own:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(run / name)
+                rows.append((f"../{name}", status.st_ino, status.st_size, status.st_mtime_ns))
+    return rows
 
 
 def weights_follow_state(seen: Fingerprint) -> bool:

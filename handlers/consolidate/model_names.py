@@ -129,8 +129,8 @@ def _unmatched(names: Collection[str], tried: Collection[str]) -> Permanent:
             FaultCode.BASE_NOT_FOUND,
             OPERATION,
             f"nothing says which model its tensors ({some} …) are of: there is no config.json and no base",
-            "put the config.json and tokenizer of this training into the checkpoint's directory or its run's, name the base with --base, "
-            'or set base.map."" = "/folder/of/the/model" for checkpoints that name none',
+            "put the config.json and tokenizer of this training into the checkpoint's directory or its run's, and it is taken by itself; "
+            'or set base.map."" = "/folder/of/the/model" for checkpoints that name none and run `ckptd retry`; `ckptd export` has --base for it',
         )
     return Permanent(
         FaultCode.SHARDS_UNMATCHED,

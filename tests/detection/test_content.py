@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from daemon.checkpoints.inspection import inspect
+from daemon.checkpoints.inspection import fingerprint, inspect
 from daemon.watching import scan
 from daemon.watching.scan import Scanner, ScanRules
 from tests.detection.bench import Bench
@@ -235,3 +235,14 @@ def test_the_step_of_a_checkpoint_comes_from_its_state_else_from_its_name(tmp_pa
     (tmp_path / "lora_model" / "trainer_state.json").write_text('{"global_step": 12}')
     assert inspect(tmp_path / "logs" / "epoch=0-step=6").step == 6
     assert inspect(tmp_path / "lora_model").step == 12
+
+
+def test_a_config_that_is_put_into_the_run_later_makes_a_model_in_pieces_be_looked_at_again(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "step-4"
+    make(tmp_path, {"run/step-4": (".metadata", "__0_0.distcp")})
+    before = fingerprint(checkpoint)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    later = fingerprint(checkpoint)
+    assert later != before and later == fingerprint(checkpoint)
+    (checkpoint / "config.json").write_text("{}")
+    assert not any(name.startswith("../") for name, *_ in fingerprint(checkpoint)), "its own comes first"
