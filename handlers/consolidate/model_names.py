@@ -130,7 +130,8 @@ def _unmatched(names: Collection[str], tried: Collection[str]) -> Permanent:
             OPERATION,
             f"nothing says which model its tensors ({some} …) are of: there is no config.json and no base",
             "put the config.json and tokenizer of this training into the checkpoint's directory or its run's, and it is taken by itself; "
-            'or set base.map."" = "/folder/of/the/model" for checkpoints that name none and run `ckptd retry`; `ckptd export` has --base for it',
+            'or set base.map."" = "/folder/of/the/model", which is for checkpoints that name none, and run `ckptd retry`; '
+            "`ckptd export` takes --base",
         )
     return Permanent(
         FaultCode.SHARDS_UNMATCHED,
