@@ -150,6 +150,7 @@ def test_adapters_of_the_configuration_are_merged_verified_and_named(box: Box) -
     assert verify(folder, deep=True).problems == ()
 
 
+@pytest.mark.slow
 def test_another_mixture_is_another_export_in_a_place_of_its_own(box: Box, made: Made) -> None:
     style = shutil.copytree(made.style, box.folder / "style")
     assert box.export().returncode == 0
@@ -171,6 +172,7 @@ def test_another_mixture_is_another_export_in_a_place_of_its_own(box: Box, made:
     assert examine(state, box.folder / "exports", quiescent=True, deep=True).findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["before.add-job", "after.add-job"])
 def test_a_job_merges_what_was_pinned_with_it_and_a_pin_without_a_job_is_made_anew(
     fault: str, made: Made, tmp_path: Path, make_service: Callable[..., Service]
@@ -197,6 +199,7 @@ def test_a_job_merges_what_was_pinned_with_it_and_a_pin_without_a_job_is_made_an
     assert examine(service.state, service.exports, quiescent=True, deep=True).findings == ()
 
 
+@pytest.mark.slow
 def test_the_daemon_reports_a_checkpoint_whose_addition_is_missing_and_goes_on(
     made: Made, tmp_path: Path, make_service: Callable[..., Service]
 ) -> None:
@@ -262,6 +265,7 @@ def test_check_and_explain_have_nothing_against_adapters_that_can_be_added(box: 
     assert "is a whole model without an adapter" in box.run("explain", str(made.base)).stdout
 
 
+@pytest.mark.slow
 def test_an_adapter_over_a_copy_of_the_base_is_taken_and_an_unknown_name_is_told(box: Box, made: Made) -> None:
     shutil.copytree(made.base, box.folder / "copy")
     adapter = shutil.copytree(made.style, box.folder / "style")
@@ -285,6 +289,7 @@ def test_a_full_fine_tune_takes_no_additions(box: Box, made: Made) -> None:
     assert done.returncode == 1 and "the checkpoint is a whole model without an adapter, and merge.add is for" in done.stderr
 
 
+@pytest.mark.slow
 def test_dora_beside_another_is_refused_by_the_merge_and_the_adapter_alone_is_not_published(box: Box, made: Made) -> None:
     dora = helpers.make_adapter(made.base, box.folder / "dora", use_dora=True)
     done = box.export("--add", str(dora))

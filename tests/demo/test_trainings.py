@@ -100,6 +100,7 @@ def test_bad_arguments_end_with_one_sentence_and_exit_code_2(arguments: list[str
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_fine_tuning_text_differs_from_the_bases_in_a_way_that_can_be_seen() -> None:
     base, narrow = "\n".join(corpus.base_texts()), "\n".join(corpus.finetune_texts())
     assert len(base) > 1_000_000 and len(narrow) > 100_000

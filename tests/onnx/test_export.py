@@ -134,6 +134,7 @@ def test_weights_above_the_limit_of_one_file_lie_in_a_second_one(pico_base: Path
     assert_equal_to_torch(exported, 3, (6, 1, 1), 2)
 
 
+@pytest.mark.slow
 def test_the_stage_optimizes_its_graphs_when_asked_and_says_what_came_of_each_step(
     trained: Path, export: Callable[..., Exported], qwen3: Exported
 ) -> None:  # R3.4

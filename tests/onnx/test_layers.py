@@ -246,6 +246,7 @@ def test_a_chain_has_no_other_form(source: Path, form: Form, words: str) -> None
 
 
 # R7.3
+@pytest.mark.slow
 def test_the_strategies_end_in_a_chain_which_is_a_recorded_fallback(source: Path, pico_base: Path, tmp_path: Path) -> None:
     def too_large(request: Request) -> ir.Model:
         if request.part.role == "model":

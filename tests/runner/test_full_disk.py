@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 set -u
 mount -t tmpfs -o size=400m tmpfs "$OUT" || exit 99
@@ -22,6 +24,7 @@ find "$OUT" -name MANIFEST.json
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_temporary_and_the_export_goes_on_when_there_is_room(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.2 R6.5
     out = tmp_path / "out"
     out.mkdir()

@@ -136,6 +136,7 @@ def with_luck(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_some_rounds_of_kills_at_random_times_lose_nothing(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.5
     seed = random.randrange(10**6)
