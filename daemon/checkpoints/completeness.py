@@ -81,7 +81,7 @@ def hollow_adapters(path: Path, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         if name == "adapter_model.safetensors":
-            with contextlib.suppress(FileNotFoundError), open(path / name, "rb") as stream:
+            with contextlib.suppress(FileNotFoundError, ValueError), open_plain(path / name) as stream:
                 head = stream.read(8)
                 found += [name] if len(head) == 8 and os.fstat(stream.fileno()).st_size == 8 + int.from_bytes(head, "little") else []
     return found

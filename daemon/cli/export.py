@@ -38,13 +38,13 @@ from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow
 from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import JobStatus, snapshot
-from daemon.running.waits import Waiting
+from daemon.running.waits import SOON, Waiting
 from daemon.watching.intake import damaged, run_name
 from daemon.watching.observers import innermost_first
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
-PASSING = (FaultCode.RETRY, FaultCode.VERIFYING, FaultCode.TURN, FaultCode.TIMING, FaultCode.WINDOW_CLOSED)
+PASSING = SOON | {FaultCode.RETRY, FaultCode.TIMING, FaultCode.WINDOW_CLOSED}
 """What an export waits for that comes by itself."""
 PATIENCE_SECONDS = 30.0
 """How long the runner or the export's end may fail, again and again, before the command ends with the error: longer than a journal is
