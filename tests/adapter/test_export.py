@@ -43,6 +43,7 @@ def read(folder: Path) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.slow
 def test_it_is_made_checked_and_its_example_runs(export: Export, pico_checkpoint: Path) -> None:
     code, said, folder = export(pico_checkpoint, "pytorch-adapter")
     assert code == 0, said

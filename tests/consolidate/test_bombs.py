@@ -7,15 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from daemon.checkpoints import layouts
 from daemon.checkpoints.inspection import inspect
 from tests.consolidate import bombs
+from tests.sampling import some
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
@@ -31,12 +31,7 @@ def looked_into(folder: Path) -> str:
     return done.stdout.strip()
 
 
-def some(names: Iterable[str]) -> list[Any]:
-    """A quarter of the bombs for every run of the tests; the others are slow tests."""
-    return [name if place % 4 == 0 else pytest.param(name, marks=pytest.mark.slow) for place, name in enumerate(names)]
-
-
-@pytest.mark.parametrize("name", some(bombs.DESCRIPTIONS))
+@pytest.mark.parametrize("name", some(bombs.DESCRIPTIONS, of=4))
 def test_a_look_at_a_description_is_bounded(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "step-4"
     folder.mkdir()
@@ -45,7 +40,7 @@ def test_a_look_at_a_description_is_bounded(name: str, tmp_path: Path) -> None:
     assert looked_into(folder) != "complete"
 
 
-@pytest.mark.parametrize("name", some(bombs.ARCHIVES))
+@pytest.mark.parametrize("name", some(bombs.ARCHIVES, of=4))
 def test_a_look_at_an_archive_is_bounded(name: str, tmp_path: Path) -> None:
     bombs.ARCHIVES[name](tmp_path)
     looked_into(tmp_path)

@@ -62,6 +62,7 @@ def test_the_base_learns_and_tells_each_step_as_a_json_line(made: Any) -> None:
     assert events[-1]["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_only_the_last_checkpoint_and_tells_what_was_saved_and_rotated(pico_base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = run("handlers.demo.finetune", str(pico_base), str(folder), "--steps", "4", "--save-steps", "2", "--threads", "1")

@@ -18,7 +18,7 @@ from tests.faults.layer import Faults, Rule
 
 KINDS = ("write", "fsync", "unlink", "open")
 ERRORS = (errno.EIO, errno.ENOSPC)
-SOME = 16
+SOME = 8
 """Calls of a kind that are tried where not all are: spread evenly, the first and the last among them."""
 thoroughly = pytest.mark.parametrize("most", [SOME, pytest.param(10**9, marks=pytest.mark.slow)], ids=["some", "each"])
 

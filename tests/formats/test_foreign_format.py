@@ -100,6 +100,7 @@ def test_its_part_of_the_configuration_is_written_from_its_declaration(box: Box)
     assert "[validate.thresholds.npz-coarse]\nagreement = 0.999\n" in text
 
 
+@pytest.mark.slow
 def test_it_goes_the_whole_way(exported: tuple[Path, Box]) -> None:
     folder, _ = exported
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
@@ -114,6 +115,7 @@ def test_it_goes_the_whole_way(exported: tuple[Path, Box]) -> None:
     assert re.search(r"kl.*> *1e-09|above the limit|limit of 1e-09", " ".join(checks["npz-coarse"]["reasons"])) is not None
 
 
+@pytest.mark.slow
 def test_its_threshold_and_its_fallback_are_told(exported: tuple[Path, Box]) -> None:
     folder, _ = exported
     report = json.loads((folder / "report.json").read_text())
@@ -121,6 +123,7 @@ def test_its_threshold_and_its_fallback_are_told(exported: tuple[Path, Box]) -> 
     assert "npz" in coarse["remedy"]
 
 
+@pytest.mark.slow
 def test_readme_and_page_show_it_and_its_example_runs(exported: tuple[Path, Box]) -> None:
     folder, _ = exported
     readme = (folder / "README.md").read_text()

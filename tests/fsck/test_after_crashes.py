@@ -13,6 +13,7 @@ import pytest
 from daemon.contract.files import sweep_temporaries
 from daemon.publishing.swap import complete_swaps
 from tests.fsck.world import STAGES, World
+from tests.sampling import some
 
 LINKED = ["publish.before-link", "publish.link-made", "publish.linked", "publish.link-durable"]
 COMMIT = ["before.finish-job", "after.finish-job"]
@@ -54,7 +55,7 @@ def ready(home: Path, way: str) -> None:
     world.close()
 
 
-@pytest.mark.parametrize(("way", "point"), CASES)
+@pytest.mark.parametrize(("way", "point"), some(CASES, of=3))
 def test_after_one_more_try_nothing_is_lost_or_twice_or_half(tmp_path: Path, way: str, point: str) -> None:  # R6.5
     ready(tmp_path, way)
     words = [sys.executable, "-c", PROGRAM, str(tmp_path), way]

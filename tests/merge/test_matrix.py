@@ -149,10 +149,14 @@ KEPT = [
     Case("gpt2", {"target_modules": ["c_attn"], "trainable_token_indices": {"wte": [5, 95]}}),
 ]
 BOTH = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+PAIRS = [
+    pytest.param(case, dtype, marks=[pytest.mark.slow] if (place + half) % 2 else [])
+    for place, case in enumerate([*LINEAR, *KINDS]) for half, dtype in enumerate(("float32", "bfloat16"))
+]  # fmt: skip
+"""Every case for every run of the tests, in one of the two types; the other is a slow test."""
 
 
-@BOTH
-@pytest.mark.parametrize("case", [*LINEAR, *KINDS], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), PAIRS, ids=str)
 def test_the_merge_equals_peft_the_live_adapter_and_exact_arithmetic(case: Case, dtype: str, bases: Bases, tmp_path: Path) -> None:  # R1.2
     base = bases(case.family, dtype)
     check_case(case, base, dtype, tmp_path)

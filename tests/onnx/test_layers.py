@@ -170,6 +170,7 @@ def test_a_chain_with_a_broken_link_is_refused_by_validation(chain: tuple[Path, 
         qwen.onnx_engine(folder)
 
 
+@pytest.mark.slow
 def test_each_graph_is_on_disk_and_its_weights_are_gone_before_the_next_is_made(source: Path, pico_base: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, list[str], int]] = []
     kept: list[Any] = []

@@ -188,6 +188,7 @@ def test_a_tokenizer_that_needs_transformers_is_told(tmp_path: Path) -> None:
         tokenizers.load(folder)
 
 
+@pytest.mark.slow
 def test_the_example_of_a_t5_reads_the_tokenizer_json_that_was_written(tmp_path: Path) -> None:
     from transformers import T5ForConditionalGeneration
 

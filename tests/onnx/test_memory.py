@@ -21,6 +21,7 @@ WIDTH = 80
 
 
 # R6.2
+@pytest.mark.slow
 def test_no_weight_outlives_the_export(tmp_path: Path, export: Callable[..., Exported]) -> None:
     export(make_model(tmp_path / "model", "Llama", **{**SMALL, "hidden_size": WIDTH}), optimize="none")
     gc.collect()

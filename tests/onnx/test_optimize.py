@@ -80,7 +80,8 @@ FUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param("qwen3", marks=pytest.mark.slow), *MODELS[1:]])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(FUSED))
 def test_every_level_keeps_answers_names_axes_and_facts(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:  # R3.4
     source: Exported = request.getfixturevalue(name)
     counts = [sum(one.nodes for one in graphset.read(source.folder).graphs)]

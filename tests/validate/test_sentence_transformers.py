@@ -297,6 +297,7 @@ def test_a_graph_gives_the_vector_of_a_text_and_is_compared_by_it(
     assert bench.check("onnx", alone).verdict is Verdict.PASSED, "the graph's own output is compared, whatever lies beside it"
 
 
+@pytest.mark.slow
 def test_a_base_without_a_pooler_becomes_a_graph_without_one(tmp_path: Path, publish: Publish) -> None:
     import onnxruntime
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SECONDS = 3.0
 BUSY = "while True: pass"
 CHILD = f"""
@@ -27,6 +29,7 @@ def spin(program: str, core: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_beside_a_busy_process_of_another_session_a_child_gets_next_to_nothing() -> None:
     core = min(os.sched_getaffinity(0))
     busy, child = spin(BUSY, core), spin(CHILD, core)
