@@ -99,6 +99,11 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
         for name in settings.validate.thresholds
         if name not in variant_names()
     ]
+    problems += [
+        f"validate.publish_unverified: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}"
+        for name in settings.validate.publish_unverified
+        if name not in variant_names()
+    ]
     if settings.select.policy == "every" and settings.select.every < 1:
         problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
     if need_roots and not settings.watch.roots:

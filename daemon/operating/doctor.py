@@ -42,7 +42,7 @@ class VariantHere:
     needs: tuple[str, ...]
     """The same with what brings it, as clauses."""
     check_needs: tuple[str, ...]
-    """What its check lacks, with what brings it, as clauses; without it the variant is published unverified."""
+    """What its check lacks, with what brings it, as clauses; without it the variant is not published, or unverified if that is allowed."""
     wrong: tuple[str, ...]
     """What is wrong in the package that declares it, as clauses."""
     package: str
@@ -137,6 +137,10 @@ def _unwritable(key: str, folder: Path) -> list[str]:
     return [str(not_writable(key, folder, cause))]
 
 
+def _without_a_check(name: str, settings: Settings) -> str:
+    return "be published unverified" if name in settings.validate.publish_unverified else "not be published"
+
+
 def examine(settings: Settings) -> Diagnosis:
     """Look at the configuration and this box."""
     problems: list[str] = []
@@ -153,7 +157,7 @@ def examine(settings: Settings) -> Diagnosis:
         for flaw in here.variants[name].wrong
     ]
     warnings += [
-        f"export.variants: {name} can't be checked here and would be published unverified: {need}"
+        f"export.variants: {name} can't be checked here and would {_without_a_check(name, settings)}: {need}"
         for name in settings.variants for need in here.variants[name].check_needs
     ]  # fmt: skip
     if not settings.watch.roots:

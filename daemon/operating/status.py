@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
-from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck
+from daemon.contract.jobs.verdicts import is_published
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
@@ -221,7 +222,7 @@ def _job(view: JobView, live: LiveFile) -> JobStatus:
     stages = tuple(_stage(stage, progress.get(stage.name)) for stage in view.stages)
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
-        errors += [_rejection(check) for check in checks if check.verdict is Verdict.FAILED]
+        errors += [_rejection(check) for check in checks if not is_published(check, job.work.validation.publish_unverified)]
     return JobStatus(
         id=job.id,
         run=checkpoint.run,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import make_folders, remove_tree
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
-from daemon.contract.jobs.verdicts import asked_variants, checked_on, is_published, judge, needs, status_of
+from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, status_that_follows
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.lending import PUBLISH, lend_others, lend_staged, take_back
@@ -38,14 +38,16 @@ def target_of(job: JobRow, state: str) -> Path:
     return job.target.with_name(job.target.name + FAILED_SUFFIX) if state == "failed" else job.target
 
 
-def parts_of(checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, keep_rejected: bool) -> list[ExportPart]:
-    """What is published: the report on top, a folder a variant that passed (or could not be verified, and says so)."""
+def parts_of(
+    checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, unverified: Collection[str] = (), keep_rejected: bool
+) -> list[ExportPart]:
+    """What is published: the report on top, a folder a variant that passed, or may go out `unverified`."""
     parts = []
     for check in checks:
         stage = stages.get(check.variant)
         if stage is None or stage.result is None or stage.folder is None:
             continue
-        if is_published(check):
+        if is_published(check, unverified):
             parts.append(ExportPart(check.variant, stage.folder, stage.result.files))
         elif keep_rejected:
             parts.append(ExportPart(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
@@ -67,7 +69,8 @@ class Published:
 def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool) -> Published:
     """Put the export in its place and move the run's links. Can be repeated after a crash."""
     checks = judge(facts)
-    state = status_of(asked_variants(facts), checks)
+    state = status_that_follows(facts)
+    unverified = facts.work.validation.publish_unverified
     target = target_of(job, state)
     _refuse_anothers(target, job)
     staging = paths.staging / job.id
@@ -77,9 +80,9 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
         **({"mixture": job.checkpoint.mixture, "additions": [one.model_dump() for one in job.checkpoint.additions]}
            if job.checkpoint.mixture else {}),
         "checked_on": checked_on(facts),
-        "needs": {check.variant: found for check in checks if is_published(check) and (found := needs(check))},
+        "needs": {check.variant: found for check in checks if is_published(check, unverified) and (found := needs(check))},
     }  # fmt: skip
-    assemble(parts_of(checks, stages, keep_rejected=keep_rejected), staging / PUBLISH, head, replaced=target)
+    assemble(parts_of(checks, stages, unverified=unverified, keep_rejected=keep_rejected), staging / PUBLISH, head, replaced=target)
     make_folders(target.parent)
     try:
         lend_staged(staging, target, (paths.kept, job.pin))

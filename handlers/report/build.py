@@ -51,14 +51,14 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         )  # fmt: skip
     moment = now or datetime.now(UTC)
     checks = verdicts.judge(facts)
-    status = verdicts.status_of(verdicts.asked_variants(facts), checks)
+    status = verdicts.status_that_follows(facts)
     faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != context.stage]
     merge, found = stage_figures(facts, "merge", MergeFigures), stage_figures(facts, "reference", ReferenceFigures) or ReferenceFigures()
     base = _base(facts, context.base, merge)
     report = Report.model_construct(
         export_id=facts.export_id,
         status=status,
-        verdict=headline.verdict_line(status, checks, faults),
+        verdict=headline.verdict_line(status, checks, faults, facts.work.validation.publish_unverified),
         created=facts.created,
         started=facts.started,
         finished=moment.isoformat(timespec="seconds"),
@@ -159,7 +159,7 @@ def _attempt(attempt: AttemptFacts) -> Attempt:
 def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:
     stage = next((stage for stage in facts.stages if stage.name == check.variant), None)
     made = verdicts.was_made(stage)
-    published = made and verdicts.is_published(check)
+    published = made and verdicts.is_published(check, facts.work.validation.publish_unverified)
     size = stage.result.size if made and stage and stage.result else None
     limits = facts.work.validation.thresholds.get(check.variant)
     return Artifact(
@@ -179,7 +179,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
 
 
 def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[tuple[str, Fault]]) -> tuple[Failure, ...]:
-    """Stages that failed, in plan order, then artifacts that were made and found wrong, then those lost without a fault."""
+    """Stages that failed, in plan order, then artifacts that were made and not published, then those lost without a fault."""
     logs = {stage.name: next((attempt.log for attempt in reversed(stage.attempts) if attempt.log), None) for stage in facts.stages}
     stages = {stage.name: stage for stage in facts.stages}
     made = {name for name, stage in stages.items() if verdicts.was_made(stage)}
@@ -196,12 +196,16 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
         for name, fault in faults
     ]
     for check in checks:
-        if check.verdict is not Verdict.FAILED or (check.variant not in made and verdicts.culprit(check.variant, stages)):
-            continue
         wrong = check.variant in made
+        checked = verdicts.checking_stage(check.variant, stages)
+        if verdicts.is_published(check, facts.work.validation.publish_unverified) or (
+            not wrong and verdicts.culprit(check.variant, stages)
+        ):
+            continue
+        if check.verdict is Verdict.UNVERIFIED and checked and verdicts.fault_of(checked):
+            continue  # that stage's own entry says it
         said = "was made and is not published" if wrong else "is missing"
         reasons = "; ".join(reason.rstrip(".") for reason in check.reasons) or "validation gave no reason"
-        checked = verdicts.checking_stage(check.variant, stages)
         source = checked.name if wrong and checked else check.variant
         code = FaultCode.ARTIFACT_REJECTED if wrong else FaultCode.ARTIFACT_MISSING
         entries.append(

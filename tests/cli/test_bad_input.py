@@ -131,6 +131,24 @@ def test_a_truncated_adapter_fails_with_figures_and_leaves_a_report(tmp_path: Pa
     assert not (tmp_path / "out" / "run" / "latest").exists()
 
 
+@pytest.mark.slow
+def test_an_adapter_that_peft_itself_refuses_is_not_published(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5 R4.5
+    odd = shutil.copytree(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+    config = json.loads((odd / "adapter_config.json").read_text())
+    (odd / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["no_such_projection"]}))
+    answer = export(tmp_path, odd)
+    assert answer.returncode == 1
+    failed = tmp_path / "out" / "run" / "step-4.failed"
+    assert not (failed / "pytorch").exists() and not (failed.parent / "latest").exists()
+    report = json.loads((failed / "report.json").read_bytes())
+    assert [(one["verdict"], one["published"]) for one in report["artifacts"]] == [("unverified", False)]
+    assert "PEFT itself can't put this adapter on the base" in report["verdict"]
+    assert "give the base that it was trained on" in report["failures"][0]["remedy"]
+    allowed = export(tmp_path, odd, "--force", CKPTD_VALIDATE__PUBLISH_UNVERIFIED="pytorch")
+    assert allowed.returncode == 3, allowed.stderr
+    assert (failed.parent / "step-4" / "pytorch" / "model.safetensors").is_file() and not (failed.parent / "latest").exists()
+
+
 def test_a_base_that_cannot_be_found_says_where_it_looked_and_which_key_maps_it(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
     orphan = tmp_path / "run" / "checkpoint-4"
     shutil.copytree(pico_checkpoint, orphan)

@@ -48,7 +48,7 @@ class Press:
 
     def publish(
         self, step: int, *, run: str = "run", verdict: Verdict = Verdict.PASSED, best: int = 0, naming: str = "{run}/step-{step}",
-        path: str = "", taken: str = "",
+        path: str = "", taken: str = "", unverified: tuple[str, ...] = (),
     ) -> Path:  # fmt: skip
         made = self.paths.staging / f"{run}-{step}"
         remove_tree(made)
@@ -72,9 +72,10 @@ class Press:
             ending=bool(taken),
         )
         target = self.paths.output / naming.format(run=run, step=step)
-        job = JobRow(f"{run}-{step}", "running", reference, WORK, self.home / "pin", target, None, taken, None, None)
+        work = WORK.model_copy(update={"validation": WORK.validation.model_copy(update={"publish_unverified": unverified})})
+        job = JobRow(f"{run}-{step}", "running", reference, work, self.home / "pin", target, None, taken, None, None)
         stages = tuple(StageFacts(name=name, state=row.state, result=row.result) for name, row in rows.items())
-        facts = JobFacts(export_id=job.id, created="", checkpoint=reference, work=WORK, stages=stages)
+        facts = JobFacts(export_id=job.id, created="", checkpoint=reference, work=work, stages=stages)
         return publish_job(job, facts, rows, self.paths, keep_rejected=False).target
 
 
@@ -101,10 +102,13 @@ def test_of_two_that_end_a_run_latest_is_the_one_that_was_taken_last(press: Pres
 
 def test_latest_does_not_go_to_an_export_in_which_nothing_passed(press: Press) -> None:
     good = press.publish(2)
-    unverified = press.publish(3, verdict=Verdict.UNVERIFIED)
+    unverified = press.publish(3, verdict=Verdict.UNVERIFIED, unverified=("onnx",))
     failed = press.publish(4, verdict=Verdict.FAILED)
+    withheld = press.publish(5, verdict=Verdict.UNVERIFIED)
     assert (press.paths.output / "run" / "latest").resolve() == good
     assert unverified.name == "step-3"
+    assert (unverified / "onnx").is_dir() and not (unverified / "pytorch").exists()
+    assert withheld.name == "step-5.failed" and not (withheld / "onnx").exists()
     assert failed.name == "step-4.failed"
 
 

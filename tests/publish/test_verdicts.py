@@ -33,7 +33,7 @@ def facts(*stages: StageFacts, variants: tuple[str, ...] = VARIANTS, quantizatio
 def test_the_status_is_succeeded_only_if_all_passed_and_failed_only_if_all_failed(verdicts: tuple[Verdict, ...]) -> None:
     checks = [ArtifactCheck(variant=name, verdict=verdict) for name, verdict in zip(VARIANTS, verdicts, strict=True)]
     expected = "succeeded" if set(verdicts) == {P} else "failed" if set(verdicts) == {F} else "partial"
-    assert status_of(VARIANTS, checks) == expected
+    assert status_of(VARIANTS, checks, VARIANTS) == expected
 
 
 def test_a_variant_nobody_checked_counts_as_failed_and_one_nobody_asked_for_counts_for_nothing() -> None:

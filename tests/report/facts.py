@@ -181,9 +181,14 @@ def failed_merge() -> JobFacts:
     return job(lost("merge", BASE_MISSING), *others)
 
 
-def unverified() -> JobFacts:
+def withheld() -> JobFacts:
+    """Everything was made; validation itself failed, and nothing may be published without it."""
+    return unverified(allowed=())
+
+
+def unverified(allowed: tuple[str, ...] = ("pytorch", "onnx", "onnx-int8")) -> JobFacts:
     """Everything was made; validation itself failed."""
-    facts = made_all()
+    facts = made_all(work=Work(export=ExportOptions(), validation=ValidateOptions(publish_unverified=allowed)))
     fault = Fault(code="reference-load", operation="load the live model", cause="no memory", remedy="free memory and retry")
     checks = ("merged", "check-onnx", "check-onnx-int8")
     stages = (

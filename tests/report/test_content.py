@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.jobs.messages import JobFacts, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report import html, readme, schema
 from handlers.report.build import build
@@ -22,7 +22,7 @@ from handlers.report.stage import as_json
 from tests.report import facts
 
 END = facts.BEGIN + timedelta(seconds=96)
-CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified]
+CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified, facts.withheld]
 
 
 def report_of(job: JobFacts, folder: Path) -> Report:
@@ -144,6 +144,22 @@ def test_unverified_artifacts_are_published_and_called_so(tmp_path: Path) -> Non
     assert [(gap.what, gap.why) for gap in report.not_verified] == [
         (f"{variant}: everything", "it could not be checked: no memory") for variant in ("pytorch", "onnx", "onnx-int8")
     ]
+
+
+def test_what_nobody_verified_is_not_published_unless_the_configuration_says_so(tmp_path: Path) -> None:  # R4.5
+    report = report_of(facts.withheld(), tmp_path / "none")
+    assert report.status == "failed" and not any(artifact.published for artifact in report.artifacts)
+    assert [(one.source, one.remedy) for one in report.failures] == [("reference", "free memory and retry")]
+    one = report_of(facts.unverified(("onnx",)), tmp_path / "one")
+    assert [artifact.variant for artifact in one.artifacts if artifact.published] == ["onnx"]
+    assert one.verdict == (
+        "Partial: 0 of 3 artifacts passed; onnx is published unverified; pytorch, onnx-int8 are not published, since no check could run."
+    )
+    bare = ArtifactCheck(variant="onnx", verdict=Verdict.UNVERIFIED, reasons=("no engine here can run it",))
+    job = facts.made_all(facts.check("pytorch"), bare, facts.check("onnx-int8"))
+    (failure,) = report_of(job, tmp_path / "engine").failures
+    assert failure.sentence == "The artifact onnx was made and is not published: no engine here can run it."
+    assert "validate.publish_unverified" in failure.remedy
 
 
 # R4.3

@@ -16,7 +16,7 @@ from handlers.report.build import build
 from tests.report import facts
 
 END = facts.BEGIN + timedelta(seconds=96)
-CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified]
+CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified, facts.withheld]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=http://evil.example/x onerror=alert(2)> {{ 7 * 7 }} \u202e"
 

@@ -28,7 +28,7 @@ from tests.report import facts
 
 END = facts.BEGIN + timedelta(seconds=96)
 PROMPT = "def add(a, b):\n"
-CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified]
+CASES = [facts.succeeded, facts.rejected_int8, facts.failed_int8, facts.failed_merge, facts.unverified, facts.withheld]
 
 
 def readme_of(job: JobFacts, folder: Path) -> str:

@@ -33,6 +33,7 @@ def run_stage(job: JobFacts | None, folder: Path) -> tuple[StageResult, Path]:
         (facts.rejected_int8, "partial", ("passed", "passed", "failed")),
         (facts.failed_merge, "failed", ("failed", "failed", "failed")),
         (facts.unverified, "partial", ("unverified", "unverified", "unverified")),
+        (facts.withheld, "failed", ("unverified", "unverified", "unverified")),
     ],
 )
 def test_every_export_gets_its_three_files_however_it_ended(case: Any, status: str, verdicts: tuple[str, ...], tmp_path: Path) -> None:

@@ -293,7 +293,9 @@ def test_formats_and_check_say_that_a_variant_can_be_made_and_not_checked(tmp_pa
     assert row.available and row.check_needs == (need,)
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
     found = examine(settings)
-    assert f"export.variants: onnx can't be checked here and would be published unverified: {need}" in found.warnings
+    assert f"export.variants: onnx can't be checked here and would not be published: {need}" in found.warnings
+    allowed = settings.model_copy(update={"validate": settings.validate.model_copy(update={"publish_unverified": ("onnx",)})})
+    assert f"export.variants: onnx can't be checked here and would be published unverified: {need}" in examine(allowed).warnings
     assert not [problem for problem in found.problems if "optimum" in problem]
     installed(tmp_path)
     assert formats_here(tmp_path).variants["onnx"].check_needs == ()

@@ -6,7 +6,7 @@ look at files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
@@ -17,21 +17,26 @@ from daemon.contract.values import Json
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 
 
-def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck]) -> Status:
-    """The status of an export from the variants `asked` for and the `checks` of them.
+def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], unverified: Collection[str] = ()) -> Status:
+    """The status of an export from the variants `asked` for, the `checks` of them, and those that may be published `unverified`.
 
     - "succeeded": something was asked for, and every variant asked for passed;
-    - "failed": no variant asked for passed or is even published unverified, so there is nothing to use;
-    - "partial": everything between. An unverified artifact is published although no check confirmed it, so the
-      status is "partial" at best, with or without artifacts that passed.
+    - "failed": no variant asked for is published, so there is nothing to use;
+    - "partial": everything between. What is published without a check is nothing that succeeded, so the status is then "partial" at
+      best, with or without artifacts that passed.
 
     A variant without a check counts as failed; checks of variants that nobody asked for count for nothing.
     """
-    verdicts = {check.variant: check.verdict for check in checks}
-    found = [verdicts.get(variant, Verdict.FAILED) for variant in asked]
-    if all(verdict is Verdict.FAILED for verdict in found):
+    found = {check.variant: check for check in checks}
+    verdicts = [found[variant].verdict if variant in found else Verdict.FAILED for variant in asked]
+    if not any(variant in found and is_published(found[variant], unverified) for variant in asked):
         return "failed"
-    return "succeeded" if all(verdict is Verdict.PASSED for verdict in found) else "partial"
+    return "succeeded" if all(verdict is Verdict.PASSED for verdict in verdicts) else "partial"
+
+
+def status_that_follows(facts: JobFacts) -> Status:
+    """The status of a job's export from the journal's facts."""
+    return status_of(asked_variants(facts), judge(facts), facts.work.validation.publish_unverified)
 
 
 def asked_variants(facts: JobFacts) -> tuple[str, ...]:
@@ -120,12 +125,13 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
     )
 
 
-def is_published(check: ArtifactCheck) -> bool:
-    """What a check leads to: an artifact that failed is not published; one that nobody could verify is, and is called so.
+def is_published(check: ArtifactCheck, unverified: Collection[str]) -> bool:
+    """What a check leads to: what passed is published, and what nobody could verify if it is among the variants that the user lets go out
+    `unverified` (`validate.publish_unverified`).
 
     The one rule that publication and report follow.
     """
-    return check.verdict is not Verdict.FAILED
+    return check.verdict is Verdict.PASSED or (check.verdict is Verdict.UNVERIFIED and check.variant in unverified)
 
 
 def checked_on(facts: JobFacts) -> Json:
@@ -142,5 +148,5 @@ def needs(check: ArtifactCheck) -> str | None:
 
 def _default_remedy(verdict: Verdict) -> str:
     if verdict is Verdict.UNVERIFIED:
-        return "compare it with the live model before you use it, or run `ckptd retry` with the export's id"
+        return "run `ckptd retry` with the export's id once the check can run here, or name the variant in validate.publish_unverified"
     return "leave this variant out of export.variants, or loosen its limits in [validate.thresholds] if the figures are good enough for you"

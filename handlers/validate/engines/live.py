@@ -56,7 +56,14 @@ class Adapted(TorchModel):
             model.generation_config = GenerationConfig.from_pretrained(pin, local_files_only=True)
         self._base, self._pin = base, pin
         self._parameters, self._prefix = dict(model.named_parameters()), model.base_model_prefix  # PEFT keeps them, under other names
-        wrapped = PeftModel.from_pretrained(model, str(pin), is_trainable=False)
+        try:
+            wrapped = PeftModel.from_pretrained(model, str(pin), is_trainable=False)
+        except ValueError as error:
+            raise Permanent(
+                FaultCode.ADAPTER_NOT_LOADABLE, "load the live model",
+                f"PEFT itself can't put this adapter on the base {base}: {str(error).strip().splitlines()[0]}",
+                "give the base that it was trained on, or save the adapter again with an adapter_config.json that fits its weights", path=pin,
+            ) from error  # fmt: skip
         _mix(wrapped, spec)
         return wrapped
 
