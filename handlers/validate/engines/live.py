@@ -62,7 +62,8 @@ class Adapted(TorchModel):
             raise Permanent(
                 FaultCode.ADAPTER_NOT_LOADABLE, "load the live model",
                 f"PEFT itself can't put this adapter on the base {base}: {str(error).strip().splitlines()[0]}",
-                "give the base that it was trained on, or save the adapter again with an adapter_config.json that fits its weights", path=pin,
+                "give the base that it was trained on, or save the adapter again with an adapter_config.json that fits its weights",
+                path=pin,
             ) from error  # fmt: skip
         _mix(wrapped, spec)
         return wrapped
