@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,14 @@ _CONFIGURED = frozenset({"Pooling", "Dense", "LayerNorm", "Dropout"})
 """Classes that write a config.json into their folder."""
 
 
-def read_object(path: Path, name: str, missing: list[str]) -> Json | None:
-    """The JSON object in the file `name`; None, with the reason appended to `missing`, where there is none."""
-    value = _read_json(path, name, missing)
+def read_json(path: Path) -> Any:
+    """The JSON value in a file. OSError; ValueError or RecursionError for what is no JSON, no regular file, or too long."""
+    return json.loads(read_bounded(path, MOST_JSON))
+
+
+def read_object(path: Path, name: str, missing: list[str], read: Callable[[Path], Any] = read_json) -> Json | None:
+    """The JSON object in the file `name`, as `read` reads it; None, with the reason appended to `missing`, where there is none."""
+    value = _read_json(path, name, missing, read)
     if isinstance(value, dict):
         return value
     if not any(problem.startswith(name) for problem in missing):
@@ -41,19 +46,15 @@ def read_object(path: Path, name: str, missing: list[str]) -> Json | None:
     return None
 
 
-def _read_json(path: Path, name: str, missing: list[str]) -> Any:
+def _read_json(path: Path, name: str, missing: list[str], read: Callable[[Path], Any] = read_json) -> Any:
     try:
-        data = read_bounded(path / name, MOST_JSON)
+        return read(path / name)
     except FileNotFoundError:
         missing.append(f"{name} is not there yet")
-        return None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        missing.append(f"{name} is not valid JSON ({error})")
     except ValueError as error:
         missing.append(f"{name} can't be read: {error}")
-        return None
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        missing.append(f"{name} is not valid JSON ({error})")
     return None
 
 

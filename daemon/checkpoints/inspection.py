@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from daemon.checkpoints import training_log
 from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, hollow_adapters, read_object
 from daemon.checkpoints.layouts import ADAPTER_CONFIG, NO_ADAPTER_YET, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
 from daemon.checkpoints.names import ADAPTERS, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
@@ -215,7 +216,7 @@ def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json
         if layout.last_file or ((layout.refusal or layout.in_pieces) and look.of_trainer):
             missing.append(f"{TRAINER_STATE}, which the trainer writes last, is not there yet")
         return None, None, False
-    state = read_object(look.path, TRAINER_STATE, missing)
+    state = read_object(look.path, TRAINER_STATE, missing, training_log.read)
     if state is None:
         return None, None, False
     step, named = state.get("global_step"), None if counts_epochs(look.path) else step_of(look.path)

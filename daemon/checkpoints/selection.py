@@ -7,18 +7,16 @@ were written before the later ones, so that under `best` the newest state of the
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.checkpoints.completeness import MOST_JSON
+from daemon.checkpoints import training_log
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.layouts import TRAINER_STATE
 from daemon.checkpoints.names import CHECKPOINT_NAME, run_of
 from daemon.config.settings import SelectSettings
-from daemon.contract.files import read_bounded
 from daemon.contract.values import Json
 
 
@@ -90,7 +88,7 @@ def _state(path: Path) -> Json:
     try:
         if path.is_symlink():
             return {}
-        value = json.loads(read_bounded(path, MOST_JSON))
+        value = training_log.read(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,0 +1,134 @@
+"""Reads a trainer_state.json of any length in memory of a fixed size: of its log, which grows with every step, only the end is kept.
+
+A log of some hundred thousand steps is a file of 100 MB, and six times that as Python's objects. The values are parsed one by one by
+Python's own parser, since trainers write NaN and Infinity, which JSON does not have and other parsers refuse.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import os
+import re
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.files import open_plain
+
+HISTORY = "log_history"
+LOSSES = 500
+"""The last rows with a loss that are kept; of the others the last one with an evaluation."""
+MOST = 1 << 30
+"""Bytes of a file that is read at all: a log of some million steps."""
+WHOLE = 1 << 20
+"""Bytes of a file that is parsed as a whole."""
+_WINDOW = 1 << 20
+_MOST_VALUE = 8 << 20
+_LONGEST_NUMBER = 32
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+
+
+def read(path: Path) -> Any:
+    """The JSON value in a file; of a long object's `log_history` the last rows alone. OSError; ValueError or RecursionError for what is no
+    JSON, no regular file, or too long."""
+    with open_plain(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > MOST:
+            raise ValueError(f"it has {size:,} bytes, more than the {MOST:,} that are read")
+        if size <= WHOLE:
+            return json.loads(stream.read(WHOLE))
+        return read_long(stream)
+
+
+def read_long(stream: io.BufferedReader | io.BytesIO, window: int = _WINDOW) -> Any:
+    """The JSON value in a stream of UTF-8, read `window` bytes at a time; of its `log_history` the last rows alone."""
+    text = _Text(stream, window)
+    if text.next() != "{":
+        raise ValueError("it is no JSON object")
+    found: dict[str, Any] = {}
+    text.take("{")
+    while text.next() != "}":
+        if found:
+            text.take(",")
+        key = text.value()
+        if not isinstance(key, str):
+            raise ValueError("a key is no string")
+        text.take(":")
+        found[key] = _end_of(text) if key == HISTORY and text.next() == "[" else text.value()
+    text.take("}")
+    if text.next():
+        raise ValueError("something follows the object")
+    return found
+
+
+def _end_of(text: _Text) -> list[Any]:
+    losses: deque[tuple[int, Any]] = deque(maxlen=LOSSES)
+    evaluation: list[tuple[int, Any]] = []
+    text.take("[")
+    place = 0
+    while text.next() != "]":
+        if place:
+            text.take(",")
+        row = text.value()
+        if isinstance(row, dict):
+            if "loss" in row:
+                losses.append((place, row))
+            if any(key.startswith("eval_") for key in row):
+                evaluation = [(place, row)]
+        place += 1
+    text.take("]")
+    return [row for _, row in sorted({place: (place, row) for place, row in (*losses, *evaluation)}.values(), key=lambda one: one[0])]
+
+
+class _Text:
+    """A text of which a part is in memory."""
+
+    def __init__(self, stream: io.BufferedReader | io.BytesIO, window: int) -> None:
+        self._stream, self._window = stream, window
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text, self._at, self._ended = "", 0, False
+
+    def next(self) -> str:
+        """The next character that is no white space; "" at the end."""
+        while True:
+            found = _SPACE.match(self._text, self._at)
+            assert found is not None
+            self._at = found.end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def take(self, expected: str) -> None:
+        """Go on after the character that has to come next."""
+        if (found := self.next()) != expected:
+            raise ValueError(f"{expected!r} was expected, not {found[:1] or 'the end'!r}")
+        self._at += 1
+
+    def value(self) -> Any:
+        """The next value."""
+        self.next()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError:
+                if len(self._text) - self._at > _MOST_VALUE:
+                    raise ValueError(f"one value in it is no JSON, or has more than {_MOST_VALUE:,} characters") from None
+                if not self._more():
+                    raise
+                continue
+            if len(self._text) - end < _LONGEST_NUMBER and not self._ended:
+                self._more()
+                continue  # a number may go on
+            self._at = end
+            return value
+
+    def _more(self) -> bool:
+        # What is left is parsed again each time, so that the windows grow with it.
+        data = self._stream.read(max(self._window, len(self._text) - self._at))
+        self._text, self._at = self._text[self._at :] + self._decoder.decode(data, final=not data), 0
+        self._ended = not data
+        return not self._ended
