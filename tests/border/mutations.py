@@ -152,6 +152,11 @@ def make_sources(folder: Path) -> dict[str, Path]:
         save_file({name: table[name].contiguous() for name in part}, full / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)
     (full / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    modules = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling")]
+    rows = [{"idx": number, "name": str(number), "path": path, "type": kind} for number, (path, kind) in enumerate(modules)]
+    (full / "modules.json").write_text(json.dumps(rows))
+    (full / "1_Pooling").mkdir()
+    (full / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     pieces = folder / "pieces"
     dcp.save({name: torch.zeros(2, 2) for name in ("model.a", "model.b")}, checkpoint_id=str(pieces), no_dist=True)
     shutil.copy(base / "config.json", pieces / "config.json")
@@ -239,17 +244,17 @@ def plan(folder: Path, base: Path) -> str:
 
 def read_model(folder: Path, _: Path) -> str:
     """What the stages make of a full fine-tune's configuration, index and headers."""
+    from handlers.merge.plan import output_layout as layout
     from handlers.merge.plan.prepare import match_none
-    from handlers.models.files import has_tokenizer
     from handlers.models.folder import ModelFolder
     from handlers.models.tasks import task_of
 
     try:
         model = ModelFolder.opened(folder, "checkpoint")
         model.check()
-        match_none(model, "base")
+        layout.plan(model, match_none(model, "base").outputs)
         task_of(folder)
-        has_tokenizer(folder)
+        _published(model)
         for key in ("vocab_size", "tie_word_embeddings", "quantization_config"):
             model.setting(key)
     except CkptdError as error:
@@ -257,6 +262,23 @@ def read_model(folder: Path, _: Path) -> str:
         assert type(error).__name__ == "Permanent", error
         return "refused"
     return "taken"
+
+
+def _published(model: Any) -> None:
+    """What the stage `pytorch` writes beside the weights."""
+    from handlers.models import sentence
+    from handlers.models.code import copy_code
+    from handlers.models.files import copy_tokenizer
+    from handlers.models.folder import copy_config
+    from handlers.models.older_readers import make_readable
+
+    with tempfile.TemporaryDirectory(dir=model.path.parent) as target:
+        staging = Path(target)
+        copy_config(model, staging)
+        sentence.place(model.path, staging)
+        copy_tokenizer(model.path, None, staging)
+        make_readable(staging)
+        copy_code(model.path, staging, trusted=False)
 
 
 def _nothing(folder: Path, base: Path) -> str:
@@ -284,7 +306,7 @@ def mutated_inputs(seed: int, count: int, folder: Path | None = None) -> Counts:
             (places["full"], "trainer_state.json", _json, _nothing),
             *((places["full"], name, _json, read_model) for name in ("config.json",) * 2),
             (places["full"], "model.safetensors.index.json", _json, read_model),
-            (places["full"], "generation_config.json", _json, read_model),
+            *((places["full"], name, _json, read_model) for name in ("generation_config.json", "tokenizer_config.json", "modules.json")),
             (places["full"], "model-00001-of-00002.safetensors", mutated_header, read_model),
             (places["pieces"], ".metadata", mutated_bytes, _nothing),
         ]
