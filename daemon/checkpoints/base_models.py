@@ -26,7 +26,7 @@ REMEMBERED = 64
 
 def is_model(folder: Path) -> bool:
     """Whether a folder looks like a transformers model: a config and weights."""
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):  # False too for a name that no file system takes
         return False
     return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
 
@@ -39,8 +39,8 @@ def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     wanted = revision or "main"
     reference = repository / "refs" / wanted
     try:
-        commit = reference.read_text().strip() if reference.is_file() else wanted
-    except OSError:
+        commit = reference.read_text().strip() if os.path.isfile(reference) else wanted
+    except (OSError, ValueError):  # not readable, or no text
         return []
     return [repository / "snapshots" / commit]
 

@@ -14,12 +14,22 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from daemon.checkpoints import training_log
 from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, hollow_adapters, read_object
-from daemon.checkpoints.layouts import ADAPTER_CONFIG, NO_ADAPTER_YET, SENTINELS, TRAINER_STATE, Layout, Look, look_at, recognize
+from daemon.checkpoints.layouts import (
+    ADAPTER_CONFIG,
+    NO_ADAPTER_YET,
+    SENTINELS,
+    TRAINER_STATE,
+    Layout,
+    Look,
+    look_at,
+    recognize,
+    refusal_by_config,
+)
 from daemon.checkpoints.names import ADAPTERS, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
+from daemon.checkpoints.trainer_state import step_in, training_metadata
 from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
 from daemon.contract.sharded.dcp import METADATA
@@ -181,7 +191,7 @@ def inspect(path: Path) -> Inspection:
         weights.method,
         weights.base_name,
         weights.base_revision,
-        {**weights.metadata, **_training_metadata(state)} if state else weights.metadata,
+        {**weights.metadata, **training_metadata(state)} if state else weights.metadata,
         patience_seconds=layout.patience(look),
         refusal=layout.refusal(path) if layout.refusal else weights.refusal,
         borrowed=weights.borrowed,
@@ -195,7 +205,9 @@ def refusal_of(path: Path) -> Fault | None:
     layout = recognize(look)
     if layout is None:
         return None
-    return layout.refusal(path) if layout.refusal else layout.weights(look).refusal if layout.in_pieces else None
+    if layout.refusal:
+        return layout.refusal(path)
+    return layout.weights(look).refusal if layout.in_pieces else refusal_by_config(look)
 
 
 def is_run_alone(found: Inspection) -> bool:
@@ -219,30 +231,14 @@ def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json
     state = read_object(look.path, TRAINER_STATE, missing, training_log.read)
     if state is None:
         return None, None, False
-    step, named = state.get("global_step"), None if counts_epochs(look.path) else step_of(look.path)
-    if not isinstance(step, int):
+    step, named = step_in(state), None if counts_epochs(look.path) else step_of(look.path)
+    if step is None:
         missing.append(f"{TRAINER_STATE} holds no global_step")
         return state, None, False
     if named is not None and step != named:
         missing.append(f"{TRAINER_STATE} belongs to step {step}, the directory to step {named}")
         return state, named, False
     return state, step, True
-
-
-def _training_metadata(state: Json) -> Json:
-    """What training recorded, for display."""
-    logged = state.get("log_history")
-    history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []
-    losses = [[row["step"], row["loss"]] for row in history if "loss" in row and "step" in row]
-    known = ("epoch", "max_steps", "best_metric", "best_model_checkpoint", "best_global_step")
-    metadata: dict[str, Any] = {name: state.get(name) for name in known}
-    metadata["loss_history"] = losses[-500:]
-    if losses:
-        metadata["loss"] = losses[-1][1]
-    evaluations = [row for row in history if any(key.startswith("eval_") for key in row)]
-    if evaluations:
-        metadata["evaluation"] = {key: value for key, value in evaluations[-1].items() if key.startswith("eval_")}
-    return {key: value for key, value in metadata.items() if value is not None}
 
 
 def identify(pin: Path) -> str:

@@ -25,7 +25,8 @@ from daemon.checkpoints.unsupported import (
     refuse_no_tensors,
     refuse_unsafe,
 )
-from daemon.contract.errors import CkptdError, Fault
+from daemon.contract.configs import adapter_config
+from daemon.contract.errors import CkptdError, Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import open_plain
 from daemon.contract.sharded import dcp_safetensors, deepspeed
@@ -50,6 +51,8 @@ _OF_MODEL = re.compile(
 _TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.pt|rng_state.*\.pth")
 """Files beside the model that only transformers' Trainer writes, all of them before trainer_state.json."""
 _FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
+_FEW = 256
+"""Names of target modules that are shown."""
 _GLOBAL_STEP = re.compile(r"global_step([0-9]{1,12})")
 
 
@@ -158,7 +161,7 @@ def _adapter(look: Look) -> Weights:
     found = Weights()
     config = read_object(look.path, ADAPTER_CONFIG, found.missing)
     if config is not None:
-        _describe(found, config)
+        _describe(found, config, look.path)
     weights = next((name for name in ("adapter_model.safetensors", "adapter_model.bin") if name in look.names), None)
     if weights is None:
         found.missing.append(NO_ADAPTER_YET)
@@ -168,12 +171,32 @@ def _adapter(look: Look) -> Weights:
     return found
 
 
-def _describe(found: Weights, config: Json) -> None:
-    """Put down what an adapter says of itself."""
-    known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": config.get("target_modules")}
-    found.method = str(config.get("peft_type") or "unknown")
-    found.base_name, found.base_revision = config.get("base_model_name_or_path"), config.get("revision")
-    found.metadata = {key: value for key, value in known.items() if value is not None}
+def _describe(found: Weights, config: Json, folder: Path) -> None:
+    """Put down what an adapter says of itself, or why nobody can use what it says."""
+    try:
+        typed = adapter_config(config, folder / ADAPTER_CONFIG)
+    except Permanent as error:
+        found.method, found.refusal = "unknown", error.fault
+        return
+    targets = typed.target_modules
+    few = isinstance(targets, str) or len(targets or ()) <= _FEW
+    known = {"rank": config.get("r"), "alpha": config.get("lora_alpha"), "target_modules": targets if few else None}
+    found.method = typed.peft_type
+    found.base_name, found.base_revision = typed.base_model_name_or_path, typed.revision
+    found.metadata = {key: value for key, value in known.items() if value is not None and not _unwritable(value)}
+
+
+def _unwritable(value: Any) -> bool:
+    """Whether a value of a method that is not typed here can't be shown as a number or names."""
+    return not isinstance(value, str | list) and (isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30)
+
+
+def refusal_by_config(look: Look) -> Fault | None:
+    """Why an adapter is not exported, by its adapter_config.json alone; None where that is no reason."""
+    found = Weights()
+    if ADAPTER_CONFIG in look.names and (config := read_object(look.path, ADAPTER_CONFIG, found.missing)) is not None:
+        _describe(found, config, look.path)
+    return found.refusal
 
 
 def _full(look: Look) -> Weights:
@@ -206,7 +229,8 @@ def _shard_problems(look: Look, index: str, weight_map: Any) -> list[str]:
         if name in look.names:
             problems += weight_problems(look.path, name, tensors)
         else:
-            problems.append(f"{name}, which {index} names, is not there yet")
+            label = name[:200] if name.isprintable() else ascii(name[:200])[1:-1]
+            problems.append(f"{label}, which {index} names, is not there yet")
     return problems
 
 
@@ -302,7 +326,7 @@ def _borrow_adapter_config(look: Look, found: Weights) -> None:
         return
     config = read_object(place, ADAPTER_CONFIG, found.missing)
     if config is not None:
-        _describe(found, config)
+        _describe(found, config, place)
     found.borrowed = () if place == look.path else (place / ADAPTER_CONFIG,)
 
 

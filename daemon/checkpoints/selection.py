@@ -16,6 +16,7 @@ from daemon.checkpoints import training_log
 from daemon.checkpoints.inspection import Inspection
 from daemon.checkpoints.layouts import TRAINER_STATE
 from daemon.checkpoints.names import CHECKPOINT_NAME, run_of
+from daemon.checkpoints.trainer_state import step_in, training_metadata
 from daemon.config.settings import SelectSettings
 from daemon.contract.values import Json
 
@@ -33,14 +34,13 @@ def best_step(state: Json) -> int | None:
     leaf = re.split(r"[/\\]", str(state.get("best_model_checkpoint") or "").rstrip("/\\"))[-1]
     if match := CHECKPOINT_NAME.fullmatch(leaf):
         return int(match[1])
-    step = state.get("best_global_step")
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
+    return step_in(state, "best_global_step")
 
 
 def is_final(step: int, state: Json) -> bool:
     """Whether a checkpoint is the last one of its training: it has made all the steps that it was to make."""
-    last = state.get("max_steps")
-    return isinstance(last, int) and not isinstance(last, bool) and 0 < last == step
+    last = step_in(state, "max_steps")
+    return last is not None and 0 < last == step
 
 
 def choose(step: int, state: Json, select: SelectSettings, *, later: Json | None = None, ending: bool = False) -> Selection:
@@ -72,8 +72,8 @@ def later_state(checkpoint: Path, step: int) -> Json:
     numbered = [(number, path) for path, match in beside.items() if match and (number := int(match[1])) > step]
     for number, path in sorted(numbered, reverse=True):
         state = _state(Path(path, TRAINER_STATE))
-        if state.get("global_step") == number:
-            return state
+        if step_in(state) == number:
+            return training_metadata(state)
     return {}
 
 

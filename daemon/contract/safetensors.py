@@ -27,6 +27,8 @@ MAX_HEADER = 32 << 20
 MAX_VALUES = 2_500_000
 """JSON values of a header, of which a tensor has about ten: parsed, each takes up to a hundred bytes of memory."""
 MAX_DIMENSIONS = 16
+MAX_NAME = 2048
+"""Characters of a tensor's name: rules that take a name apart must come to an end."""
 ZERO_BLOCK = 4096
 
 DTYPES: dict[str, tuple[str, int]] = {
@@ -162,6 +164,11 @@ def _short(value: Any) -> str:
     return ascii(text[:80])[1:-1] + ("…" if len(text) > 80 else "")
 
 
+def is_name(text: str) -> bool:
+    """Whether text can be a tensor's name: bounded, and without lone halves of surrogate pairs, which no other file can hold."""
+    return len(text) <= MAX_NAME and not any("\ud800" <= one <= "\udfff" for one in text)
+
+
 def _whole(value: Any) -> bool:
     """Whether a JSON value is a whole number that a size or an offset can be."""
     return type(value) is int and 0 <= value < 1 << 63
@@ -170,6 +177,8 @@ def _whole(value: Any) -> bool:
 def _entry(file: str, start: int, name: str, value: Any) -> tuple[str, TensorInfo]:
     """One tensor; ValueError when its entry is not what the format says."""
     label = _short(name)
+    if not is_name(name):
+        raise ValueError(f"the header names a tensor {label}, which is longer than {MAX_NAME} characters or no Unicode text")
     if not isinstance(value, dict):
         raise ValueError(f"the header's entry of {label} is no object")
     dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))

@@ -6,7 +6,9 @@ A part of the runner; called for children that ended and, at the start, for thos
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -18,7 +20,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Measured
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptId
+from daemon.journal.rows import AttemptId, AttemptRow
 from daemon.publishing.lending import is_as_lent
 from daemon.publishing.publication import same_files
 from daemon.running.children import Running
@@ -40,21 +42,33 @@ def settle(
     stage, attempt = ended.stage, journal.attempts.get(ended)
     row = journal.stages.of(ended.job)[stage]
     log_file = str(attempt.folder / "log.txt")
+    spec = find_spec(stage)
+    resumable = bool(spec and spec.resumable)
     if result.fault is not None and result.fault.code == FaultCode.UNEXPECTED and result.fault.path is None:
         result = result.model_copy(update={"fault": result.fault.model_copy(update={"path": log_file})})  # it says to read that log
     if crashed:
         decision = after_crash(stage, row.crashes + 1, limits.crashes, log_file)
     else:
-        decision = decide(result, row.failures, limits.attempts, limits.retry_seconds, _jitter)
+        kept = resumable and _has_written(attempt)
+        decision = decide(result, row.failures, limits.attempts, limits.retry_seconds, _jitter, kept=kept)
     if result.outcome != Outcome.SUCCEEDED:
         result = result.model_copy(update={"fault": decision.fault})
-        spec = find_spec(stage)
-        resumable = bool(spec and spec.resumable)
         if not (resumable and decision.state == "waiting"):
             _clear(attempt.staging)
     _clear(attempt.folder / "tmp")
     journal.attempts.settle(ended, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, measured=measured)
     _say(ended, result, decision, log_file)
+
+
+def _has_written(attempt: AttemptRow) -> bool:
+    """Whether the attempt itself put anything into its staging folder, which may hold what earlier ones left."""
+    since = datetime.fromisoformat(attempt.started).replace(tzinfo=UTC).timestamp()
+    try:
+        return any(
+            os.lstat(os.path.join(folder, name)).st_mtime >= since for folder, _, names in os.walk(attempt.staging) for name in names
+        )
+    except OSError:
+        return True  # it can't be told: the limit of attempts bounds it
 
 
 def _clear(folder: Path) -> None:

@@ -6,6 +6,7 @@ is remembered in the journal by the state it was seen in.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,20 @@ class Tracker:
         except OSError as error:
             self._unreadable(error)
             self._settler.forget(str(path))
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            self._not_understood(path, error)
+
+    def _not_understood(self, path: Path, error: Exception) -> None:
+        """What is in a directory met an error that nobody foresaw: said once and listed, and no other directory waits for it."""
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        fault = Fault(
+            code=FaultCode.UNEXPECTED, operation="look into the checkpoint", path=str(path), cause=ascii(cause)[1:-1],
+            remedy="report it with the checkpoint's small JSON files; it is looked at again when it changes",
+        )  # fmt: skip
+        if self._refused.get(path) != _why(fault):
+            log.error(fault.sentence(), path=str(path), code=fault.code, traceback=traceback.format_exc(limit=-8))
+            self._refused = {**self._refused, path: _why(fault)}
+        self._forget(path)
 
     def _decide(self, path: Path, seen: Fingerprint, now: float) -> None:
         """A directory is quiet: take it if it is complete, else remember why not."""

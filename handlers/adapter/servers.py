@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from daemon.contract.values import Json
-from handlers.merge.adapters.adapter import Adapter, rank_of, scale_of
+from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.plan.matcher import PLAIN_INITIALIZERS
 from handlers.models.tasks import Kind
 
@@ -84,9 +84,8 @@ def _for_all(adapter: Adapter) -> Iterator[str]:
             "path_initial_model_for_weight_conversion makes a plain LoRA of it)"
         )
     modules = _modules(adapter)
-    scales = {round(scale_of(config, module), 9) for module in modules}
-    one = scale_of({**config, "rank_pattern": None, "alpha_pattern": None}, "")
-    if scales - {round(one, 9)}:
+    scales = {round(adapter.scale(module), 9) for module in modules}
+    if scales - {round(adapter.plain_scale, 9)}:
         yield "rank_pattern and alpha_pattern are not read: one scale, of r and lora_alpha, is applied to every module, which is wrong here"
 
 
@@ -100,7 +99,7 @@ def _modules(adapter: Adapter) -> set[str]:
 
 
 def _ranks(adapter: Adapter) -> set[int]:
-    return {rank_of(adapter.config, module) for module in _modules(adapter)} if adapter.method == "LORA" else set()
+    return {adapter.rank(module) for module in _modules(adapter)} if adapter.method == "LORA" else set()
 
 
 def _short(keys: list[str]) -> str:

@@ -12,8 +12,8 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from daemon.contract.configs import adapter_config, model_config
 from daemon.contract.errors import Permanent
 from daemon.contract.failpoints import point
 from daemon.contract.fault_codes import FaultCode
@@ -23,6 +23,7 @@ from daemon.contract.safetensors import DTYPES
 from daemon.contract.sharded.forms import is_adapter, read_tensors, shards_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.sharded.pieces import ShardedTensor
+from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
 from handlers.consolidate import model_names
 from handlers.consolidate.adapter_names import OPERATION, peft_names, refuse_trained_beside
@@ -109,7 +110,10 @@ def _adapter(pin: Path, tensors: Mapping[str, ShardedTensor], base: Path | None)
     shapes = {} if model is None or model.pickled else {name: info.shape for name, info in model.headers.items()}
     names = peft_names(tensors, {name.rpartition(".")[0] for name in shapes})
     left_out = {name: tensors[name].shape for name in tensors.keys() - names.keys()}
-    refuse_trained_beside(left_out, read_json(pin / "adapter_config.json", "read the adapter's configuration"), shapes)
+    path, operation = pin / "adapter_config.json", "read the adapter's configuration"
+    config = read_json(path, operation)
+    adapter_config(config, path, operation)
+    refuse_trained_beside(left_out, config, shapes)
     return names
 
 
@@ -118,7 +122,8 @@ def _model(context: StageContext, tensors: Mapping[str, ShardedTensor], base: Pa
     pin, staging, scratch = Path(context.pin), Path(context.staging), Path(context.temporary)
     own = (pin / "config.json").is_file()
     place = pin if own else base
-    config = read_json(place / "config.json", "read the model's configuration") if place else {}
+    operation = "read the model's configuration"
+    config = model_config(read_json(place / "config.json", operation), place / "config.json", operation) if place else {}
     expected = [one for one in (model_names.of_base(base) if base else None, model_names.of_config(pin) if own else None) if one]
     names = model_names.matched(
         tensors, expected, lambda one, other: same_bytes(pin, one, other, scratch), setting(config, "tie_word_embeddings") is not False
@@ -133,7 +138,7 @@ def _model(context: StageContext, tensors: Mapping[str, ShardedTensor], base: Pa
     return names
 
 
-def _write_config(config: dict[str, Any], tensors: Mapping[str, ShardedTensor], staging: Path) -> None:
+def _write_config(config: Json, tensors: Mapping[str, ShardedTensor], staging: Path) -> None:
     """The base's configuration, with the dtype that these weights have."""
     sizes: dict[str, int] = {}
     for one in tensors.values():

@@ -17,7 +17,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import MergeFigures
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import MergeOptions
-from handlers.merge.adapters.adapter import Adapter, rank_of, read_adapter, scale_of
+from handlers.merge.adapters.adapter import Adapter, read_adapter
 from handlers.merge.adapters.name_mapping import NeedsPeft
 from handlers.merge.engine.execute import Execution, MergeResult, MergeTask, Meter, Original, Progress, check_written, set_threads, stream
 from handlers.merge.engine.resume_ledger import clear, file_states
@@ -149,8 +149,8 @@ def _method(adapter: Adapter) -> Method:
     if adapter.method not in ("LORA", "ADALORA") or "r" not in adapter.config:
         return Method(adapter.method)
     modules = {key.removeprefix("base_model.model.").partition(".lora_")[0] for key in adapter.shapes if ".lora_" in key}
-    ranks = {rank_of(adapter.config, module) for module in modules}
-    return Method(adapter.method, tuple(sorted(ranks)), tuple(sorted({scale_of(adapter.config, module) for module in modules})))
+    ranks = {adapter.rank(module) for module in modules}
+    return Method(adapter.method, tuple(sorted(ranks)), tuple(sorted({adapter.scale(module) for module in modules})))
 
 
 def _refuse_leftovers(output: Path) -> None:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.configs import shown
 from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import doubles
 from handlers.merge.adapters.name_mapping import OPERATION, nothing_matches
+from handlers.merge.adapters.patterns import bound
 from handlers.merge.plan.tied_weights import SCALED, SCALED_BY_KEY
 from handlers.merge.weights.model_structure import model_class
 from handlers.models.files import Edits
@@ -81,8 +83,8 @@ def _load_base(base: ModelFolder, done: PeftMerge) -> Any:
             name = str(next(iter(model.parameters())).dtype).removeprefix("torch.")
             done.edits["dtype" if "dtype" in base.config else "torch_dtype"] = name
             done.warnings.append(f"the base is stored quantized; its weights were dequantized to {name} before the merge")
-    except (OSError, ValueError, RuntimeError, ImportError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except Exception as error:  # transformers' own checks of a configuration raise a type that is none of Python's
+        if isinstance(error, Permanent | MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         cause = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
         raise Permanent(
@@ -102,19 +104,40 @@ def _resize(model: Any, adapter: Adapter, done: PeftMerge) -> None:
         done.edits["vocab_size"] = wanted
 
 
+def _peft_config(adapter: Adapter) -> Any:
+    """adapter_config.json as PEFT reads it. Permanent for a method or a field that the installed PEFT does not take."""
+    from peft import PeftConfig, __version__
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    path = adapter.folder / "adapter_config.json"
+    known = sorted(str(one.value) for one in PEFT_TYPE_TO_CONFIG_MAPPING)
+    if adapter.config["peft_type"] not in known:
+        raise Permanent(
+            FaultCode.BAD_ADAPTER_CONFIG, OPERATION,
+            f"peft_type is {shown(adapter.config['peft_type'])}, which PEFT {__version__} does not know; it knows {', '.join(known)}",
+            "install the PEFT that this adapter was trained with, or correct peft_type", path=path,
+        )  # fmt: skip
+    try:
+        return PeftConfig.from_pretrained(str(adapter.folder))
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        cause = f"PEFT {__version__} does not take it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+        raise Permanent(FaultCode.BAD_ADAPTER_CONFIG, OPERATION, cause, "save the adapter again with PEFT", path=path) from error
+
+
 def _attach(model: Any, adapter: Adapter) -> Any:
     """The model with the adapter loaded; Permanent unless every key of the adapter found its place."""
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
-    config = PeftConfig.from_pretrained(str(adapter.folder))
+    config = _peft_config(adapter)
     config.inference_mode = True
     if config.is_prompt_learning:
         raise _not_mergeable(adapter, f"{adapter.method} changes the inputs, not the weights, so there is nothing to merge")
     names = {name for name, _ in model.named_modules() if name}
+    bound(config, names, adapter.folder)
     try:
         wrapped = PeftModel(model, config, "default")
         result = wrapped.load_adapter(str(adapter.folder), "default")
-    except (ValueError, RuntimeError, KeyError, TypeError, ImportError, NotImplementedError, AttributeError) as error:
+    except (ValueError, RuntimeError, LookupError, TypeError, ImportError, AttributeError, ArithmeticError, AssertionError) as error:
         lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
         cause = "; ".join(lines[:3])[:600]
         raise Permanent(
@@ -147,7 +170,7 @@ def _not_mergeable(adapter: Adapter, cause: str) -> Permanent:
 def _merged(wrapped: Any, adapter: Adapter) -> Any:
     try:
         return wrapped.merge_and_unload()
-    except (NotImplementedError, AttributeError, ValueError, TypeError) as error:
+    except (NotImplementedError, AttributeError, ValueError, TypeError, LookupError, ArithmeticError, AssertionError) as error:
         cause = " ".join(str(error).split())[:300] or type(error).__name__
         raise _not_mergeable(adapter, f"PEFT can't merge {adapter.method} into this base ({cause})") from error
 

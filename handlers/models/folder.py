@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daemon.contract.configs import model_config
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
@@ -66,9 +67,9 @@ class ModelFolder:
 
     @functools.cached_property
     def config(self) -> Json:
-        """config.json. Permanent when it is missing or is not JSON."""
-        found: Json = read_json(self.path / "config.json", f"read the {self.noun}'s configuration")
-        return found
+        """config.json. Permanent when it is missing, is not JSON, or holds a field of a wrong kind."""
+        path, operation = self.path / "config.json", f"read the {self.noun}'s configuration"
+        return model_config(read_json(path, operation), path, operation)
 
     @functools.cached_property
     def files(self) -> WeightFiles:

@@ -8,6 +8,7 @@ there, so that transformers 5 reads what it read before. Imports the standard li
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,10 @@ GENERIC = "PreTrainedTokenizerFast"
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _MARKED = ("Llama", "CodeLlama", "Gemma", "Cohere")
 """Tokenizers that transformers 4 puts the first and the last token around anew, by `add_bos_token` and `add_eos_token`."""
+
+
+_ODD = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What values of a wrong kind lead to."""
 
 
 class UntranslatableError(Exception):
@@ -212,13 +217,16 @@ def make_readable(folder: Path) -> Readers:
             _replace(folder / "config.json", config, translated(config))
         except UntranslatableError as error:
             answer = Readers("5", str(error))
+        except _ODD:
+            answer = Readers("5", "config.json says in a form of its own what transformers 4 has other names for")
     path = folder / "tokenizer_config.json"
     if path.is_file():
         written = read_json(path, "read the tokenizer's configuration")
         text = folder / "tokenizer.json"
         if isinstance(written, dict):
             tokenizer = read_json(text, "read the tokenizer") if text.is_file() else {}
-            _replace(path, written, readable_tokenizer(written, tokenizer))
+            with contextlib.suppress(*_ODD):  # it stays as it is: what transformers makes of it, the checks say
+                _replace(path, written, readable_tokenizer(written, tokenizer))
     return answer
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from daemon.contract.configs import model_config
 from daemon.contract.values import Json
 from handlers.models.files import read_json
 
@@ -61,4 +62,4 @@ def task_of_config(config: Json) -> Task | None:
 
 def task_of(folder: Path, operation: str = "read the model's configuration") -> Task | None:
     """The task of a transformers folder; None where its architecture is none that is known here. Permanent without a config.json."""
-    return task_of_config(read_json(folder / "config.json", operation))
+    return task_of_config(model_config(read_json(folder / "config.json", operation), folder / "config.json", operation))

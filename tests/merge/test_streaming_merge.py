@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.merge import merge_adapter
-from handlers.merge.adapters.adapter import rank_of, scale_of
+from handlers.merge.adapters.adapter import Adapter
 from tests import models
 from tests.merge import helpers
 
@@ -218,5 +218,6 @@ def test_rank_and_scale_follow_peft_for_any_pattern(
     config = {"r": rank, "lora_alpha": alpha, "use_rslora": rslora, "rank_pattern": ranks, "alpha_pattern": alphas}
     expected_rank = ranks.get(get_pattern_key(ranks.keys(), module), rank)
     expected_alpha = alphas.get(get_pattern_key(alphas.keys(), module), alpha)
-    assert rank_of(config, module) == expected_rank
-    assert scale_of(config, module) == expected_alpha / (math.sqrt(expected_rank) if rslora else expected_rank)
+    adapter = Adapter(Path("a"), Path("a/adapter_model.safetensors"), config, {}, {}, {})
+    assert adapter.rank(module) == expected_rank
+    assert adapter.scale(module) == expected_alpha / (math.sqrt(expected_rank) if rslora else expected_rank)

@@ -21,14 +21,21 @@ class RetryDecision:
     fault: Fault | None = None
 
 
-def decide(result: StageResult, failures: int, attempts_allowed: int, base_delay: float, jitter: random.Random) -> RetryDecision:
-    """`failures`: retryable outcomes before this one. Backoff doubles from `base_delay`, with up to a quarter of jitter."""
+def decide(
+    result: StageResult, failures: int, attempts_allowed: int, base_delay: float, jitter: random.Random, *, kept: bool = False
+) -> RetryDecision:
+    """`failures`: retryable outcomes before this one. Backoff doubles from `base_delay`, with up to a quarter of jitter.
+
+    `kept`: the attempt left parts with which another one goes on. Without any, one that ran into its time limit would do so again.
+    """
     if result.outcome == Outcome.SUCCEEDED:
         return RetryDecision("succeeded")
     if result.outcome == Outcome.INTERRUPTED:
         return RetryDecision("waiting")
     if result.outcome == Outcome.PERMANENT:
         return RetryDecision("failed", fault=result.fault)
+    if result.fault is not None and result.fault.code == FaultCode.TIMEOUT and not kept:
+        return RetryDecision("failed", fault=_not_again(result.fault))
     if failures + 1 >= attempts_allowed:
         return RetryDecision("failed", fault=_given_up(result.fault, failures + 1))
     delay = result.retry_after if result.retry_after is not None else base_delay * 2.0**failures
@@ -45,6 +52,14 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Ret
         remedy="look into the kernel's log for 'Out of memory' and into the attempts' logs, then run `ckptd retry` with the export's id",
         path=log,
     ))  # fmt: skip
+
+
+def _not_again(fault: Fault) -> Fault:
+    return fault.model_copy(update={
+        "cause": f"{fault.cause}, and left nothing with which another attempt could go on, so that it is not tried again as it was",
+        "remedy": "look into its log (`ckptd show`); raise limits.stage_timeout if it was still moving, or leave "
+        "that variant out, and run `ckptd retry` with the export's id",
+    })  # fmt: skip
 
 
 def _given_up(fault: Fault | None, attempts: int) -> Fault | None:

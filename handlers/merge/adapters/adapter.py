@@ -6,17 +6,19 @@ with `weights_only=True`, which executes nothing. torch is imported only when a 
 
 from __future__ import annotations
 
+import functools
 import math
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from daemon.contract.configs import adapter_config
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.safetensors import DTYPES, TensorInfo, read_header
+from daemon.contract.safetensors import DTYPES, TensorInfo, is_name, read_header
 from daemon.contract.values import Json
+from handlers.merge.adapters.keys import without_prefixes
+from handlers.merge.adapters.patterns import first_keys
 from handlers.models.files import read_json
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 OPERATION = "read the adapter"
 SAFETENSORS = "adapter_model.safetensors"
 BIN = "adapter_model.bin"
+PEFTS_DEFAULT = 8
+"""Of `r` and of `lora_alpha`, in PEFT's LoraConfig."""
 REFUSED: dict[str, str] = {
     "alora_invocation_tokens": "an aLoRA adapter switches on at its invocation tokens, which merged weights can't do",
     "arrow_config": "an Arrow router chooses among adapters for every token, which merged weights can't do",
@@ -51,6 +55,48 @@ class Adapter:
     def method(self) -> str:
         """PEFT's name of the method, in capitals."""
         return str(self.config.get("peft_type") or "").upper()
+
+    def rank(self, module: str) -> int:
+        """LoRA rank of a module: `r`, unless rank_pattern says otherwise."""
+        return int(self._chosen("rank_pattern", module) or self.config.get("r", PEFTS_DEFAULT))
+
+    def scale(self, module: str) -> float:
+        """Factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
+        alpha = self._chosen("alpha_pattern", module)
+        return self._scale(self.config.get("lora_alpha", PEFTS_DEFAULT) if alpha is None else alpha, self.rank(module))
+
+    @property
+    def plain_scale(self) -> float:
+        """That of a module which neither rank_pattern nor alpha_pattern names."""
+        return self._scale(self.config.get("lora_alpha", PEFTS_DEFAULT), int(self.config.get("r", PEFTS_DEFAULT)))
+
+    def _scale(self, alpha: float, rank: int) -> float:
+        return float(alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank)
+
+    def _chosen(self, field: str, module: str) -> Any:
+        """What rank_pattern or alpha_pattern says of a module by PEFT's rule; None where neither key names it."""
+        patterns = self.config.get(field)
+        if not patterns or self.method == "ADALORA":  # of an AdaLoRA they say which ranks are left, under other names
+            return None
+        found = self._found[field]
+        if module not in found:
+            names = {module} if found else {module, *self.modules}
+            first = first_keys(patterns, names, field, self.folder)
+            found.update({name: first.get(name) for name in names})
+        key = found[module]
+        return None if key is None else patterns[key]
+
+    @functools.cached_property
+    def _found(self) -> dict[str, dict[str, str | None]]:
+        """Field → module → the key that names it, for the modules that were asked for."""
+        return {"rank_pattern": {}, "alpha_pattern": {}}
+
+    @functools.cached_property
+    def modules(self) -> frozenset[str]:
+        """Paths of the modules for which it has factors, and of the parameters that target_parameters names in them."""
+        own = {without_prefixes(key).partition(".lora_")[0].replace(".base_layer", "") for key in self.shapes if ".lora_" in key}
+        leaves = {str(target).rpartition(".")[2] for target in self.config.get("target_parameters") or ()}
+        return frozenset(own | {f"{module}.{leaf}" for module in own for leaf in leaves})
 
     @property
     def base_name(self) -> str:
@@ -103,7 +149,7 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
     import torch
 
     try:
-        table = torch.load(path, map_location="cpu", weights_only=True)
+        table: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise Permanent(
             FaultCode.UNSAFE_PICKLE,
@@ -112,20 +158,20 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
             "save the adapter again with safe_serialization=True; pickled code is never executed",
             path=path,
         ) from None
-    if not isinstance(table, dict) or not all(isinstance(value, torch.Tensor) for value in table.values()):
+    named = isinstance(table, dict) and all(isinstance(key, str) and is_name(key) for key in table)
+    if not named or not all(isinstance(value, torch.Tensor) for value in table.values()):
         raise Permanent(
             FaultCode.NOT_AN_ADAPTER, OPERATION, "the file is no table of tensors", "save the adapter again with PEFT", path=path
         )
-    return table
+    found: dict[str, torch.Tensor] = table
+    return found
 
 
 def read_adapter(folder: Path) -> Adapter:
     """The adapter in `folder`. Permanent when its files are missing or unsound, or when its kind can't be merged."""
-    config = read_json(folder / "adapter_config.json", OPERATION)
-    if not isinstance(config, dict) or not config.get("peft_type"):
-        raise Permanent(
-            FaultCode.BAD_ADAPTER_CONFIG, OPERATION, "it names no peft_type", "save it again with PEFT", path=folder / "adapter_config.json"
-        )
+    path = folder / "adapter_config.json"
+    config = read_json(path, OPERATION)
+    adapter_config(config, path, OPERATION)
     for key, reason in REFUSED.items():
         if config.get(key):
             raise Permanent(
@@ -142,32 +188,3 @@ def read_adapter(folder: Path) -> Adapter:
             raise Permanent(FaultCode.EMPTY_ADAPTER, OPERATION, "it holds no tensor", "take another checkpoint", path=path)
         return Adapter(folder, path, config, shapes, headers, unpickled)
     raise Permanent(FaultCode.NO_ADAPTER, OPERATION, f"there is neither {SAFETENSORS} nor {BIN}", "take another checkpoint", path=folder)
-
-
-def _pattern_key(patterns: Iterable[str], module: str) -> str | None:
-    """The first key of rank_pattern or alpha_pattern that matches the module's path, by PEFT's rule."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), None)
-
-
-def rank_of(config: Json, module: str) -> int:
-    """LoRA rank of a module: `r`, unless rank_pattern says otherwise."""
-    patterns = config.get("rank_pattern") or {}
-    key = _pattern_key(patterns, module)
-    return int(config["r"] if key is None else patterns[key])
-
-
-def scale_of(config: Json, module: str) -> float:
-    """Factor of B·A for a module: α/r (Hu et al. 2021), α/√r with use_rslora (Kalajdzievski 2023)."""
-    patterns = config.get("alpha_pattern") or {}
-    key = _pattern_key(patterns, module)
-    alpha = config["lora_alpha"] if key is None else patterns[key]
-    rank = rank_of(config, module)
-    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
-
-
-def targeted(config: Json, module: str) -> bool:
-    """Whether target_modules alone, without exclusions or layer choices, names the module."""
-    targets = config.get("target_modules")
-    if isinstance(targets, str):
-        return re.fullmatch(targets, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in targets or ())

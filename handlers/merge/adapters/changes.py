@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.values import Json
-from handlers.merge.adapters.adapter import Adapter, rank_of, scale_of
+from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import OPERATION
 
@@ -84,7 +84,7 @@ def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
             "save the adapter with its parameters gathered (DeepSpeed ZeRO-3 and FSDP keep shards)",
             path=adapter.file,
         )
-    rank = a[0] if pruned else rank_of(adapter.config, module) * experts
+    rank = a[0] if pruned else adapter.rank(module) * experts
     if a[0] != rank or b[1] != rank:
         raise Permanent(
             FaultCode.RANK_MISMATCH,
@@ -108,7 +108,7 @@ def gather(adapter: Adapter, keys: Keys) -> dict[str, Change]:
         change_of(factors.module, "weight").factors = factors
         if "B.bias" in factors.roles:
             bias = change_of(factors.module, "bias")
-            bias.bias, bias.scale = factors.roles["B.bias"], scale_of(adapter.config, factors.module)
+            bias.bias, bias.scale = factors.roles["B.bias"], adapter.scale(factors.module)
     for module, key in keys.tokens.items():
         change_of(module, "weight").tokens = key
     for parameter, key in keys.saved.items():
@@ -158,4 +158,4 @@ def signature(adapter: Adapter, change: Change | None) -> tuple[str, ...]:
     magnitude = change.factors.roles.get("magnitude_vector")
     # DoRA takes the norm of an embedding over another dimension than that of a head: with a magnitude the two differ.
     rest = (digest(adapter, magnitude), str(embedding)) if magnitude else ()
-    return ("factors", first, second, repr(scale_of(adapter.config, change.module)), *rest)
+    return ("factors", first, second, repr(adapter.scale(change.module)), *rest)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from daemon.contract.safetensors import TensorInfo
-from handlers.merge.adapters.adapter import Adapter, scale_of
+from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import check_ranks, factor_keys
 from handlers.merge.adapters.keys import Factors, Keys
 from handlers.merge.adapters.name_mapping import Names, NeedsPeft
@@ -136,6 +136,6 @@ def expert_outputs(
             for tensor, expert, offset in place.parts:
                 info = names.stored[tensor]
                 rows = info.shape[-2]
-                operation = Experts(a, b, scale_of(adapter.config, path), place.experts, rows, expert, offset, transposed)
+                operation = Experts(a, b, adapter.scale(path), place.experts, rows, expert, offset, transposed)
                 outputs.append(make(tensor, info, path, operation))
     return outputs

@@ -11,7 +11,7 @@ import struct
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.merge.adapters.adapter import Adapter, scale_of
+from handlers.merge.adapters.adapter import PEFTS_DEFAULT, Adapter
 from handlers.merge.adapters.changes import Change, check_ranks, factor_keys
 from handlers.merge.adapters.name_mapping import OPERATION, NeedsPeft, wrong_shape
 from handlers.merge.plan.operations import LowRank
@@ -91,13 +91,14 @@ def _operation(adapter: Adapter, change: Change, transposed: bool) -> LowRank | 
     if magnitude is not None and math.prod(adapter.shapes[magnitude]) != outputs:
         raise wrong_shape(adapter, change.module, (outputs,), f"its magnitude is {' × '.join(map(str, adapter.shapes[magnitude]))}")
     if adapter.method != "ADALORA":
-        scale = scale_of(config, change.module)
+        scale = adapter.scale(change.module)
         return LowRank(a, b, scale, transposed, magnitude, rounded=embedding and magnitude is None)
-    if "E" not in roles or float(config["lora_alpha"]) <= 0:
+    alpha, divisor = float(config.get("lora_alpha", PEFTS_DEFAULT)), _single(float(config.get("init_r", 12)) + 1e-5)
+    if "E" not in roles or alpha <= 0:
         raise NeedsPeft(f"the AdaLoRA factors of {change.module} are not in the usual form")
     if 0 in adapter.shapes[a]:
         return None
-    return LowRank(a, b, float(config["lora_alpha"]), transposed, middle=roles["E"], divisor=_single(float(config["init_r"]) + 1e-5))
+    return LowRank(a, b, alpha, transposed, middle=roles["E"], divisor=divisor)
 
 
 def low_rank(adapter: Adapter, model: ModelFolder, changes: list[tuple[Change, Shape]]) -> list[LowRank | None]:

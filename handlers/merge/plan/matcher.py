@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.safetensors import TensorInfo
-from handlers.merge.adapters.adapter import Adapter, targeted
+from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.adapters.changes import Change, gather
 from handlers.merge.adapters.keys import parse
 from handlers.merge.adapters.name_mapping import OPERATION, Names, NeedsPeft, choose_names, nothing_matches, wrong_shape
+from handlers.merge.adapters.patterns import named
 from handlers.merge.plan.fused_experts import expert_outputs
 from handlers.merge.plan.low_rank import low_rank
 from handlers.merge.plan.operations import Bias, Operation
@@ -227,15 +228,16 @@ class _Matcher:
         left = []
         for name, info in self.stored.items():
             module = self.names.parameter(name).removesuffix(".weight")
-            if name.endswith(".weight") and name not in self.changed and len(info.shape) >= 2 and targeted(config, module):
+            if name.endswith(".weight") and name not in self.changed and len(info.shape) >= 2:
                 left.append(module)
-        if not left:
+        named_left = named(config["target_modules"], left, "target_modules", self.adapter.folder)
+        if not named_left:
             return
         from handlers.merge.weights.model_structure import module_names
 
         # A file may hold layers that the model never builds, or experts that it fuses: only what is a module counts.
         pruned = {name for name, ranks in (config.get("rank_pattern") or {}).items() if isinstance(ranks, list) and not any(ranks)}
-        real = sorted(one for one in set(left) & (module_names(self.model) or frozenset()) if f"{one}.lora_E" not in pruned)
+        real = sorted(one for one in named_left & (module_names(self.model) or frozenset()) if f"{one}.lora_E" not in pruned)
         if real:
             raise self._unchanged(
                 f"target_modules names {len(real)} layers of the base for which the adapter has no weights, for example {real[0]}"
@@ -247,7 +249,7 @@ class _Matcher:
         keys = " ".join(f".{key}" for key in self.adapter.shapes)
         saved = config.get("modules_to_save")
         if saved and not any(f".{name}." in keys for name in saved):
-            raise self._unchanged(f"modules_to_save names {', '.join(saved)}, but the adapter has no weights of them")
+            raise self._unchanged(f"modules_to_save names {', '.join(saved[:5])}, but the adapter has no weights of them")
         if config.get("trainable_token_indices") and not tokens:
             raise self._unchanged("trainable_token_indices names tokens, but the adapter has no rows of them")
         for target in config.get("target_parameters") or ():

@@ -168,7 +168,8 @@ def _file(model: ModelFolder, name: str, before: Mapping[str, TensorInfo], outpu
 def _index(model: ModelFolder, table: list[Output]) -> bytes:
     index = read_json(model.path / model.files.index, "read the weights' index") if model.files.index else {}
     index["weight_map"] = {output.name: output.file for output in sorted(table, key=lambda output: output.name)}
-    metadata = dict(index.get("metadata") or {})
+    told = index.get("metadata")
+    metadata = dict(told) if isinstance(told, dict) else {}
     metadata["total_size"] = sum(output.size for output in table)
     if "total_parameters" in metadata:
         metadata["total_parameters"] = sum(output.elements for output in table)

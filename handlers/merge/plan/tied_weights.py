@@ -147,11 +147,22 @@ def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Gr
     written[0].edits["tie_word_embeddings"] = False
     if kind in SCALED_BY_KEY and "scale_decoder_outputs" not in model.config:
         written[0].edits["scale_decoder_outputs"] = model.setting("tie_word_embeddings") is not False
-    written[0].warnings.append(
-        f"{' and '.join(name.rpartition('.')[0] for name in changed.members)} are no longer tied: "
-        "the adapter changed one of them, or each differently, so each is written"
-    )
+    written[0].warnings.append(_said(adapter, changed))
     return written
+
+
+def _said(adapter: Adapter, group: _Group) -> str:
+    """Why the members of a group are no longer tied, for the report."""
+    names = " and ".join(name.rpartition(".")[0] for name in group.members)
+    trained = [change for change in group.changes.values() if change.trained]
+    if adapter.config.get("ensure_weight_tying") and len(trained) == len(group.members):
+        # Seen with PEFT 0.21: over a base in 16 bits it casts the adapter's tensors to fp32 one by one, and what was shared is no longer.
+        return (
+            f"{names} are no longer tied: the adapter was trained with ensure_weight_tying, yet PEFT saved its two halves with different"
+            " values, and the live model uses both, so each is written; to train one, give get_peft_model autocast_adapter_dtype=False or"
+            " load the base in float32"
+        )
+    return f"{names} are no longer tied: the adapter changed one of them, or each differently, so each is written"
 
 
 def tensor_changes(

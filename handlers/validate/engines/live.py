@@ -15,13 +15,14 @@ from typing import Any
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import numpy as np
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
 from transformers import GenerationConfig
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from handlers.merge.adapters.patterns import bound
 from handlers.models.tasks import BY_NAME, task_of
 from handlers.validate.engines import live_base
 from handlers.validate.engines.arrays import largest_difference
@@ -57,7 +58,7 @@ class Adapted(TorchModel):
         self._base, self._pin = base, pin
         self._parameters, self._prefix = dict(model.named_parameters()), model.base_model_prefix  # PEFT keeps them, under other names
         try:
-            wrapped = PeftModel.from_pretrained(model, str(pin), is_trainable=False)
+            wrapped = PeftModel.from_pretrained(model, str(pin), config=_config(pin, model), is_trainable=False)
         except ValueError as error:
             raise Permanent(
                 FaultCode.ADAPTER_NOT_LOADABLE, "load the live model",
@@ -113,6 +114,13 @@ class LiveEncoder(Adapted, TorchEncoder):
         return max(largest_difference(mine, theirs) for mine, theirs in zip(wrapped, inside, strict=True))
 
 
+def _config(folder: Path, model: Any) -> Any:
+    """An adapter's configuration, of which PEFT's matching of names comes to an end; Permanent for one of which it does not."""
+    config = PeftConfig.from_pretrained(str(folder))
+    bound(config, {name for name, _ in model.named_modules()}, folder)
+    return config
+
+
 def _mix(model: Any, spec: EngineSpec) -> None:
     """Let the additions act beside the adapter, each with its factor: PEFT adds the deltas of all active adapters up.
 
@@ -121,7 +129,10 @@ def _mix(model: Any, spec: EngineSpec) -> None:
     weights = dict(zip(model.peft_config, (spec.weight,), strict=True))
     for number, (folder, weight) in enumerate(spec.additions):
         name = f"addition-{number}"
+        config = _config(Path(folder), model.get_base_model())
+        config.inference_mode = True
         try:
+            model.add_adapter(name, config)
             unplaced = model.load_adapter(folder, name, is_trainable=False).unexpected_keys
         except ValueError as error:
             unplaced = [str(error)]

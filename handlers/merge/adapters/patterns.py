@@ -1,0 +1,255 @@
+"""PEFT's rules by which adapter_config.json names modules, with an end to the work that they may ask for.
+
+Called by the merge's planning, and before PEFT itself matches anything, in a merge by PEFT and in the live model's worker. The rules are
+those of `check_target_module_exists` and `get_pattern_key` of PEFT (0.21): the first key of rank_pattern for which
+`re.match(rf"(.*\\.)?({key})$", module)` holds, `re.fullmatch` of a target. They are Python's regular expressions, so only Python's own
+engine gives PEFT's answers: RE2 lacks look-around and back-references, and the `regex` package, which has a time limit, differs in
+corners (nested sets, case folding, version 1 behaviour). So expressions are matched by `re` in a process of its own, which the kernel
+ends when its CPU seconds are used up. Names without an operator, which nearly all are, need no expression: they are looked up, in a time
+that grows with their number and not with that of the modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.configs import shown
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+
+OPERATION = "match the adapter's patterns"
+CPU_SECONDS = 10
+"""For all expressions of one adapter: thousands of ordinary ones on a thousand modules take less than one."""
+MEMORY = 1 << 30
+MOST_WORK = 30_000_000
+"""Comparisons of names that hold dots, which match any character, before it is given up: some seconds."""
+MANY = 1000
+"""Names of a list of target modules above which those that match nothing are left out before PEFT gets it."""
+_PLAIN = re.compile(r"[\w.-]+")
+"""Keys that hold no operator but the dot."""
+
+# Runs with the modules of the standard library alone. A question is a list of [expression, whole, names, limits]: the answer for each is
+# the positions of the names that match; an expression is only compiled when there is a name left to match, as PEFT does.
+_HELPER = """
+import json, re, resource, sys
+cpu, memory, questions = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+answers = []
+for expressions, whole, names, limits in questions:
+    found, open_names = {}, list(range(len(names)))
+    for place, expression in expressions:
+        asked = [one for one in open_names if place < limits[one]]
+        if not asked:
+            continue
+        try:
+            compiled = re.compile(expression)
+            match = compiled.fullmatch if whole else compiled.match
+            found.update((one, place) for one in asked if match(names[one]))
+        except (re.error, OverflowError, RecursionError, ValueError) as error:
+            print(json.dumps({"wrong": place, "why": str(error)[:200], "question": len(answers)}))
+            sys.exit(0)
+        open_names = [one for one in open_names if one not in found]
+    answers.append(found)
+print(json.dumps({"answers": answers}))
+"""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Which of `names` match which expression first. `limits`: for each name, the place from which on no expression is asked."""
+
+    field: str
+    expressions: list[tuple[int, str]]
+    names: list[str]
+    limits: list[int]
+    whole: bool = False
+
+
+def _ask(questions: Sequence[_Question], folder: Path) -> list[dict[str, int]]:
+    """For each question: name → place of the first expression that matches it. Permanent where that takes too long, or one is none."""
+    if not any(one.expressions and one.names for one in questions):
+        return [{} for _ in questions]
+    asked = [(one.expressions, one.whole, one.names, one.limits) for one in questions]
+    command, text = [sys.executable, "-I", "-S", "-c", _HELPER], json.dumps([CPU_SECONDS, MEMORY, asked])
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=False)
+    path = folder / "adapter_config.json"
+    if done.returncode:
+        raise _too_slow(sorted({one.field for one in questions if one.expressions}), done.returncode, path)
+    said = json.loads(done.stdout)
+    if "wrong" in said:
+        one = questions[said["question"]]
+        pattern = dict(one.expressions)[said["wrong"]]
+        raise Permanent(
+            FaultCode.BAD_ADAPTER_CONFIG, OPERATION,
+            f"{one.field} holds a pattern that is no regular expression ({said['why']}): {shown(pattern)}",
+            f"correct {one.field}, or name the modules in it in plain text", path=path,
+        )  # fmt: skip
+    return [{one.names[int(name)]: place for name, place in found.items()} for one, found in zip(questions, said["answers"], strict=True)]
+
+
+def _too_slow(fields: list[str], code: int, path: Path) -> Permanent:
+    over = code in (-signal.SIGXCPU, -signal.SIGKILL)
+    cause = f"the patterns in {' and '.join(fields)} take more than {CPU_SECONDS} s to be matched" if over else (
+        f"the patterns in {' and '.join(fields)} take more than {MEMORY >> 20} MiB of memory to be matched"
+    )  # fmt: skip
+    return Permanent(
+        FaultCode.PATTERNS_TOO_SLOW, OPERATION, cause,
+        "name the modules in plain text, or write the pattern without repetitions inside of repetitions; PEFT would hang at it too",
+        path=path,
+    )  # fmt: skip
+
+
+def _endings(modules: Iterable[str]) -> dict[str, list[str]]:
+    """Each ending of a module's path that begins at one of its parts → the modules that have it."""
+    found: dict[str, list[str]] = {}
+    for module in modules:
+        start = 0
+        while True:
+            found.setdefault(module[start:], []).append(module)
+            start = module.find(".", start) + 1
+            if not start:
+                break
+    return found
+
+
+class _Dotted:
+    """Finds the endings that a key matches other than by being equal: a dot of the key may stand for any character."""
+
+    def __init__(self, endings: Collection[str]) -> None:
+        self._sized: dict[int, list[tuple[int, str]]] = {}
+        for one in endings:
+            self._sized.setdefault(len(one), []).append((one.count("."), one))
+        self._tables: dict[tuple[int, int, int], dict[str, list[str]]] = {}
+        self.work = 0
+
+    def matches(self, key: str) -> Iterator[str]:
+        """Endings that are not the key and that it matches: with letters where it has some of its dots."""
+        dots = key.count(".")
+        if not dots or len(key) not in self._sized:
+            return
+        head, tail = key[: key.index(".")], key[key.rindex(".") + 1 :]
+        place = (len(key), dots, len(head))
+        if place not in self._tables:
+            table: dict[str, list[str]] = {}
+            for other, one in self._sized[len(key)]:
+                if other < dots:
+                    table.setdefault(one[: len(head)], []).append(one)
+            self._tables[place] = table
+            self.work += len(self._sized[len(key)])
+        for one in self._tables[place].get(head, ()):
+            self.work += 1
+            if one.endswith(tail) and all(mine in (".", its) for mine, its in zip(key, one, strict=True)):
+                yield one
+
+
+def first_keys(keys: Collection[str], modules: Collection[str], field: str, folder: Path) -> dict[str, str]:
+    """Module → the first key of rank_pattern or alpha_pattern that names it, as PEFT finds it; others are left out.
+
+    `field`: what the error names. Permanent for an expression that takes too long, or is none, where PEFT comes to it.
+    """
+    (found,) = _first_keys({field: list(keys)}, modules, folder, [])
+    return found
+
+
+def _first_keys(fields: Mapping[str, list[str]], modules: Collection[str], folder: Path, more: list[_Question]) -> list[dict[str, str]]:
+    """The same for several fields, and the questions `more`, at once."""
+    plain = [_plain_places(keys, modules, field, folder) for field, keys in fields.items()]
+    questions = []
+    names = list(modules)
+    for (field, keys), places in zip(fields.items(), plain, strict=True):
+        odd = any("\n" in name for name in names)
+        expressions = [(place, rf"(.*\.)?({key})$") for place, key in enumerate(keys) if odd or not _PLAIN.fullmatch(key)]
+        limits = [len(keys) if "\n" in name else places.get(name, len(keys)) for name in names]
+        questions.append(_Question(field, expressions, names if expressions else [], limits if expressions else []))
+    answers = _ask([*questions, *more], folder)
+    return [
+        {name: keys[place] for name, place in {**places, **found}.items()}
+        for keys, places, found in zip(fields.values(), plain, answers, strict=False)
+    ]
+
+
+def _plain_places(keys: Sequence[str], modules: Collection[str], field: str, folder: Path) -> dict[str, int]:
+    """Module → place of the first key without operators that names it."""
+    if not keys:
+        return {}
+    endings = _endings(name for name in modules if "\n" not in name)
+    dotted, found = _Dotted(endings), dict[str, int]()
+    for place, key in enumerate(keys):
+        if not _PLAIN.fullmatch(key):
+            continue
+        for ending in (key, *dotted.matches(key)):
+            owners = endings.get(ending, ())
+            dotted.work += len(owners)
+            for module in owners:
+                found.setdefault(module, place)
+        if dotted.work > MOST_WORK:
+            raise _too_slow([field], -signal.SIGXCPU, folder / "adapter_config.json")
+    return found
+
+
+def named(targets: str | Collection[str] | None, modules: Collection[str], field: str, folder: Path) -> set[str]:
+    """The modules that target_modules or exclude_modules names: an expression for the whole path, or a list of endings."""
+    if isinstance(targets, str):
+        (found,) = _ask([_Question(field, [(0, targets)], list(modules), [1] * len(modules), whole=True)], folder)
+        return set(found)
+    wanted = set(targets or ())
+    return {module for module in modules if any(module[start:] in wanted for start in _starts(module))} if wanted else set()
+
+
+def _starts(module: str) -> list[int]:
+    return [0, *(place + 1 for place, one in enumerate(module) if one == ".")]
+
+
+def bound(config: Any, modules: Collection[str], folder: Path) -> None:
+    """Prove that PEFT's own matching of `config`, a PeftConfig, over the modules of a model comes to an end, and make it short.
+
+    Keys and names that match none of `modules` are left out of `config`, which changes nothing for those that do. Permanent as
+    `first_keys`.
+    """
+    names = sorted(name for name in modules if name)
+    given: dict[str, Any] = {
+        field: getattr(config, field, None) for field in ("rank_pattern", "alpha_pattern") if _method(config) != "ADALORA"
+    }
+    fields = {field: list(keys) for field, keys in given.items() if isinstance(keys, dict) and keys}
+    found = _first_keys(fields, names, folder, list(_questions(config, names)))
+    for field, chosen in zip(fields, found, strict=True):
+        used = set(chosen.values())
+        setattr(config, field, {key: value for key, value in given[field].items() if key in used})
+    for field in ("target_modules", "exclude_modules"):
+        listed = getattr(config, field, None)
+        if isinstance(listed, list | set | tuple) and len(listed) > MANY:
+            endings = _endings(names)
+            setattr(config, field, {one for one in listed if one in endings} or set(sorted(listed)[:1]))
+
+
+def _method(config: Any) -> str:
+    kind = getattr(config, "peft_type", "")
+    return str(getattr(kind, "value", kind)).upper()
+
+
+def _questions(config: Any, names: list[str]) -> Iterator[_Question]:
+    """What PEFT matches beside the patterns of ranks: each expression as it writes it."""
+    ask = functools.partial(_each, names)
+    for field in ("target_modules", "exclude_modules"):
+        if isinstance(given := getattr(config, field, None), str):
+            yield from ask(field, [given], "{}", whole=True)
+    yield from ask("modules_to_save", getattr(config, "modules_to_save", None), r"(^|.*\.){}($|\..*)")
+    if getattr(config, "layers_to_transform", None) is not None:
+        yield from ask("layers_pattern", getattr(config, "layers_pattern", None), r"(?:^|.*?\.){}\.(?P<idx>\d+)\.")
+
+
+def _each(names: list[str], field: str, given: Any, form: str, *, whole: bool = False) -> Iterator[_Question]:
+    listed = [given] if isinstance(given, str) else list(given or ())
+    for one in listed:
+        if isinstance(one, str) and (whole or not _PLAIN.fullmatch(one)):
+            yield _Question(field, [(0, form.replace("{}", one, 1))], names, [1] * len(names), whole)

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.border.mutations import make_sources
+from tests.detection.bench import bench
+
+__all__ = ["bench"]
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Real checkpoints and their base, by name. Read only."""
+    return make_sources(tmp_path_factory.mktemp("sources"))
