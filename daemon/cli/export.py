@@ -25,7 +25,7 @@ from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.tables import ExportView
 from daemon.config.paths import existing, foreground_state, prepare
-from daemon.config.settings import AddedAdapter, BaseModelSettings, OutputSettings, Settings
+from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
@@ -135,7 +135,7 @@ def _added(text: str) -> AddedAdapter:
         raise UsageError(
             FaultCode.BAD_WEIGHT,
             "use --add",
-            f"its weight {weight!r} is not a number, or is 0",
+            f"its weight {weight!r} is not a number, or is 0, or is beyond {LARGEST_FACTOR:g}, where nothing is left of the base",
             "write PATH=WEIGHT, for example style=0.5",
             path=path,
         ) from None

@@ -99,11 +99,20 @@ class PinSettings(Section):
     copy_limit: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)
 
 
+LEAST_FACTOR, LARGEST_FACTOR = 0.0001, 100.0
+"""Between these, in absolute value, a factor weighs an adapter: below, its delta is lost in rounding, and above, the base is."""
+
+
 def _is_factor(value: float) -> float:
-    """The value; refuses one that would leave the adapter out."""
-    if value == 0:
+    """The value; refuses one that would leave the adapter out, or the base."""
+    if abs(value) < LEAST_FACTOR:
         raise ValueError(
-            "is a factor and can't be 0, with which the adapter would not be merged; leave the adapter out, or give for example 0.5"
+            f"is a factor and can't be {value:g}, with which the adapter would not be merged; leave the adapter out, or give for example"
+            " 0.5"
+        )
+    if abs(value) > LARGEST_FACTOR:
+        raise ValueError(
+            f"is a factor and can't be {value:g}: beyond {LARGEST_FACTOR:g} nothing is left of the base; give for example 0.5"
         )
     return value
 

@@ -23,7 +23,7 @@ class FaultCode(StrEnum):
     ALREADY_RUNNING = "already-running"
     """Another ckptd holds the state directory."""
     BAD_WEIGHT = "bad-weight"
-    """The factor of an adapter to add is no number, or 0."""
+    """The factor of an adapter to add is no number, or 0, or so large that nothing is left of the base."""
     CHECKPOINT_GONE = "checkpoint-gone"
     """The checkpoint to retry is gone, damaged, or has other content by now."""
     CONFIG_INVALID = "config-invalid"

@@ -1,6 +1,6 @@
 """Writes safetensors files of tensors whose bytes lie in pieces: by copying ranges of bytes, never a whole tensor in memory.
 
-Called by the stage. No value is computed or cast, so that neither torch nor numpy is needed.
+Called by the stage. No value is computed or cast, so that torch is not needed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.sharded.archives import StoredTensor, read_archive
 from daemon.contract.sharded.pieces import Piece, ShardedTensor
 from handlers.consolidate.adapter_names import OPERATION
+from handlers.consolidate.gather import copy_strided
 from handlers.merge.plan.output_layout import Output, build_header
 from handlers.merge.weights.file_io import ByteRange, copy_range, create, read_into, write_from
 
@@ -49,12 +50,16 @@ def copy_tensor(folder: Path, tensor: ShardedTensor, target: int, at: int, moved
         if not piece.elements:
             continue
         path = folder / piece.file
-        start = _start_of(folder, tensor, piece)
-        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        start, strides = _place_of(folder, tensor, piece)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        source = ByteRange(path, descriptor, start, piece.elements * tensor.width)
         try:
-            _copy(ByteRange(path, source, start, piece.elements * tensor.width), tensor, piece, target, at, moved)
+            if strides is None:
+                _copy(source, tensor, piece, target, at, moved)
+            else:
+                copy_strided(source, strides, tensor, piece, target, at, moved, BLOCK)
         finally:
-            os.close(source)
+            os.close(descriptor)
 
 
 def _copy(source: ByteRange, tensor: ShardedTensor, piece: Piece, target: int, at: int, moved: Moved) -> None:
@@ -73,10 +78,10 @@ def _copy(source: ByteRange, tensor: ShardedTensor, piece: Piece, target: int, a
         write_from(target, block[first - held : first - held + length], at + place)
 
 
-def _start_of(folder: Path, tensor: ShardedTensor, piece: Piece) -> int:
-    """Byte of its file at which a piece's values begin. Permanent where they are not those that the description promises."""
+def _place_of(folder: Path, tensor: ShardedTensor, piece: Piece) -> tuple[int, tuple[int, ...] | None]:
+    """Byte of its file at which a piece's values begin, and its strides. Permanent where it is not what the description promises."""
     if not piece.archived:
-        return piece.start
+        return piece.start, piece.strides
     try:
         found = read_archive(folder / piece.file, {}, start=piece.start, length=piece.length)
     except ValueError as error:
@@ -90,7 +95,7 @@ def _start_of(folder: Path, tensor: ShardedTensor, piece: Piece) -> int:
             f"the piece of {tensor.name} at byte {piece.start:,} is {found.dtype} {list(found.shape)}, and .metadata says {tensor.dtype}"
             f" {list(piece.sizes)}",
         )
-    return found.start
+    return found.start, found.strides
 
 
 def damaged(path: Path, cause: str) -> Permanent:

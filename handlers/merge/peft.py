@@ -242,7 +242,9 @@ def _check_finite(model: Any, adapter: Adapter) -> None:
         if parameter.is_floating_point() and not torch.isfinite(parameter).all():
             sound = all(bool(torch.isfinite(adapter.tensor(key)).all()) for key in adapter.shapes)
             cause = f"{name} holds NaN or infinity after the merge, " + (
-                "so the base's own does" if sound else "as the adapter's weights do"
+                f"and the adapter's are finite: the base's own are not, or the sum is beyond {str(parameter.dtype).removeprefix('torch.')}"
+                if sound
+                else "as the adapter's weights do"
             )
             raise Permanent(
                 FaultCode.NON_FINITE_WEIGHTS, OPERATION, cause, "take an earlier checkpoint, or restore the base", path=adapter.folder

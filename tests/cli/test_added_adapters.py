@@ -278,7 +278,10 @@ def test_an_adapter_over_a_copy_of_the_base_is_taken_and_an_unknown_name_is_told
     assert "facts names the base 'org/elsewhere', which is not found here" in warning["text"] and "style" not in warning["text"]
 
 
-@pytest.mark.parametrize(("text", "weight"), [("style=half", "'half'"), ("style=0", "'0'"), ("style=nan", "'nan'"), ("style=", "''")])
+@pytest.mark.parametrize(
+    ("text", "weight"),
+    [("style=half", "'half'"), ("style=0", "'0'"), ("style=nan", "'nan'"), ("style=", "''"), ("style=1e30", "'1e30'")],
+)
 def test_a_weight_that_is_none_is_a_mistake_of_the_command_line(text: str, weight: str, box: Box) -> None:
     done = box.export("--add", text)
     assert done.returncode == 2 and f"its weight {weight} is not a number, or is 0" in done.stderr

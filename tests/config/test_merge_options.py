@@ -59,6 +59,9 @@ def test_a_relative_addition_is_relative_to_the_configuration(tmp_path: Path) ->
         ('[[merge.add]]\npath = "a"\nweight = nan\n', "merge.add.0.weight: input should be a finite number"),
         ('[[merge.add]]\npath = "a"\nwieght = 1\n', "merge.add.0.wieght: is not a known key"),
         ("[merge]\nweight = 0\n", "merge.weight: is a factor and can't be 0"),
+        ("[merge]\nweight = 1e-30\n", "merge.weight: is a factor and can't be 1e-30, with which the adapter would not be merged"),
+        ("[merge]\nweight = -1000\n", "merge.weight: is a factor and can't be -1000: beyond 100 nothing is left of the base"),
+        ('[[merge.add]]\npath = "a"\nweight = 1e30\n', "merge.add.0.weight: is a factor and can't be 1e+30: beyond 100"),
     ],
 )
 def test_a_wrong_addition_is_refused_with_its_place(text: str, said: str, tmp_path: Path) -> None:

@@ -189,6 +189,43 @@ def test_values_that_are_not_finite_name_their_module_and_their_source(
     assert words in sentence
 
 
+@pytest.mark.parametrize("guilty", ["first", "second"])
+def test_values_that_are_not_finite_name_the_adapter_that_holds_them(guilty: str, pico_base: Path, tmp_path: Path, output: Path) -> None:
+    folders = {name: helpers.make_adapter(pico_base, tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second"))}
+    file = folders[guilty] / "adapter_model.safetensors"
+    helpers.rewrite(file, lambda table: table[f"{Q_PROJ}.lora_B.weight"].fill_(float("nan")))
+    with pytest.raises(Permanent) as error:
+        merge_adapter(folders["first"], pico_base, output, adapters=[(folders["second"], 0.5)])
+    fault = error.value.fault
+    assert fault.code == "non-finite-weights" and fault.cause == "the adapter's own weights hold NaN or infinity"
+    assert fault.path == str(file)
+
+
+@pytest.mark.parametrize("weight", [1e30, 2.0**100], ids=["any factor", "a power of two"])
+def test_a_sum_of_finite_adapters_that_overflows_is_not_blamed_on_any_of_them(
+    weight: float, pico_base: Path, tmp_path: Path, output: Path
+) -> None:
+    first, second = (helpers.make_adapter(pico_base, tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second")))
+    helpers.rewrite(second / "adapter_model.safetensors", lambda table: table[f"{Q_PROJ}.lora_B.weight"].fill_(1e30))
+    with pytest.raises(Permanent) as error:
+        merge_adapter(first, pico_base, output, adapters=[(second, weight)])
+    fault = error.value.fault
+    assert fault.code == "non-finite-weights" and fault.cause.startswith("base and adapters are finite, but the sum of them")
+    assert "--add PATH=WEIGHT" in (fault.remedy or "") and str(pico_base) in str(fault.path)
+
+
+def test_a_tensor_that_the_adapter_replaces_and_the_dtype_cannot_hold_is_not_said_to_be_nan(tmp_path: Path, output: Path) -> None:
+    base = models.make_base(tmp_path / "base", dtype="float16")
+    adapter = helpers.make_adapter(base, tmp_path / "adapter", modules_to_save=["norm"])
+    helpers.rewrite(
+        adapter / "adapter_model.safetensors",
+        lambda table: table.update({key: one.float().fill_(1e6) for key, one in table.items() if key.endswith("model.norm.weight")}),
+    )
+    code, sentence = refusal(adapter, base, output)
+    assert code == "non-finite-weights"
+    assert "what the adapter has in its place is more than float16 can hold, which ends at 6.55e+04" in sentence
+
+
 def test_a_sum_that_float16_cannot_hold_is_an_error(tmp_path: Path, output: Path) -> None:
     base = models.make_base(tmp_path / "base", dtype="float16")
     adapter = helpers.make_adapter(base, tmp_path / "adapter")

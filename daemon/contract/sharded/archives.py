@@ -31,12 +31,14 @@ _STORAGES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A contiguous tensor in an archive; `start` is the byte of the file at which it begins."""
+    """A tensor in an archive; `start` is the byte of the file at which its first element begins. All of it lies within its storage."""
 
     dtype: str
     """As a safetensors header names it."""
     shape: tuple[int, ...]
     start: int
+    strides: tuple[int, ...] | None = None
+    """Elements from one index to the next, in each dimension; None: it is contiguous."""
 
     @property
     def elements(self) -> int:
@@ -45,7 +47,7 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of its elements."""
         return self.elements * DTYPES[self.dtype][1]
 
 
@@ -104,17 +106,19 @@ class _Window(io.RawIOBase):
         return len(found)
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> StoredTensor | OtherTensor:
-    """What torch._utils._rebuild_tensor_v2 would make; `rest`: requires_grad, hooks, metadata."""
-    return _of_storage(storage, offset, shape, stride, None)
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, gradient: Any = None, hooks: Any = None, more: Any = None) -> Any:
+    """What torch._utils._rebuild_tensor_v2 would make."""
+    return _of_storage(storage, offset, shape, stride, None, more)
 
 
-def _typed_tensor(storage: Any, offset: Any, shape: Any, stride: Any, gradient: Any, hooks: Any, dtype: Any, *rest: Any) -> Any:
+def _typed_tensor(
+    storage: Any, offset: Any, shape: Any, stride: Any, gradient: Any, hooks: Any, dtype: Any, more: Any = None
+) -> StoredTensor | OtherTensor:
     """What torch._utils._rebuild_tensor_v3 would make."""
-    return _of_storage(storage, offset, shape, stride, dtype if isinstance(dtype, str) else None)
+    return _of_storage(storage, offset, shape, stride, dtype if isinstance(dtype, str) else None, more)
 
 
-def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str | None) -> StoredTensor | OtherTensor:
+def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str | None, more: Any) -> StoredTensor | OtherTensor:
     if (
         not isinstance(storage, _Storage)
         or not _whole(offset)
@@ -127,15 +131,24 @@ def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str |
     name = TORCH_DTYPES.get(dtype) if dtype else storage.dtype
     if name is None:
         return OtherTensor(f"has the dtype {shown(dtype) if dtype else 'of bytes'}")
+    if more:  # torch.Tensor.conj and its imaginary part: the values are not those that are stored
+        return OtherTensor("is saved as a view whose values are computed when it is read (conj or neg)")
+    if not math.prod(shape):
+        return StoredTensor(name, shape, storage.start)
+    width = DTYPES[name][1]
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if (last + 1) * width > storage.size:
+        raise Unreadable("it is damaged (a tensor that is larger than its storage)")
+    return StoredTensor(name, shape, storage.start + offset * width, None if _is_contiguous(shape, stride) else stride)
+
+
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
-        if size != 1 and step != expected and math.prod(shape):
-            return OtherTensor("is saved as a view that is not contiguous")
+        if size != 1 and step != expected:
+            return False
         expected *= size
-    found = StoredTensor(name, shape, storage.start + offset * DTYPES[name][1])
-    if found.start + found.size > storage.start + storage.size:
-        raise Unreadable("it is damaged (a tensor that is larger than its storage)")
-    return found
+    return True
 
 
 def _typed(make: Any, kind: Any, arguments: Any, *state: Any) -> Any:

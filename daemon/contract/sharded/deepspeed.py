@@ -197,6 +197,8 @@ def _stored(value: Any, what: str) -> StoredTensor:
 
 def _run(value: Any, file: str) -> _Run:
     tensor = _stored(value, f"a flat group in {file}")
+    if tensor.strides is not None:
+        raise Unreadable(f"a flat group in {file} is saved as a view that is not contiguous")
     return _Run(file, tensor.start, tensor.elements, tensor.dtype)
 
 
@@ -205,7 +207,7 @@ def _whole(name: str, value: Any, file: str, shape: tuple[int, ...] | None = Non
     tensor = _stored(value, f"{name} in {file}")
     if shape is not None and tensor.shape != shape:
         raise Unreadable(f"{name} in {file} has the shape {list(tensor.shape)}, and {list(shape)} is said")
-    piece = Piece(file, tensor.start, tensor.size, (0,) * len(tensor.shape), tensor.shape)
+    piece = Piece(file, tensor.start, tensor.size, (0,) * len(tensor.shape), tensor.shape, strides=tensor.strides)
     return ShardedTensor(name, tensor.dtype, tensor.shape, (piece,))
 
 

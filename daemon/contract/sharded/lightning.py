@@ -76,6 +76,6 @@ def read_tensors(file: Path) -> dict[str, ShardedTensor]:
             raise Unreadable(f"{tensor_name(name)} in {file.name} {tensor.reason}")
         if isinstance(tensor, StoredTensor):
             offsets = (0,) * len(tensor.shape)
-            piece = Piece(file.name, tensor.start, tensor.size, offsets, tensor.shape)
+            piece = Piece(file.name, tensor.start, tensor.size, offsets, tensor.shape, strides=tensor.strides)
             found[tensor_name(name)] = ShardedTensor(tensor_name(name), tensor.dtype, tensor.shape, (piece,))
     return found

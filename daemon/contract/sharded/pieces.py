@@ -29,7 +29,7 @@ def tensor_name(name: Any) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor, stored contiguously: `offsets` and `sizes` in elements, `file` relative to the checkpoint's folder."""
+    """A box of a tensor: `offsets` and `sizes` in elements, `file` relative to the checkpoint's folder."""
 
     file: str
     start: int
@@ -40,6 +40,8 @@ class Piece:
     sizes: tuple[int, ...]
     archived: bool = False
     """These bytes are an archive of torch.save that holds the piece; else they are the piece itself."""
+    strides: tuple[int, ...] | None = None
+    """Elements of the file from one index to the next, in each dimension; None: it is stored contiguously."""
 
     @property
     def elements(self) -> int:

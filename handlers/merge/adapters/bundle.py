@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,22 @@ class Bundle:
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self._adapters = adapters
-        self.file: Path | None = adapters[0].file if adapters else None
 
     def tensor(self, key: str) -> torch.Tensor:
         """One tensor in fp32."""
+        adapter, own = self._owner(key)
+        return adapter.tensor(own)
+
+    def not_finite(self, keys: Iterable[str]) -> Path | None:
+        """The first file in which one of these tensors holds NaN or infinity."""
+        import torch
+
+        for adapter, own in map(self._owner, keys):
+            if not bool(torch.isfinite(adapter.tensor(own)).all()):
+                return adapter.file
+        return None
+
+    def _owner(self, key: str) -> tuple[Adapter, str]:
+        """The adapter that a key is of, and what it is called there."""
         number, _, rest = key.partition(":")
-        return self._adapters[int(number)].tensor(rest) if rest else self._adapters[0].tensor(key)
+        return (self._adapters[int(number)], rest) if rest else (self._adapters[0], key)

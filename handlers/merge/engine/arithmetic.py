@@ -21,10 +21,6 @@ Read = Callable[[str], torch.Tensor]
 class Prepared:
     """An operation with its factors in memory."""
 
-    def __init__(self, *factors: torch.Tensor) -> None:
-        self.factors = factors
-        """The adapter's tensors, to find out where a value that is not finite came from."""
-
     def scan(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
         """Receive rows of the base in a first pass, for operations with `twice`. `out` is scratch memory of the same shape."""
 
@@ -53,7 +49,6 @@ class PreparedLowRank(Prepared):
     """LowRank with its factors."""
 
     def __init__(self, operation: LowRank, a: torch.Tensor, b: torch.Tensor, magnitude: torch.Tensor | None) -> None:
-        super().__init__(a, b, *(() if magnitude is None else (magnitude,)))
         # A power of two scales without rounding, so it may as well be applied once to the small factor.
         exact = math.frexp(operation.scale)[0] == 0.5
         self._a, self._b, self._factor = (a, b * operation.scale, 1.0) if exact else (a, b, operation.scale)
@@ -103,7 +98,6 @@ class PreparedExperts(Prepared):
     """Experts with its factors."""
 
     def __init__(self, operation: Experts, a: torch.Tensor, b: torch.Tensor) -> None:
-        super().__init__(a, b)
         self._operation = operation
         self._a = a.reshape(operation.experts, -1, a.shape[-1])
         self._b = b.reshape(b.shape[0], -1, operation.experts)
@@ -138,7 +132,6 @@ class PreparedBias(Prepared):
     """Bias with its factors."""
 
     def __init__(self, delta: torch.Tensor) -> None:
-        super().__init__(delta)
         self._delta = delta
 
     def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -151,7 +144,6 @@ class PreparedRows(Prepared):
     """Rows with its factors."""
 
     def __init__(self, values: torch.Tensor, indices: tuple[int, ...]) -> None:
-        super().__init__(values)
         self._values, self._indices = values, torch.tensor(indices)
 
     def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -165,7 +157,6 @@ class PreparedSum(Prepared):
     """Sum with its factors."""
 
     def __init__(self, parts: list[Prepared]) -> None:
-        super().__init__(*(factor for part in parts for factor in part.factors))
         self._parts = parts
 
     def fill(self, first: int, weights: torch.Tensor, out: torch.Tensor) -> None:

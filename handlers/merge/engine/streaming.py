@@ -25,7 +25,7 @@ from daemon.contract.safetensors import DTYPES
 from handlers.merge.adapters.bundle import Bundle
 from handlers.merge.engine.arithmetic import Prepared, prepare
 from handlers.merge.engine.work_queue import FileInProgress, Piece, PieceQueue, run_workers
-from handlers.merge.plan.operations import Copy, Operation
+from handlers.merge.plan.operations import Copy, Operation, Sum
 from handlers.merge.plan.output_layout import FilePlan, Output
 from handlers.merge.weights.file_io import ByteRange, copy_range, create, read_into, write_from
 from handlers.merge.weights.sources import as_bytes, check_overflow
@@ -238,26 +238,31 @@ class StreamingMerge:
         if float((block.result if wide else block.result.float()).abs().max()) <= torch.finfo(block.result.dtype).max:
             return
         if output.changed:
-            self._explain_non_finite(output, block.weights, prepared, float(block.total.abs().max()), block.result.dtype)
+            self._explain_non_finite(output, block.weights, float(block.total.abs().max()), block.result.dtype)
         # Infinity and NaN of the base itself may stay where nothing is added to them.
         check_overflow(block.weights, block.result, output.name, self._path(output))
 
     def _path(self, output: Output) -> Path:
         return self._base / (output.stored.file if output.stored else output.file)
 
-    def _explain_non_finite(
-        self, output: Output, weights: torch.Tensor, prepared: Prepared, largest: float, dtype: torch.dtype
-    ) -> NoReturn:
-        if output.origin or not all(bool(torch.isfinite(factor).all()) for factor in prepared.factors):
+    def _explain_non_finite(self, output: Output, weights: torch.Tensor, largest: float, dtype: torch.dtype) -> NoReturn:
+        operation: Operation = output.operation or Copy()
+        own = self._adapter.not_finite((output.origin,) if output.origin else operation.keys)
+        where, name = own or self._path(output), str(dtype).removeprefix("torch.")
+        limit = torch.finfo(dtype).max
+        reaches = f"reaches {largest:.4g} and {name} ends at {limit:.4g}" if math.isfinite(largest) else "is beyond float32"
+        remedy = "use a base stored as bfloat16 or float32, or take an earlier checkpoint"
+        if own is not None:
             cause, remedy = "the adapter's own weights hold NaN or infinity", "take an earlier checkpoint: the training has diverged"
+        elif output.origin:
+            cause = f"what the adapter has in its place is more than {name} can hold, which ends at {limit:.4g}"
         elif not torch.isfinite(weights.float()).all():
             cause, remedy = "the base's own weights hold NaN or infinity", "restore the base model from its source"
+        elif isinstance(operation, Sum):
+            cause = f"base and adapters are finite, but the sum of them, each with its weight, {reaches}"
+            remedy = f"give the adapters smaller weights (merge.weight, merge.add, --add PATH=WEIGHT), or {remedy}"
         else:
-            name = str(dtype).removeprefix("torch.")
-            limit = torch.finfo(dtype).max
-            cause = f"base and adapter are finite, but the sum reaches {largest:.4g} and {name} ends at {limit:.4g}"
-            remedy = "use a base stored as bfloat16 or float32, or take an earlier checkpoint"
-        where = self._adapter.file if cause.startswith("the adapter") else self._path(output)
+            cause = f"base and adapter are finite, but the sum {reaches}"
         raise Permanent(FaultCode.NON_FINITE_WEIGHTS, f"merge {output.module or output.name}", cause, remedy, path=where)
 
 

@@ -18,6 +18,11 @@ class Operation:
         """Whether all rows of the base have to be read once before the first row can be computed."""
         return False
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the adapters' tensors that it uses."""
+        return ()
+
 
 @dataclass(frozen=True)
 class LowRank(Operation):
@@ -43,6 +48,11 @@ class LowRank(Operation):
         """A norm over rows needs all of them."""
         return self.magnitude is not None and self.transposed
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """As Operation says."""
+        return tuple(key for key in (self.a, self.b, self.middle, self.magnitude) if key is not None)
+
 
 @dataclass(frozen=True)
 class Experts(Operation):
@@ -64,6 +74,11 @@ class Experts(Operation):
     transposed: bool = False
     """Each expert is stored as inputs × outputs."""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """As Operation says."""
+        return self.a, self.b
+
 
 @dataclass(frozen=True)
 class Bias(Operation):
@@ -71,6 +86,11 @@ class Bias(Operation):
 
     key: str
     scale: float
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """As Operation says."""
+        return (self.key,)
 
 
 @dataclass(frozen=True)
@@ -80,12 +100,22 @@ class Rows(Operation):
     key: str
     indices: tuple[int, ...]
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """As Operation says."""
+        return (self.key,)
+
 
 @dataclass(frozen=True)
 class Sum(Operation):
     """Several changes of one tensor, added without rounding in between."""
 
     parts: tuple[Operation, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """As Operation says."""
+        return tuple(key for part in self.parts for key in part.keys)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.validate.checks import segments
 from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
+from handlers.validate.checks.degeneration import Degeneration
 from handlers.validate.checks.samples import Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
@@ -112,7 +113,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         what = f" and runs to {count} tokens" if subject.kind != "encoder" else ""
         warnings.append(f"The model addresses {about.context_length} positions: prompts were cut to {room}{what}.")
     asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
-    spread, adapter = Spread(), Comparison(subject.head)
+    spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head)
     samples, total = [], 0
     for number, one in enumerate(rows):
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
@@ -123,9 +124,11 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
             remedy = "look at the run's loss; export an earlier checkpoint"
             raise WorkerFailed("its logits hold values that are not finite", remedy, code=FaultCode.REFERENCE_NOT_FINITE)
         spread.add(logits)
+        degeneration.add(logits)
         if about.adapted:
             _add_bare(live, sample, logits, adapter, folder)
         samples.append(sample)
+    warnings += degeneration.warnings()
     kept = sum(len(sample.keep) for sample in samples)
     if kept < total:
         warnings.append(f"Logits were compared at {kept} of {total} positions, evenly spaced, to bound the disk space they take.")
