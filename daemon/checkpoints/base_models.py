@@ -1,12 +1,14 @@
 """Finds the folder of the base model that an adapter names, without a network.
 
-Called by the runner before a job's first stage. Order: `base.map`, the name itself where it is a folder,
-`base.search`, the Hugging Face cache. A base is a folder with a config.json and weights.
+Called by the runner before a job's first stage. Order: `base.map`, the name itself where it is a folder's absolute path,
+`base.search`, the Hugging Face cache. A base is a folder with a config.json and weights. Name and revision come from the trainer's
+files: neither leads out of the folders that are searched. Where a link in one of them leads is for the owner of that folder to say.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,8 +33,35 @@ def is_model(folder: Path) -> bool:
     return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name that the trainer's files give stays below the folder that it is looked for in."""
+    parts = name.split("/")
+    return bool(name) and "\0" not in name and not any(part in ("", ".", "..") for part in parts)
+
+
+def _stays_inside(folder: Path, candidate: Path) -> bool:
+    """Whether `candidate`, a plain name below `folder`, lies in it, or a link of somebody who may say so leads out of it.
+
+    These are root, this user and the owner of `folder`; in a folder that others may write to, anybody else's link could name any directory
+    that this user can read.
+    """
+    try:
+        trusted = {0, os.geteuid(), os.stat(folder).st_uid}
+        path = folder
+        for part in candidate.relative_to(folder).parts:
+            path = path / part
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted and folder.resolve() not in path.resolve().parents:
+                return False
+    except (OSError, RuntimeError, ValueError):  # gone, links that go round, a name that is none
+        return False
+    return True
+
+
 def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     """Candidate folders in the Hugging Face cache: `hub/models--ORG--NAME/snapshots/COMMIT`."""
+    if not _is_plain(revision or "main"):
+        return []
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     repository = hub / f"models--{name.replace('/', '--')}"
@@ -41,6 +70,8 @@ def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     try:
         commit = reference.read_text().strip() if os.path.isfile(reference) else wanted
     except (OSError, ValueError):  # not readable, or no text
+        return []
+    if not _is_plain(commit):
         return []
     return [repository / "snapshots" / commit]
 
@@ -55,20 +86,28 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
             FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", cause,
             f'correct base.map."{name}" or put the model there', path=mapped[name],
         )  # fmt: skip
-    leaf = name.rstrip("/").rsplit("/", 1)[-1]
-    candidates = [Path(name)] if os.path.isabs(name) else []
+    candidates = [Path(os.path.normpath(name))] if os.path.isabs(name) else []
+    below = os.path.normpath(name).lstrip("/") if ".." not in name.split("/") else ""
     for folder in search:
-        candidates += [folder / name.lstrip("/"), folder / leaf]
+        candidates += [folder / inner for inner in (below, name.rstrip("/").rsplit("/", 1)[-1]) if _is_plain(inner)]
     if not os.path.isabs(name):
         candidates += _cached_snapshots(name, revision)
+    strange = [one for one in candidates if (home := _searched(one, search)) is not None and not _stays_inside(home, one)]
     for candidate in candidates:
-        if is_model(candidate):
+        if candidate not in strange and is_model(candidate):
             return candidate
     looked = ", ".join(str(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
+    if led_out := [one for one in strange if os.path.lexists(one)]:
+        looked += f"; {led_out[0]} leads out of base.search by a link that belongs to neither root, this user nor that folder's owner"
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
         f'set base.map."{name}" = "/folder/of/the/model", or add the folder that holds it to base.search',
     )  # fmt: skip
+
+
+def _searched(candidate: Path, search: Sequence[Path]) -> Path | None:
+    """The folder of base.search that a candidate is looked for in; None for every other candidate."""
+    return next((folder for folder in search if folder in candidate.parents), None)
 
 
 def measure(folder: Path) -> ModelSize:

@@ -155,6 +155,7 @@ class LimitSettings(Section):
     stop_seconds: float = Field(default=20.0, ge=0, le=600)
     log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=1 << 12, validate_default=True)
     processes: int = Field(default=128, ge=4)
+    pass_environment: tuple[str, ...] = ()
     attempts: int = Field(default=3, ge=1, le=100)
     crashes: int = Field(default=5, ge=1, le=1_000_000)
     retry_seconds: float = Field(default=10.0, ge=0)

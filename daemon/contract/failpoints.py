@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import signal
 
+VARIABLES = ("CKPTD_FAULT", "CKPTD_FAULT_ONCE", "CKPTD_FAULT_TRACE")
+"""What is read of the environment."""
+
 
 def point(name: str) -> None:
     """Die here without a chance to clean up if this point is the one that the environment names."""

@@ -41,6 +41,8 @@ class Bounds:
     """What must stay available on the box; the caller decides which attempt is stopped when it doesn't."""
     log_size: int
     processes: int
+    pass_environment: tuple[str, ...] = ()
+    """Names of variables that it gets beside those that every attempt does."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from daemon.running.executor import LOG_FILE, Order, Progress
 from daemon.running.workers import procfs
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
+from daemon.running.workers.environment import for_children
 from daemon.running.workers.post_mortem import Death, conclude, mib
 from daemon.running.workers.progress_channel import Channel
 from daemon.toolchains.registry import command_of
@@ -83,7 +84,7 @@ class Worker:
             return subprocess.Popen(
                 self._enclosure.wrap(command),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, cwd=self.folder,
-                env={**os.environ, **self._enclosure.environment, "PYTHONUNBUFFERED": "1"},
+                env={**for_children(os.environ, self.bounds.pass_environment), **self._enclosure.environment, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
     @property
