@@ -37,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Daemons of the tests say that they run where no user's own verbs look, and those of the tests see them alone."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
 @pytest.fixture(scope="session")
 def pico_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a pico Qwen3 base in bf16, tokenizer and chat template included. Read only."""

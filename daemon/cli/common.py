@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
+    from daemon.config.instances import Instance
     from daemon.config.settings import Settings
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
@@ -23,23 +25,64 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 
 
-def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
-    """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults.
-
-    Raises UsageError for what is wrong in them, and where this user has no access to the state directory.
-    """
-    from daemon.config.loading import load
-
+def configuration_of(config: Path | None) -> Path | None:
+    """The configuration file: what --config names, else $CKPTD_CONFIG, else the system's, if there is one."""
     if config is None and os.environ.get("CKPTD_CONFIG"):
         config = Path(os.environ["CKPTD_CONFIG"])
-    if config is None and SYSTEM_CONFIG.exists():
-        config = SYSTEM_CONFIG
-    settings = load(config, need_roots=need_roots)
+    return SYSTEM_CONFIG if config is None and SYSTEM_CONFIG.exists() else config
+
+
+def load_settings(
+    config: Path | None, *, need_roots: bool = False, serves: bool = False, of_daemon: bool = False, own_state: bool = False
+) -> Settings:
+    """Settings from the file that `configuration_of` finds, else the defaults; the state is that of the daemon which runs on it.
+
+    `serves`: the caller is that daemon. `of_daemon`: the verb asks about a daemon or steers it: where no file is named, the file of the one
+    that runs. `own_state`: the verb works without the daemon's state, so that a user who has no access to it gets a state of his own.
+
+    Raises UsageError for what is wrong in them, where several daemons run and none is named, and where this user has no access to the
+    state directory.
+    """
+    from daemon.config.loading import load, state_of_system
+    from daemon.config.settings import StateSettings
+    from daemon.config.settings import own_state as own_state_directory
+
+    config = configuration_of(config)
+    if config is None and of_daemon:
+        config = _of_the_one_that_runs()
+    settings = load(config, need_roots=need_roots, ask_running=not serves)
     folder = settings.state_directory
     closed = next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
+    if own_state and (closed or not _is_writable(folder)) and folder == state_of_system(config):
+        return settings.model_copy(update={"state": StateSettings(directory=own_state_directory())})
     if closed is not None:
         raise no_access(closed)
     return settings
+
+
+def _is_writable(folder: Path) -> bool:
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    return os.access(there, os.W_OK | os.X_OK)
+
+
+def _of_the_one_that_runs() -> Path | None:
+    from daemon.config.instances import running
+
+    found = [one for one in running() if one.trusted]
+    if len(found) > 1:
+        listing = "\n".join(f"  {command_for(one)}" for one in found) + "\n"
+        raise UsageError(
+            FaultCode.SEVERAL_DAEMONS, "choose a daemon", f"{len(found)} run here:\n{listing}", "name the configuration of one by --config"
+        )  # fmt: skip
+    return found[0].config if found else None
+
+
+def command_for(one: Instance, verb: str = "status") -> str:
+    """The command line that asks a certain daemon."""
+    user = "" if one.trusted and one.user in (os.geteuid(), 0) else f"sudo -u {shlex.quote(one.user_name)} "
+    if one.config is None:
+        return f"{user}env CKPTD_STATE__DIRECTORY={shlex.quote(str(one.state))} ckptd {verb}"
+    return f"{user}ckptd {verb} --config {shlex.quote(str(one.config))}"
 
 
 def no_access(path: Path) -> UsageError:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.cli import maintenance, queue, toolchain
-from daemon.cli.common import ConfigOption, JsonOption, load_settings, no_access, print_json
+from daemon.cli.common import ConfigOption, JsonOption, command_for, configuration_of, load_settings, no_access, print_json
 from daemon.cli.markup import plain
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
+from daemon.system import journald
+
+if TYPE_CHECKING:
+    from daemon.config.instances import Instance
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
@@ -47,14 +51,16 @@ def _common(
 @app.command()
 def run(config: ConfigOption = None) -> None:
     """Watch the configured roots and export what appears there: the service."""
-    settings = load_settings(config, need_roots=True)
+    settings = load_settings(config, need_roots=True, serves=True)
+    from daemon.config.instances import announced
     from daemon.config.paths import prepare
     from daemon.operating import logs
     from daemon.operating.service import serve
 
     paths = prepare(settings.state_directory, settings.output.directory)
     logs.set_up(settings.log, paths.log)
-    serve(settings, reload=lambda: load_settings(config, need_roots=True))
+    with announced(configuration_of(config), settings.state_directory):
+        serve(settings, reload=lambda: load_settings(config, need_roots=True, serves=True))
 
 
 @app.command()
@@ -74,7 +80,7 @@ def export(
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
         raise UsageError(FaultCode.NO_CHECKPOINT, "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
-    settings = load_settings(config)
+    settings = load_settings(config, own_state=True)
     from daemon.cli.export import export_now
 
     answer = export_now(settings, checkpoint, output=output, base=base, add=add or (), force=force, quiet=json_)
@@ -90,7 +96,7 @@ def explain(
     """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
     from daemon.operating.explain import explain as look
 
-    value = look(load_settings(config), path)
+    value = look(load_settings(config, of_daemon=True, own_state=True), path)
     if json_:
         print_json(value)
     else:
@@ -104,15 +110,36 @@ def explain(
 @app.command()
 def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
+    from daemon.config.instances import running
     from daemon.operating.status import snapshot
 
-    value = snapshot(load_settings(config).state_directory)
+    chosen, others = configuration_of(config), running()
+    if chosen is None and len(others) > 1:
+        _print_daemons(others, json_=json_)
+        return
+    value = snapshot(load_settings(config, of_daemon=True).state_directory)
     if json_:
         print_json(value)
-    else:
-        from daemon.cli.tables import print_status
+        return
+    from daemon.cli.tables import print_status
 
-        print_status(value)
+    print_status(value)
+    if config is None and not value.daemon.running and others:
+        _print_daemons(others, json_=False)
+
+
+def _print_daemons(found: list[Instance], *, json_: bool) -> None:
+    rows = [
+        {"config": one.config and str(one.config), "state_directory": str(one.state), "pid": one.pid, "user": one.user_name,
+         "command": command_for(one)}
+        for one in found
+    ]  # fmt: skip
+    if json_:
+        print_json({"daemons": rows})
+        return
+    print(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this box:")
+    for row in rows:
+        print(plain(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`"))
 
 
 @app.command("list")
@@ -120,7 +147,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """List checkpoints that were taken, with what training knew of them."""
     from daemon.operating.status import snapshot
 
-    jobs = snapshot(load_settings(config).state_directory, limit=10_000).jobs
+    jobs = snapshot(load_settings(config, of_daemon=True).state_directory, limit=10_000).jobs
     if json_:
         print_json(jobs)
     else:
@@ -134,7 +161,7 @@ def show(
     job: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")], config: ConfigOption = None, json_: JsonOption = False
 ) -> None:
     """Show one export: its stages, attempts, errors and where it lies."""
-    value = queue.find_job(load_settings(config), job)
+    value = queue.find_job(load_settings(config, of_daemon=True), job)
     if json_:
         print_json(value)
     else:
@@ -155,13 +182,13 @@ def logs(
     from daemon.cli.tables import print_log
     from daemon.config.paths import StatePaths
 
-    print_log(StatePaths(load_settings(config).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
+    print_log(StatePaths(load_settings(config, of_daemon=True).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
 
 
 @app.command()
 def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Check configuration and environment; say everything that is wrong at once."""
-    settings = load_settings(config)
+    settings = load_settings(config, own_state=True)
     from daemon.operating.doctor import examine
 
     value = examine(settings)
@@ -180,7 +207,7 @@ def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Tell what can be made here, and what is missing for the rest."""
     from daemon.operating.doctor import formats_here
 
-    value = formats_here(load_settings(config).state_directory)
+    value = formats_here(load_settings(config, own_state=True).state_directory)
     if json_:
         print_json(value)
     else:
@@ -206,6 +233,7 @@ toolchain.register(app)
 
 def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
+    journald.set_up()
     try:
         app()
     except SystemExit as leaving:

@@ -65,7 +65,7 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
     """Put an export that failed, is partial or was cancelled back in the queue; with a changed configuration any that ended."""
     from daemon.cli.export import retry_job
 
-    settings = load_settings(config)
+    settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     retry_job(settings, found.id)
     print(f"{found.id} is back in the queue.")
@@ -73,7 +73,7 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     """Give up an export that waits or runs; what it made so far is removed, its checkpoint is not taken again by itself."""
-    settings = load_settings(config)
+    settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     with _journal(settings) as journal:
         if not journal.controls.cancel(found.id, "cancelled by hand"):
@@ -83,7 +83,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
     """Start no further stage, of one job or of all; what runs comes to its end, checkpoints are still taken in and pinned."""
-    settings = load_settings(config)
+    settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
@@ -98,7 +98,7 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
 
 def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
     """Let a paused job, or the paused queue, go on."""
-    settings = load_settings(config)
+    settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
             print("The queue goes on." if journal.controls.pause_all(False) else "The queue was not paused.")
@@ -109,7 +109,7 @@ def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
     """Put a waiting export before all others."""
-    settings = load_settings(config)
+    settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     with _journal(settings) as journal:
         if not journal.controls.prefer(found.id):
@@ -121,5 +121,5 @@ def reload(config: ConfigOption = None) -> None:
     """Let the running daemon take over the configuration file as it is now, if all of it is valid."""
     from daemon.operating.reload import ask_for_reload
 
-    ask_for_reload(load_settings(config, need_roots=True))
+    ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))
     print("The daemon goes on by the new configuration.")

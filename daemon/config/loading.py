@@ -13,13 +13,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from daemon.config import suggestions
-from daemon.config.settings import Settings
+from daemon.config import instances, suggestions
+from daemon.config.settings import Settings, StateSettings, state_of_service
 from daemon.config.sources import variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import variant_names
+
+ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -35,10 +37,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
 
 
-def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
+def load(path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False) -> Settings:
     """Settings from the file (if any) and the environment, with absolute paths.
 
-    `need_roots`: the caller is the daemon, which has nothing to do without a root.
+    `need_roots`: the caller is the daemon, or speaks for it, and that has nothing to do without a root. `ask_running`: the state is that of
+    the daemon that runs on this configuration, if one does; the daemon itself does not ask.
     Raises UsageError that lists every unknown key, wrong type and conflict by dotted path with a suggestion.
     """
     values = read_file(path) if path else {}
@@ -52,7 +55,7 @@ def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
     except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
         problems.append(re.sub(r"\s+", " ", str(error)))
     if settings is not None:
-        settings = settings.anchored((path.parent if path else Path()).absolute())
+        settings = _with_state(settings.anchored((path.parent if path else Path()).absolute()), path, ask_running=ask_running)
         problems += conflicts(settings, need_roots=need_roots)
     if problems or settings is None:
         problems = [_with_source(problem) for problem in problems]
@@ -62,6 +65,29 @@ def load(path: Path | None = None, *, need_roots: bool = False) -> Settings:
         what = "keys; config.toml documents each" if of_file else "variables; config.toml documents each key"
         raise UsageError(FaultCode.CONFIG_INVALID, "use the configuration", count, f"change those {what}", path=path if of_file else None)
     return settings
+
+
+def _with_state(settings: Settings, path: Path | None, *, ask_running: bool) -> Settings:
+    """The settings with the state directory that the service and the verbs agree on."""
+    found = settings.state_directory
+    if settings.state.directory is None and state_of_service() is None:
+        found = state_of_system(path) or found
+    if ask_running and variable_for("state.directory", Settings, os.environ) is None:
+        found = instances.state_of(path, found)
+    if found == settings.state_directory:
+        return settings
+    return settings.model_copy(update={"state": StateSettings(directory=found)})
+
+
+def state_of_system(path: Path | None) -> Path | None:
+    """/var/lib/NAME for a configuration in /etc/NAME, as systemd pairs the two; None for one that lies elsewhere."""
+    if path is None:
+        return None
+    real = Path(os.path.realpath(path))
+    if ETC not in real.parents:
+        return None
+    inside = real.relative_to(ETC).parts
+    return VAR_LIB / (inside[0] if len(inside) > 1 else "ckptd")
 
 
 def _with_source(problem: str) -> str:

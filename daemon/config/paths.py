@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import tempfile
 from dataclasses import dataclass
@@ -119,9 +121,15 @@ def foreground_state(state: Path, checkpoint: Path) -> Path:
     return state / "foreground" / digest_of(str(checkpoint))[:16]
 
 
-def not_writable(key: str, folder: Path, cause: str) -> UsageError:
-    """The error for a folder of the configuration that can't be written to."""
-    remedy = f"give this user access, or set {key} to a folder that can be written"
+def not_writable(key: str, folder: Path, cause: str, number: int | None = None) -> UsageError:
+    """The error for a folder of the configuration that can't be written to. `number`: the errno that the system gave, if it was asked."""
+    if number == errno.EROFS and os.environ.get("INVOCATION_ID"):
+        remedy = (
+            f"let the service write there: `systemctl edit ckptd`, the lines [Service] and ReadWritePaths={folder}, and a restart"
+            f" (the folder must exist); or set {key} to a folder that it may write, for example below /var/lib/ckptd"
+        )
+    else:
+        remedy = f"give this user access, or set {key} to a folder that can be written"
     return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
@@ -132,7 +140,7 @@ def prepare(state: Path, output: Path) -> Paths:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over
         except OSError as error:
-            raise not_writable(key, folder, error.strerror or str(error)) from None
+            raise not_writable(key, folder, error.strerror or str(error), error.errno) from None
     marker = state / "instance"
     if not marker.exists():
         write_atomic(marker, secrets.token_hex(4))

@@ -92,6 +92,17 @@ class StateSettings(Section):
     directory: OptionalPath = None
 
 
+def state_of_service() -> Path | None:
+    """The state directory that systemd gives a service; None outside of one."""
+    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(given) if given else None
+
+
+def own_state() -> Path:
+    """The state directory of a user who has configured none."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ckptd"
+
+
 class PinSettings(Section):
     """`[pin]`: the snapshot that rotation cannot take away."""
 
@@ -275,12 +286,8 @@ with warnings.catch_warnings():
 
         @property
         def state_directory(self) -> Path:
-            """`state.directory`, else systemd's, else the XDG one."""
-            if self.state.directory is not None:
-                return self.state.directory
-            if os.environ.get("STATE_DIRECTORY"):
-                return Path(os.environ["STATE_DIRECTORY"].split(":")[0])
-            return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "ckptd"
+            """`state.directory`, else systemd's, else the user's own. `daemon.config.loading` knows more of a file's settings."""
+            return self.state.directory or state_of_service() or own_state()
 
         @property
         def work(self) -> Work:

@@ -64,6 +64,8 @@ class FaultCode(StrEnum):
     """The changed configuration is wrong; the daemon keeps the one before."""
     RUN_CONFIG_INVALID = "run-config-invalid"
     """A run's own `ckptd.toml` is wrong and not used."""
+    SEVERAL_DAEMONS = "several-daemons"
+    """Several daemons run, and the command names none of them."""
     WRONG_STATE = "wrong-state"
     """The export is in a state in which the command can't do anything to it."""
 

@@ -1,7 +1,7 @@
 """Structured logs: JSON lines to a file and to stderr, readable colours where stderr is a terminal.
 
 structlog renders, the standard library's handlers carry, so that watchdog's and APScheduler's own messages come
-out in the same form. `ckptd logs` reads the file back.
+out in the same form. Where stderr is systemd's journal each line has its priority. `ckptd logs` reads the file back.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import structlog
 
 from daemon.config.settings import LogSettings
 from daemon.contract.values import Json
+from daemon.system.journald import JournalHandler, JournalStream
 
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
@@ -80,9 +81,10 @@ class _Rotating(logging.handlers.RotatingFileHandler):
 def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> None:
     """Send logs to `file` (JSON, rotated by size) and, unless told otherwise, to stderr."""
     handlers: list[logging.Handler] = []
+    handler: logging.Handler
     as_json = _formatter(structlog.processors.JSONRenderer(ensure_ascii=True))
     if stderr:
-        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+        handler = JournalHandler(sys.stderr) if isinstance(sys.stderr, JournalStream) else logging.StreamHandler(sys.stderr)
         console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
         handler.setFormatter(_formatter(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())) if console else as_json)
         handlers.append(handler)

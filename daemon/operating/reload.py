@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
@@ -47,7 +48,7 @@ def ask_for_reload(settings: Settings) -> None:
     if not is_locked(StatePaths(state).lock):
         raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
     before = read_live(StatePaths(state).live).configuration
-    os.kill(int(StatePaths(state).lock.read_text()), signal.SIGHUP)
+    os.kill(_daemon_of(StatePaths(state).lock), signal.SIGHUP)
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         now = read_live(StatePaths(state).live).configuration
@@ -57,3 +58,18 @@ def ask_for_reload(settings: Settings) -> None:
             return
         time.sleep(0.1)
     raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
+
+
+def _daemon_of(lock: Path) -> int:
+    """The pid in a lock that is held. Raises UsageError where it is not a process of the file's owner: nobody else's gets a signal."""
+    text, owner = lock.read_text(), lock.stat().st_uid
+    try:
+        pid = int(text)
+        if pid > 1 and os.stat(f"/proc/{pid}").st_uid == owner:
+            return pid
+    except (ValueError, OSError):
+        pass
+    raise UsageError(
+        FaultCode.NOT_RUNNING, "reload the configuration", f"the lock names no process of its owner: {text[:40]!r}",
+        "restart the daemon that works with this state directory", path=lock,
+    )  # fmt: skip

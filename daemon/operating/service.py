@@ -213,7 +213,8 @@ class Daemon:
             self._ticks.start()
             self._say_watching("the configuration was taken over")
         self._loaded = ConfigLoad(now(), problem)
-        systemd.notify("READY=1")
+        said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
+        systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
 
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")

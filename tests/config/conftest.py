@@ -18,7 +18,7 @@ Write = Callable[[str], Path]
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("CKPTD_", "EXPORT_")) or name in ("STATE_DIRECTORY", "XDG_STATE_HOME"):
+        if name.startswith(("CKPTD_", "EXPORT_")) or name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "XDG_STATE_HOME"):
             monkeypatch.delenv(name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.loading import state_of_system
 from tests.service import Service
 
 UNIT = Path(__file__).parents[2] / "systemd" / "ckptd.service"
 SLICE = UNIT.with_suffix(".slice")
+DROP_INS = UNIT.parent / "drop-ins"
 
 
 def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
@@ -32,6 +35,55 @@ def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
         answer = subprocess.run([tool, "verify", str(tmp_path / name)], capture_output=True, text=True, check=False)
         assert answer.returncode == 0
         assert name not in answer.stderr, answer.stderr
+
+
+def exposure(folder: Path, *drop_ins: str) -> float:
+    """What `systemd-analyze security` says of our unit with some of our drop-ins; 0 is closed, 10 open."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        assert not os.environ.get("CI"), "CI must have systemd-analyze"
+        pytest.skip("systemd-analyze is not installed here")
+    shutil.copyfile(UNIT, folder / UNIT.name)
+    (folder / f"{UNIT.name}.d").mkdir()
+    for name in drop_ins:
+        shutil.copyfile(DROP_INS / f"{name}.conf", folder / f"{UNIT.name}.d" / f"{name}.conf")
+    answer = subprocess.run([tool, "security", "--offline=true", str(folder / UNIT.name)], capture_output=True, text=True, check=False)
+    found = re.search(r"Overall exposure level for ckptd.service: ([0-9.]+)", answer.stdout)
+    assert found, answer.stdout + answer.stderr
+    return float(found[1])
+
+
+def test_the_service_is_hardly_exposed(tmp_path: Path) -> None:
+    assert exposure(tmp_path) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("names", "most"),
+    [(("output",), 1.0), (("trainer",), 1.0), (("memory",), 1.0), (("gpu",), 1.4), (("notifications",), 2.2)],
+)
+def test_each_drop_in_opens_only_what_it_is_for(tmp_path: Path, names: tuple[str, ...], most: float) -> None:
+    assert exposure(tmp_path, *names) <= most
+    answer = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / UNIT.name)], capture_output=True, text=True, check=False,
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+    )  # fmt: skip
+    ours = [line for line in answer.stderr.splitlines() if UNIT.name in line and "is not executable" not in line]
+    assert not ours, answer.stderr
+
+
+def test_every_path_that_the_daemon_writes_by_default_is_one_that_the_unit_lets_it_write() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.read_string(UNIT.read_text())
+    service = unit["Service"]
+    assert service["ProtectSystem"] == "strict" and service["ProtectHome"] == "read-only"
+    command = service["ExecStart"].split()
+    config = Path(command[command.index("--config") + 1])
+    assert state_of_system(config) == Path("/var/lib") / service["StateDirectory"]
+    assert service["ExecReload"].split()[1:] == ["reload", "--config", str(config)]
+    # The delegated control group is named by its path, since the rest of that tree is read-only.
+    assert service["ReadWritePaths"] == f"-/sys/fs/cgroup/{SLICE.name}/{UNIT.name}"
+    # It lies where the readers look, and its name is what they look for.
+    assert service["RuntimeDirectory"] == "ckptd" and service["RuntimeDirectoryMode"] == "0755"
 
 
 def test_the_service_is_weighed_against_all_other_slices_and_weighs_least() -> None:

@@ -22,7 +22,7 @@ from daemon.contract.values import Json
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 LAST_LINES = 12
-_STRIPPED = ("CKPTD_", "EXPORT_", "NOTIFY_SOCKET", "WATCHDOG_", "STATE_DIRECTORY")
+_STRIPPED = ("CKPTD_", "EXPORT_", "NOTIFY_SOCKET", "WATCHDOG_", "STATE_DIRECTORY", "RUNTIME_DIRECTORY")
 
 
 def _die_with_parent() -> None:
