@@ -19,6 +19,7 @@ from daemon.contract.values import Json
 from daemon.system.box import human
 
 if TYPE_CHECKING:
+    from daemon.journal.overview import TargetState
     from daemon.journal.rows import StageRow
     from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
     from daemon.operating.status import JobDetails, JobStatus, Snapshot
@@ -168,7 +169,18 @@ def print_status(value: Snapshot) -> None:
     waiting = value.outbox.get("pending", 0)
     if waiting:
         console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
+    for target in value.notified:
+        if target.failures or target.given_up:
+            console.print(_trouble_of(target))
     print_jobs(value.jobs)
+
+
+def _trouble_of(target: TargetState) -> str:
+    """Why a service does not get its notifications, and how many it did not get."""
+    said = [f"{target.waiting} wait"] if target.waiting else []
+    said += [f"{target.given_up} given up within a week"] if target.given_up else []
+    error = f": {escape(target.error)}" if target.error else ""
+    return f"[yellow]not notified[/yellow] {escape(target.target)} ({', '.join(said) or 'nothing waits'}){error}"
 
 
 def _notices(value: Snapshot) -> list[str]:

@@ -15,6 +15,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.options import Work
 from daemon.journal.database import Database
+from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
 from daemon.journal.rows import JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting
@@ -190,9 +191,7 @@ class Jobs:
             if not c.execute("UPDATE job SET state = ?, ended = ? WHERE id = ? AND state = 'running'", (state, now(), job)).rowcount:
                 return False
             if message:
-                c.execute(
-                    "INSERT INTO outbox (job, kind, title, body, created) VALUES (?,?,?,?,?)", (job, state, *message, now())
-                )  # fmt: skip
+                enter_message(c, job, state, *message)
             return True
 
         return self._database.write("finish-job", finish)

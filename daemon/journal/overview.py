@@ -42,6 +42,23 @@ class LostRow:
 
 
 @dataclass(frozen=True)
+class TargetState:
+    """A service that gets notifications, known by its key in the configuration."""
+
+    target: str
+    waiting: int
+    """Notifications that wait for it."""
+    given_up: int
+    """Notifications of the last week that it never took."""
+    failures: int
+    """Attempts in a row that failed."""
+    error: str | None
+    """Why the last one did; None where it succeeded."""
+    next_at: float | None
+    """When the next one is due, in seconds since the epoch; None where nothing waits."""
+
+
+@dataclass(frozen=True)
 class Overview:
     """The journal as a whole."""
 
@@ -51,6 +68,8 @@ class Overview:
     """State → number of jobs."""
     outbox: dict[str, int] = field(default_factory=dict)
     """State → number of notifications."""
+    targets: tuple[TargetState, ...] = ()
+    """Those who get notifications, as the running daemon's configuration names them."""
     lost: tuple[LostRow, ...] = ()
     """Newest first."""
     rewritten: tuple[Rewritten, ...] = ()
@@ -101,6 +120,7 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
         jobs=tuple(_view(connection, row, version) for row in rows),
         counts=_counts(connection, "job"),
         outbox=_counts(connection, "outbox"),
+        targets=_targets(connection) if version >= 6 else (),
         lost=_lost(connection, limit) if version >= 2 else (),
         rewritten=tuple(one for one in rewritten(connection.execute(OF_ALL).fetchall()) if one.count >= OFTEN) if version >= 2 else (),
         paused_since=said[PAUSED][1] if PAUSED in said else None,
@@ -160,6 +180,21 @@ def _view(connection: sqlite3.Connection, row: sqlite3.Row, version: int) -> Job
 
 def _counts(connection: sqlite3.Connection, table: str) -> dict[str, int]:
     return {str(row[0]): int(row[1]) for row in connection.execute(f"SELECT state, count(*) FROM {table} GROUP BY state")}
+
+
+def _targets(connection: sqlite3.Connection) -> tuple[TargetState, ...]:
+    rows = connection.execute(
+        "SELECT place, failures, last_error, next_at,"
+        " (SELECT count(*) FROM delivery WHERE target = digest AND state = 'pending') waiting,"
+        " (SELECT count(*) FROM delivery WHERE target = digest AND state = 'abandoned' AND ended >= datetime('now', '-7 days')) given_up"
+        " FROM target ORDER BY rowid"
+    )
+    return tuple(
+        TargetState(
+            row["place"], row["waiting"], row["given_up"], row["failures"], row["last_error"], row["next_at"] if row["waiting"] else None
+        )
+        for row in rows
+    )  # fmt: skip
 
 
 def _lost(connection: sqlite3.Connection, limit: int) -> tuple[LostRow, ...]:

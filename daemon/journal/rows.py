@@ -121,14 +121,15 @@ class AttemptRow:
 
 @dataclass(frozen=True)
 class Message:
-    """A notification that waits in the outbox."""
+    """A notification of the outbox."""
 
     id: int
     job: str
     kind: str
     title: str
     body: str
-    attempts: int
+    created: int
+    """Seconds since the epoch."""
 
 
 def _fault(text: str | None) -> Fault | None:

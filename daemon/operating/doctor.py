@@ -15,6 +15,8 @@ from daemon.contract import cpu
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
+from daemon.publishing.notifier import place_of
+from daemon.publishing.sending import fault_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
@@ -82,7 +84,7 @@ class Diagnosis:
     facts: dict[str, str]
     """For people, by their label."""
     problems: tuple[str, ...]
-    """Why the daemon would not start, or every export would fail."""
+    """Why the daemon would not start, every export would fail, or somebody would never be notified."""
     warnings: tuple[str, ...]
 
 
@@ -172,6 +174,10 @@ def examine(settings: Settings) -> Diagnosis:
     warnings += catalog().problems
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not folder.is_dir()]
+    problems += [
+        f"{place_of(number, url)}: {fault}; correct it, or leave it out (the other services are notified all the same)"
+        for number, url in enumerate(settings.notify.urls) if (fault := fault_of(url))
+    ]  # fmt: skip
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))
     threads = settings.limits.effective_threads

@@ -139,8 +139,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
-        self._runner.start()
         self._notifier.start()
+        self._runner.start()
         self._watcher.start()
         self._ticks.start()
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened

@@ -15,7 +15,7 @@ from daemon.contract.jobs.verdicts import is_published
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
-from daemon.journal.overview import JobView, JournalCare, LostRow, Overview, attempts_of, jobs_named, overview
+from daemon.journal.overview import JobView, JournalCare, LostRow, Overview, TargetState, attempts_of, jobs_named, overview
 from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, StageRow
 from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
@@ -138,6 +138,8 @@ class Snapshot:
     """State → number of jobs."""
     outbox: Mapping[str, int]
     """State → number of notifications."""
+    notified: tuple[TargetState, ...]
+    """The services that get them."""
 
 
 def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
@@ -164,6 +166,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         jobs=tuple(_job(view, live) for view in seen.jobs),
         counts=seen.counts,
         outbox=seen.outbox,
+        notified=seen.targets,
     )
 
 

@@ -1,20 +1,30 @@
-"""Delivers the outbox through Apprise, at least once, with retries that survive restarts.
+"""Delivers the outbox: each message to each service of `notify.urls`, in order, at least once, with retries that survive restarts.
 
-One thread; the journal holds the queue. Apprise itself neither retries nor bounds its time, so each message is
-tried with a growing pause for about a day, and a slow service delays only later messages.
+One thread; the journal holds what is left to do, for each service by itself, so that one that fails or hangs delays no other and no
+service is told again because of another. A message is sent by a process of its own (`daemon.publishing.sending`), its end is recorded
+afterwards: where the daemon is killed in between, that service is told once more, after each such kill.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import hashlib
+import os
+import re
+import select
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from daemon.config.settings import NotifySettings
 from daemon.journal.journal import Journal
+from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
+from daemon.publishing.sending import Outcome, Sending
 from daemon.system.rounds import Complaints
 
 log = structlog.get_logger("notify")
@@ -22,94 +32,208 @@ log = structlog.get_logger("notify")
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 3600.0
 MAX_ATTEMPTS = 30
+"""Attempts at one message, about a day with the pauses between them."""
+MAX_AGE = 72_000.0
+"""Seconds after which a message is given up, with all that waits for the same service and is as old."""
+PATIENCE = 10
+"""Attempts that a message of any age has."""
+REJECTIONS = 3
+"""Attempts at a message that a service answers and does not take: it holds up the next ones."""
+AT_ONCE = 4
+"""Services that are told at the same time; each takes a process of about 40 MB meanwhile."""
+STOP_SECONDS = 5.0
+LOOK_SECONDS = 0.5
+"""Pause between looks at what is being sent; its end wakes the thread at once."""
+SAFE_SECONDS = 600.0
+"""Longest pause, should a hint have been lost."""
+_ROUNDS = 100_000
+"""Of the digest of a URL: its secrets may be short, and each guess should cost something."""
 
 
-def pause_after(attempts: int) -> float | None:
-    """Seconds until the next attempt after `attempts` failed ones; None: give up."""
-    return None if attempts >= MAX_ATTEMPTS else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (attempts - 1))
+class Attempt(Protocol):
+    """A message on its way to one service."""
+
+    @property
+    def wait_handle(self) -> int | None:
+        """A file descriptor that becomes readable when there is something to poll for, if there is one."""
+
+    def poll(self) -> Outcome | None:
+        """How it ended, the same at every further call; None while it goes on."""
+
+    def end(self) -> None:
+        """End it now."""
+
+
+@dataclass(frozen=True)
+class _Flight:
+    due: Due
+    attempt: Attempt
+
+
+def pause_after(failures: int) -> float:
+    """Seconds until the next attempt after so many failed ones in a row."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 20))
+
+
+def place_of(number: int, url: str) -> str:
+    """What people know a URL of `notify.urls` by, without its secrets: its key, and its scheme where that looks like one."""
+    scheme, found, _ = url.partition("://")
+    kind = scheme.strip().lower()
+    return f"notify.urls.{number}" + (f" ({kind})" if found and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else "")
 
 
 class Notifier:
     """Empties the outbox."""
 
-    def __init__(self, settings: NotifySettings, journal: Journal) -> None:
+    def __init__(
+        self, settings: NotifySettings, journal: Journal, begin: Callable[[str, Message], Attempt] = Sending,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`begin`: starts to send a message to a URL, raises OSError where it can't. `clock`: seconds since the epoch."""
         self._settings = settings
         self._journal = journal
-        self._wake = threading.Event()
+        self._begin, self._clock = begin, clock
+        self._adopted: NotifySettings | None = None
+        self._targets: dict[str, tuple[Target, str]] = {}
+        """Digest → the target and its URL."""
+        self._unknown: dict[str, str] = {}
+        """Digest of a target that is no service → why; said once, until the configuration is read again."""
+        self._flights: dict[str, _Flight] = {}
+        """By the target's digest. One that has ended stays until the journal has taken how, lest the message be sent again."""
+        self._hint = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
         self.thread = threading.Thread(target=self._run, name="notify", daemon=True)
 
     def start(self) -> None:
-        """Begin delivering, first what an earlier daemon left."""
+        """Begin delivering, first what an earlier daemon left. What ends from now on is for the services that the configuration names."""
+        Complaints(log, "the notifier").during(self.know_targets)
         self.thread.start()
 
     def stop(self) -> None:
-        """End after the message that is being sent."""
+        """End after what is being sent, as long as that does not take long."""
         self._stopping = True
-        self._wake.set()
+        self.wake()
         self.thread.join(15)
+
+    @property
+    def sending(self) -> bool:
+        """Whether a message is on its way."""
+        return bool(self._flights)
 
     def wake(self) -> None:
         """There may be something to deliver; may be called from any thread."""
-        self._wake.set()
+        os.eventfd_write(self._hint, 1)
 
     def _run(self) -> None:
         complaints = Complaints(log, "the notifier")
         while not self._stopping:
-            complaints.during(self.deliver_due)
-            self._wake.wait(60)
-            self._wake.clear()
+            self.wait(self._pause() if complaints.during(self.tick) else 1.0)
+        end = time.monotonic() + STOP_SECONDS
+        while self._flights and time.monotonic() < end and complaints.during(self._collect):
+            self.wait(LOOK_SECONDS)
+        for flight in self._flights.values():
+            flight.attempt.end()
+
+    def wait(self, seconds: float) -> None:
+        """Until `wake`, news of what is being sent, or so long."""
+        poll = select.poll()
+        handles = [self._hint, *(flight.attempt.wait_handle for flight in self._flights.values())]
+        for handle in handles:
+            if handle is not None:
+                poll.register(handle, select.POLLIN)
+        poll.poll(1000 * seconds)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._hint)
 
     def adopt(self, settings: NotifySettings) -> None:
-        """Use other addresses from now on; may be called from any thread."""
+        """Use other URLs from now on; may be called from any thread."""
         self._settings = settings
-        self._wake.set()
+        self.wake()
 
     def clock_jumped(self) -> None:
         """The wall clock was set: whatever waits for a time is tried now."""
         self._journal.outbox.hasten()
-        self._wake.set()
+        self.wake()
 
-    def deliver_due(self) -> None:
-        """Try every message whose time has come."""
-        if not self._settings.urls:
+    def tick(self) -> None:
+        """One round: take in what ended, begin to send what is due."""
+        self.know_targets()
+        self._collect()
+        self._begin_due()
+
+    def know_targets(self) -> None:
+        """Let the journal know who is told, as the configuration says it now; what waits for others is dropped."""
+        settings, outbox = self._settings, self._journal.outbox
+        if self._adopted is settings and not outbox.unaddressed():
             return
-        for message in self._journal.outbox.due(time.time()):
+        found: dict[str, tuple[Target, str]] = {}
+        salt = outbox.salt() if settings.urls else b""
+        for number, url in enumerate(settings.urls):
+            digest = hashlib.pbkdf2_hmac("sha256", url.encode(), salt, _ROUNDS).hex()
+            found.setdefault(digest, (Target(digest, place_of(number, url)), url))
+        for gone in outbox.adopt([target for target, _ in found.values()]):
+            log.warning("notifications are dropped: those whom they were for are no longer in notify.urls",
+                        target=gone.place, messages=gone.messages)  # fmt: skip
+        for digest in self._flights.keys() - found.keys():
+            self._flights.pop(digest).attempt.end()
+        self._adopted, self._targets, self._unknown = settings, found, {}
+
+    def _pause(self) -> float:
+        """Seconds until there is something to do, unless somebody says so earlier."""
+        if self._flights:
+            return LOOK_SECONDS
+        following = self._journal.outbox.next_due() if self._targets else None
+        return SAFE_SECONDS if following is None else min(SAFE_SECONDS, max(0.0, following - self._clock()))
+
+    def _collect(self) -> None:
+        for digest, flight in list(self._flights.items()):
+            outcome = flight.attempt.poll()
+            if outcome is not None:
+                self._record(flight.due, outcome)
+                del self._flights[digest]
+
+    def _begin_due(self) -> None:
+        for due in self._journal.outbox.due(self._clock(), LONGEST_PAUSE) if self._targets else ():
             if self._stopping:
                 return
-            error = self._send(message)
-            if error is None:
-                self._journal.outbox.delivered(message.id)
-                log.info("notified", job=message.job, title=message.title)
+            if due.target in self._flights:
                 continue
-            pause = pause_after(message.attempts + 1)
-            self._journal.outbox.undelivered(message.id, error, None if pause is None else time.time() + pause)
-            log.warning("a notification did not arrive", job=message.job, error=error, attempt=message.attempts + 1,
-                        retry_in=pause, remedy="check notify.urls and the service")  # fmt: skip
+            if due.target in self._unknown:
+                self._record(due, Outcome(self._unknown[due.target], unknown=True))
+            elif len(self._flights) < AT_ONCE:
+                self._send(due)
 
-    def _send(self, message: Message) -> str | None:
-        """None when every service took it, else what went wrong."""
-        import apprise  # a heavy import, not needed if nobody is to be notified
-
-        said: list[str] = []
-        handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-        apprise.logger.addHandler(handler)
-        apprise.logger.propagate = False  # it names whole URLs, which hold secrets
+    def _send(self, due: Due) -> None:
+        self._journal.outbox.claim(due.message.id, due.target)
         try:
-            services = apprise.Apprise()
-            bad = [url for url in self._settings.urls if not services.add(url)]
-            if bad:
-                scheme, found, _ = bad[0].partition("://")
-                return f"{len(bad)} of notify.urls is no service that Apprise knows: {scheme if found else ''}{'://' if found else ''}…"
-            kind = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE}.get(
-                message.kind, apprise.NotifyType.WARNING
-            )
-            if services.notify(title=message.title, body=message.body, notify_type=kind):
-                return None
-            return "; ".join(said)[:500] or "the service did not take it"
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        finally:
-            apprise.logger.propagate = True
-            apprise.logger.removeHandler(handler)
+            self._flights[due.target] = _Flight(due, self._begin(self._targets[due.target][1], due.message))
+        except OSError as error:
+            self._record(due, Outcome(f"no process could be started to send it: {error.strerror}"))
+
+    def _record(self, due: Due, outcome: Outcome) -> None:
+        outbox, message, place = self._journal.outbox, due.message, self._targets[due.target][0].place
+        if outcome.error is None:
+            outbox.delivered(message.id, due.target)
+            log.info("notified", job=message.job, title=message.title, target=place)
+            return
+        now, attempts, failures = self._clock(), due.attempts + 1, due.failures + 1
+        pause = 0.0 if outcome.rejected and attempts >= REJECTIONS else pause_after(failures)
+        if outcome.unknown:
+            self._give_up_unknown(due, outcome.error)
+        elif pause == 0.0 or attempts >= MAX_ATTEMPTS or (attempts >= PATIENCE and now - message.created >= MAX_AGE):
+            count = outbox.give_up(due.target, message.id, outcome.error, now + pause, 0.0 if pause == 0.0 else now - MAX_AGE)
+            log.error("notifications are given up", target=place, messages=count, error=outcome.error, attempts=attempts,
+                      remedy=f"check {place.split()[0]} and the service")  # fmt: skip
+        else:
+            outbox.undelivered(due.target, outcome.error, now + pause)
+            log.warning("a notification did not arrive", job=message.job, target=place, error=outcome.error, attempt=attempts,
+                        retry_in=pause, remedy=f"check {place.split()[0]} and the service")  # fmt: skip
+
+    def _give_up_unknown(self, due: Due, error: str) -> None:
+        """A URL that is no service takes nothing, and disables itself alone."""
+        place, now = self._targets[due.target][0].place, self._clock()
+        count = self._journal.outbox.give_up(due.target, due.message.id, error, 0.0, now + 1)
+        if due.target not in self._unknown:
+            log.error("nobody can be told there; the other services are", target=place, messages=count, error=error,
+                      remedy=f"correct {place.split()[0]}, then `ckptd check`, then reload the configuration")  # fmt: skip
+        self._unknown[due.target] = error

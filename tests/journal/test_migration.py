@@ -20,6 +20,7 @@ from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import OtherCode
 from daemon.journal.database import SCHEMA_VERSION, reading
 from daemon.journal.journal import Journal
+from daemon.journal.outbox import Dropped, Target
 from daemon.journal.overview import seen_as
 from daemon.journal.sql import statements
 from daemon.operating.integrity.maintenance import open_journal
@@ -92,13 +93,14 @@ FILL_1 = """
 INSERT INTO outbox (job, kind, title, body, created) VALUES ('job', 'failed', 't', 'b', '');
 UPDATE attempt SET pid = 4711, process_started = 1234567.89 WHERE job = 'job';
 """
-RENAMED = {"pid", "process_started"}
-"""Columns that later versions hold in another form."""
+RENAMED = {"attempt": {"pid", "process_started"}, "outbox": {"attempts", "next_at", "last_error"}}
+"""Columns that later versions hold in another form: a message has its attempts for each service."""
 TABLES_1 = ("seen", "job", "stage", "attempt", "outbox")
 OPEN = """
 import sys
 from pathlib import Path
 from daemon.journal.journal import Journal
+from daemon.journal.outbox import Dropped, Target
 from daemon.journal.overview import seen_as
 Journal(Path(sys.argv[1])).close()
 """
@@ -126,7 +128,7 @@ def contents(file: Path, tables: tuple[str, ...], columns: dict[str, list[str]] 
 def columns_of(file: Path, tables: tuple[str, ...]) -> dict[str, list[str]]:
     with closing(sqlite3.connect(file)) as raw:
         names = {table: [row[1] for row in raw.execute(f"PRAGMA table_info({table})")] for table in tables}
-    return {table: [name for name in columns if name not in RENAMED] for table, columns in names.items()}
+    return {table: [name for name in columns if name not in RENAMED.get(table, ())] for table, columns in names.items()}
 
 
 @pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
@@ -161,6 +163,35 @@ def test_an_attempt_that_was_open_under_an_old_version_is_settled_after_the_upgr
             assert LocalExecutor().reclaim(attempt.executor_id, attempt.folder, BOUNDS) is None
         assert process.wait(10) == -signal.SIGKILL
     assert [entry["event"] for entry in logs] == ["a child outlived its daemon and was killed"]
+
+
+@pytest.mark.parametrize("number", range(1, SCHEMA_VERSION))
+def test_a_message_that_waited_under_an_old_version_goes_to_the_services_that_there_are_then_and_to_no_later_one(
+    old: Path, number: int
+) -> None:
+    at(old, number)
+    journal = Journal(old)
+    outbox = journal.outbox
+    assert outbox.unaddressed() and outbox.due(0.0, 3600.0) == []
+    assert outbox.adopt([Target("a", "notify.urls.0"), Target("b", "notify.urls.1")]) == []
+    assert [(one.target, one.message.title) for one in outbox.due(0.0, 3600.0)] == [("a", "t"), ("b", "t")]
+    assert outbox.adopt([Target("b", "notify.urls.0"), Target("c", "notify.urls.1")]) == [Dropped("notify.urls.0", 1)]
+    assert [(one.target, one.message.title) for one in outbox.due(0.0, 3600.0)] == [("b", "t")]
+    journal.close()
+
+
+def test_a_message_of_an_old_journal_for_nobody_ends_with_a_word(old: Path) -> None:
+    at(old, SCHEMA_VERSION - 1)
+    journal = Journal(old)
+    assert (journal.outbox.adopt([]), journal.outbox.pending()) == ([Dropped("nobody", 1)], 0)
+    journal.outbox.adopt([Target("later", "notify.urls.0")])
+    assert journal.outbox.due(0.0, 3600.0) == []
+    journal.close()
+
+
+def test_every_script_of_the_schema_is_run() -> None:
+    scripts = sorted(file.name for file in importlib.resources.files("daemon.journal.sql").iterdir() if file.name.endswith(".sql"))
+    assert scripts == [f"{number:04}.sql" for number in range(1, SCHEMA_VERSION + 1)]
 
 
 def test_an_attempt_without_a_process_has_no_id_after_the_upgrade(old: Path) -> None:

@@ -14,6 +14,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
+from daemon.journal.outbox import Target
 from daemon.journal.rows import AttemptId
 from tests.journal.conftest import STAGES, enter, reference
 
@@ -177,24 +178,40 @@ def test_a_forgotten_job_takes_everything_of_its_own_along(journal: Journal, fil
     assert enter(journal)
 
 
-def test_the_outbox_gives_what_is_due_in_order_and_nothing_twice(journal: Journal) -> None:
+def test_the_outbox_gives_each_target_its_messages_in_order_whatever_becomes_of_the_others(journal: Journal) -> None:
+    outbox = journal.outbox
+    assert outbox.adopt([Target("a", "notify.urls.0"), Target("b", "notify.urls.1")]) == []
     enter(journal)
     journal.jobs.start("job", None)
     journal.jobs.finish("job", "failed", ("first", "body"))
     journal.jobs.retry("job")
     journal.jobs.start("job", None)
     journal.jobs.finish("job", "partial", ("second", "body"))
-    first, second = journal.outbox.due(1000.0)
-    assert [(message.title, message.kind, message.attempts) for message in (first, second)] == [
-        ("first", "failed", 0), ("second", "partial", 0),
-    ]  # fmt: skip
-    journal.outbox.undelivered(first.id, "no answer", 1060.0)
-    assert [message.title for message in journal.outbox.due(1059.0)] == ["second"]
-    journal.outbox.delivered(second.id)
-    (again,) = journal.outbox.due(1060.0)
-    assert (again.title, again.attempts, journal.outbox.pending()) == ("first", 1, 1)
-    journal.outbox.undelivered(first.id, "no answer", None)
-    assert (journal.outbox.due(1e12), journal.outbox.pending()) == ([], 0)
+
+    def due(clock: float) -> list[tuple[str, str, str, int, int]]:
+        return [(one.target, one.message.title, one.message.kind, one.attempts, one.failures) for one in outbox.due(clock, 3600.0)]
+
+    assert due(1000.0) == [("a", "first", "failed", 0, 0), ("b", "first", "failed", 0, 0)]
+    outbox.claim(1, "a")
+    outbox.undelivered("a", "no answer", 1060.0)
+    outbox.claim(1, "b")
+    outbox.delivered(1, "b")
+    assert due(1059.0) == [("b", "second", "partial", 0, 0)]
+    assert (outbox.next_due(), outbox.pending()) == (0.0, 2)
+    outbox.delivered(2, "b")
+    assert (due(1059.0), outbox.next_due()) == ([], 1060.0)
+    assert due(1060.0) == [("a", "first", "failed", 1, 1)]
+    assert outbox.give_up("a", 1, "no answer", 2000.0, 0.0) == 1
+    assert (due(1999.0), due(2000.0), outbox.pending()) == ([], [("a", "second", "partial", 0, 2)], 1)
+    outbox.delivered(2, "a")
+    assert (outbox.due(1e12, 3600.0), outbox.next_due(), outbox.pending()) == ([], None, 0)
+
+
+def test_a_clock_that_was_set_back_does_not_hold_up_a_target(journal: Journal) -> None:
+    journal.outbox.adopt([Target("a", "notify.urls.0")])
+    journal.outbox.announce("occasion", "failed", "title", "body")
+    journal.outbox.undelivered("a", "no answer", 10_000.0)
+    assert [len(journal.outbox.due(clock, 3600.0)) for clock in (6400.0, 6399.0)] == [0, 1]
 
 
 def test_a_damaged_newer_checkpoint_takes_no_sound_one_off_the_queue(journal: Journal) -> None:  # R1.5

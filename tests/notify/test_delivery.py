@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.config.settings import NotifySettings
+from daemon.contract.errors import Retryable
+from daemon.contract.fault_codes import FaultCode
+from daemon.journal.database import reading
 from daemon.journal.journal import Journal
+from daemon.journal.overview import TargetState, overview
+from daemon.journal.rows import Message
 from daemon.publishing import notifier as notify
+from daemon.publishing import sending
 from daemon.publishing.notifier import Notifier, pause_after
+from daemon.publishing.sending import Outcome, without_secrets
 from tests.journal.conftest import enter, reference
 from tests.service import Service as Daemon
 
@@ -86,14 +99,25 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def rows(file: Path) -> list[tuple[str, int, str | None]]:
+    """State of each delivery, its attempts, and the last error of its target."""
     with closing(sqlite3.connect(file)) as raw:
-        return raw.execute("SELECT state, attempts, last_error FROM outbox ORDER BY id").fetchall()
+        return raw.execute(
+            "SELECT state, attempts, last_error FROM delivery LEFT JOIN target ON digest = target ORDER BY message, target.rowid"
+        ).fetchall()
+
+
+def deliver(notifier: Notifier) -> None:
+    """A round, and those after it until nothing is on its way."""
+    notifier.tick()
+    while notifier.sending:
+        notifier.wait(0.5)
+        notifier.tick()
 
 
 @pytest.mark.parametrize(("state", "kind"), [("succeeded", "success"), ("partial", "warning"), ("failed", "failure")])
 def test_a_finished_export_is_told_with_its_outcome(journal: Journal, service: Service, state: str, kind: str) -> None:
     finish(journal, "job", state, "run step 4")
-    Notifier(NotifySettings(urls=(service.url,)), journal).deliver_due()
+    deliver(Notifier(NotifySettings(urls=(service.url,)), journal))
     (message,) = service.taken
     assert (message["title"], message["message"], message["type"]) == ("run step 4", "body of run step 4", kind)
     assert journal.outbox.pending() == 0
@@ -103,12 +127,12 @@ def test_a_service_that_fails_first_is_told_once_when_it_works_again(journal: Jo
     service.statuses = [500, 503]
     finish(journal, "job", "succeeded", "run step 4")
     notifier = Notifier(NotifySettings(urls=(service.url,)), journal)
-    notifier.deliver_due()
+    deliver(notifier)
     ((state, attempts, error),) = rows(file)
     assert (state, attempts) == ("pending", 1)
     assert "500" in str(error)
-    until(lambda: notifier.deliver_due() or journal.outbox.pending() == 0, "it is delivered")
-    notifier.deliver_due()
+    until(lambda: deliver(notifier) or journal.outbox.pending() == 0, "it is delivered")
+    deliver(notifier)
     assert [message["title"] for message in service.taken] == ["run step 4"]
     assert (service.asked, rows(file)[0][:2]) == (3, ("delivered", 3))
 
@@ -119,9 +143,9 @@ def test_what_a_stopped_daemon_could_not_deliver_is_delivered_by_the_next(file: 
     finish(first, "a", "succeeded", "first")
     finish(first, "b", "failed", "second")
     early = Notifier(NotifySettings(urls=(service.url,)), first)
-    early.deliver_due()
+    deliver(early)
     first.close()
-    assert [message["title"] for message in service.taken] == ["second"]
+    assert (service.asked, service.taken) == (1, []), "the second waits for the first: messages come in order"
     second = Journal(file)
     late = Notifier(NotifySettings(urls=(service.url,)), second)
     late.start()
@@ -130,13 +154,13 @@ def test_what_a_stopped_daemon_could_not_deliver_is_delivered_by_the_next(file: 
     finally:
         late.stop()
         second.close()
-    assert [message["title"] for message in service.taken] == ["second", "first"]
+    assert [message["title"] for message in service.taken] == ["first", "second"]
     assert not late.thread.is_alive()
 
 
 def test_a_service_that_nobody_answers_for_is_an_error_in_words(journal: Journal, service: Service, file: Path) -> None:
     finish(journal, "job", "succeeded", "run step 4")
-    Notifier(NotifySettings(urls=("json://127.0.0.1:9/hook",)), journal).deliver_due()
+    deliver(Notifier(NotifySettings(urls=("json://127.0.0.1:9/hook",)), journal))
     ((state, attempts, error),) = rows(file)
     assert (state, attempts) == ("pending", 1)
     assert error
@@ -147,24 +171,22 @@ def test_a_url_that_no_service_has_is_said_without_its_secret(
     journal: Journal, file: Path, url: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finish(journal, "job", "succeeded", "run step 4")
-    Notifier(NotifySettings(urls=(url,)), journal).deliver_due()
-    ((_, _, error),) = rows(file)
-    assert "notify.urls" in str(error)
+    deliver(Notifier(NotifySettings(urls=(url,)), journal))
+    ((state, _, error),) = rows(file)
+    assert state == "abandoned" and "no service of Apprise" in str(error)
     printed = capsys.readouterr()
     assert "S3CRET" not in f"{error}{caplog.text}{printed.out}{printed.err}"
 
 
 def test_with_nobody_to_tell_nothing_is_tried(journal: Journal, file: Path) -> None:
     finish(journal, "job", "succeeded", "run step 4")
-    Notifier(NotifySettings(), journal).deliver_due()
-    assert rows(file) == [("pending", 0, None)]
+    deliver(Notifier(NotifySettings(), journal))
+    assert (rows(file), journal.outbox.pending()) == ([], 0)
 
 
 def test_pauses_grow_to_an_hour_and_end_after_about_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    pauses = [pause_after(attempts) for attempts in range(1, 31)]
-    assert pauses[-1] is None
-    known = [pause for pause in pauses if pause is not None]
+    known = [pause_after(failures) for failures in range(1, notify.MAX_ATTEMPTS)]
     assert len(known) == 29
     assert known == sorted(known)
     assert (known[0], known[1], known[-1]) == (5.0, 10.0, 3600.0)
@@ -175,7 +197,7 @@ def test_what_concerns_no_job_is_announced_once(journal: Journal, service: Servi
     assert journal.outbox.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
     assert not journal.outbox.announce("rebuilt 1", "failed", "ckptd: the journal was damaged", "look at that disk")
     assert journal.outbox.announce("rebuilt 2", "failed", "ckptd: the journal was damaged", "again")
-    Notifier(NotifySettings(urls=(service.url,)), journal).deliver_due()
+    deliver(Notifier(NotifySettings(urls=(service.url,)), journal))
     assert [message["message"] for message in service.taken] == ["look at that disk", "again"]
 
 
@@ -195,3 +217,228 @@ def test_a_rebuilt_journal_is_told_as_a_failure_to_those_who_want_failures(
     assert daemon.stop() == 0
     assert [message["type"] for message in service.taken] == told
     assert daemon.status()["outbox"] == ({"delivered": 1} if told else {})
+
+
+class Trickle:
+    """A service that takes a message and sends its answer byte by byte, for ever."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"json://127.0.0.1:{self._server.getsockname()[1]}/hook"
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._server.settimeout(0.1)
+        while not self._ended.is_set():
+            with suppress(OSError):
+                connection, _ = self._server.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                    while not self._ended.wait(0.1):
+                        connection.sendall(b".")
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._server.close()
+
+
+def taken(service: Service) -> list[str]:
+    return [message["title"] for message in service.taken]
+
+
+def test_a_dead_an_unknown_and_a_hanging_service_keep_no_message_from_the_others_and_nobody_is_told_twice(
+    journal: Journal, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "LIMIT_SECONDS", 6.0)
+    monkeypatch.setattr(notify, "FIRST_PAUSE", 0.3)
+    hanging, second = Trickle(), Service()
+    urls = (hanging.url, "slak://xoxb/S3CRET", "json://127.0.0.1:9/dead", service.url, second.url)
+    notifier = Notifier(NotifySettings(urls=urls), journal)
+    titles = ["first", "second", "third"]
+    try:
+        with capture_logs() as logs:
+            for title in titles:
+                finish(journal, title, "succeeded", title)
+            begun = time.monotonic()
+            notifier.tick()
+            while len(second.taken) < 3 or len(service.taken) < 3:
+                notifier.wait(0.1)
+                notifier.tick()
+            assert time.monotonic() - begun < 6.0, "before the hanging service was given up"
+            deliver(notifier)
+        deliver(notifier)
+    finally:
+        hanging.close()
+        second.close()
+    assert (taken(service), taken(second)) == (titles, titles)
+    unknown = [entry for entry in logs if entry["event"].startswith("nobody can be told there")]
+    assert [(entry["target"], entry["messages"]) for entry in unknown] == [("notify.urls.1 (slak)", 3)]
+    by = {one.target: one for one in reading_targets(journal)}
+    assert by["notify.urls.0 (json)"].error == "no answer within 6 s"
+    assert (by["notify.urls.1 (slak)"].given_up, by["notify.urls.2 (json)"].waiting, by["notify.urls.3 (json)"].waiting) == (3, 3, 0)
+    assert "S3CRET" not in json.dumps(logs, default=str)
+
+
+def reading_targets(journal: Journal) -> tuple[TargetState, ...]:
+    with reading(journal.database.path) as connection:
+        return overview(connection, 50).targets
+
+
+def test_a_message_that_a_service_does_not_take_holds_up_the_next_ones_for_three_tries_alone(journal: Journal, service: Service) -> None:
+    service.statuses = [400, 400, 400]
+    for title in ("first", "second"):
+        finish(journal, title, "succeeded", title)
+    notifier = Notifier(NotifySettings(urls=(service.url,)), journal)
+    with capture_logs() as logs:
+        until(lambda: deliver(notifier) or journal.outbox.pending() == 0, "the second arrives")
+    assert (taken(service), service.asked) == (["second"], 4)
+    assert [(entry["messages"], entry["attempts"]) for entry in logs if entry["event"] == "notifications are given up"] == [(1, 3)]
+
+
+class Answer:
+    """A service that answers at once, and always the same."""
+
+    wait_handle = None
+
+    def __init__(self, error: str | None) -> None:
+        self._error = error
+
+    def poll(self) -> Outcome:
+        return Outcome(self._error)
+
+    def end(self) -> None:
+        return
+
+
+def test_a_dead_service_is_asked_less_and_less_often_and_what_is_a_day_old_is_given_up_at_once_with_one_line(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "FIRST_PAUSE", 5.0)
+    now, asked = [time.time()], list[float]()
+
+    def begin(url: str, message: Message) -> Answer:
+        asked.append(now[0])
+        return Answer("no route")
+
+    for title in ("first", "second", "third"):
+        finish(journal, title, "succeeded", title)
+    notifier = Notifier(NotifySettings(urls=("json://dead",)), journal, begin=begin, clock=lambda: now[0])
+    with capture_logs() as logs:
+        while journal.outbox.pending():
+            notifier.tick()
+            now[0] += 1.0 if len(asked) < 5 else 60.0
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses[0] <= 6 and pauses[4] > 60 and 3600 <= max(pauses) <= 3660
+    assert notify.PATIENCE < len(asked) <= notify.MAX_ATTEMPTS and 19 < (asked[-1] - asked[0]) / 3600 < 25
+    assert [entry["messages"] for entry in logs if entry["event"] == "notifications are given up"] == [3]
+
+
+def test_what_waits_for_a_service_that_is_no_longer_named_is_dropped_and_a_new_one_gets_no_old_message(
+    journal: Journal, service: Service
+) -> None:
+    gone = "json://127.0.0.1:9/S3CRET"
+    finish(journal, "a", "succeeded", "old")
+    notifier = Notifier(NotifySettings(urls=(gone,)), journal)
+    deliver(notifier)
+    notifier.adopt(NotifySettings(urls=(service.url,)))
+    with capture_logs() as logs:
+        deliver(notifier)
+    assert [(entry["target"], entry["messages"]) for entry in logs] == [("notify.urls.0 (json)", 1)]
+    finish(journal, "b", "succeeded", "new")
+    deliver(notifier)
+    assert (taken(service), journal.outbox.pending()) == (["new"], 0)
+
+
+def test_where_the_journal_can_take_nothing_a_message_that_arrived_is_not_sent_again(
+    journal: Journal, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(journal, "a", "succeeded", "title")
+    notifier = Notifier(NotifySettings(urls=(service.url,)), journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.outbox, "delivered", failing)
+        notifier.tick()
+        until(lambda: service.taken, "it is sent")
+        for _ in range(20):
+            notifier.wait(0.1)
+            with suppress(Retryable):
+                notifier.tick()
+    deliver(notifier)
+    assert (taken(service), service.asked, journal.outbox.pending()) == (["title"], 1, 0)
+
+
+def failing(*_: object) -> None:
+    raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, "write", "the disk is full", "free space")
+
+
+def test_a_daemon_that_is_killed_between_sending_and_recording_sends_one_copy_again(  # R6.5
+    make_service: Callable[..., Daemon], service: Service
+) -> None:
+    daemon = make_service(extra=f'[notify]\nurls = ["{service.url}"]\n')
+    daemon.start()
+    assert daemon.stop() == 0
+    journal = Journal(daemon.state / "journal.sqlite3")
+    finish(journal, "a", "succeeded", "title")
+    journal.close()
+    daemon.start("before.delivered")
+    assert daemon.wait_dead() == -signal.SIGKILL
+    assert taken(service) == ["title"]
+    daemon.start()
+    daemon.wait_for(lambda value: value["outbox"].get("delivered") == 1)
+    assert daemon.stop() == 0
+    assert taken(service) == ["title", "title"]
+
+
+URL = "json://user-S3CRETA:pass%2FS3CRETB@host-s3cretc:8080/S3CRETD/path?token=S3CRETE&+X-Key=S3CRETF"
+
+
+@pytest.mark.parametrize(
+    "said", [URL, "401 for url: /S3CRETD/path?token=S3CRETE", "no host HOST-S3CRETC", "pass/S3CRETB or pass%2FS3CRETB", "X-Key: S3CRETF"]
+)
+def test_nothing_of_a_url_is_left_in_what_a_service_said(said: str) -> None:
+    assert not re.search("S3CRET", without_secrets(f"error=500 {said} end", URL), re.IGNORECASE)
+    assert "error=500" in without_secrets(f"error=500 {said} end", URL)
+
+
+def test_neither_journal_nor_status_nor_log_nor_check_holds_a_secret_of_a_url(make_service: Callable[..., Daemon]) -> None:
+    secrets = ["json://user:S3CRET-word@127.0.0.1:9/S3CRET-path?token=S3CRET-token", "slak://S3CRET/x", "S3CRET-alone"]
+    daemon = make_service(extra=f"[notify]\nurls = {json.dumps(secrets)}\n")
+    assert daemon.run_verb("check") != 0
+    checked = daemon.said
+    daemon.start()
+    daemon.wait_for(lambda value: value["daemon"]["healthy"] and len(value["notified"]) == 3)
+    assert daemon.stop() == 0
+    journal = Journal(daemon.state / "journal.sqlite3")
+    finish(journal, "a", "succeeded", "title")
+    journal.close()
+    daemon.start()
+    value = daemon.wait_for(lambda value: [one["given_up"] for one in value["notified"]] == [0, 1, 1] and value["notified"][0]["failures"])
+    assert daemon.run_verb("status") == 0
+    assert daemon.stop() == 0
+    everything = [checked, daemon.said, daemon.log(), json.dumps(value)]
+    kept = b"".join(path.read_bytes() for path in daemon.state.rglob("*") if path.is_file())
+    assert "S3CRET" not in "".join(everything) and b"S3CRET" not in kept
+    assert "notify.urls.1 (slak): no service of Apprise" in checked and "notify.urls.2: no service" in checked
+    assert "notify.urls.0" not in checked
+    assert "not notified notify.urls.1 (slak) (1 given up within a week)" in daemon.said
+
+
+def test_the_process_that_sends_inherits_no_secret_of_the_daemons_environment(
+    journal: Journal, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "S3CRET")
+    monkeypatch.setenv("CKPTD_NOTIFY__URLS", "json://S3CRET")
+    seen = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(f"import os; open({str(seen)!r}, 'w').write(repr(dict(os.environ)))")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    finish(journal, "a", "succeeded", "title")
+    deliver(Notifier(NotifySettings(urls=(service.url,)), journal))
+    assert taken(service) == ["title"]
+    assert "S3CRET" not in seen.read_text() and "PATH" in seen.read_text()
+
+
+def test_several_urls_in_one_entry_are_refused_since_one_would_be_told_again_because_of_the_other() -> None:
+    assert sending.fault_of("json://a/x, json://b/y") == "it holds 2 URLs; list each by itself"
+    assert sending.fault_of("mailto://user:pass@example.com?to=a@example.com,b@example.com") is None

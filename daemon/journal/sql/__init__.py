@@ -10,7 +10,7 @@ import importlib.resources
 import sqlite3
 from collections.abc import Iterator
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 6
 
 
 def statements(number: int) -> Iterator[str]:

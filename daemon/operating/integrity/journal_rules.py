@@ -135,8 +135,8 @@ RULES = (
     JournalRule(
         "message-state",
         "SELECT job, id || ' is ' || state what FROM outbox WHERE (state = 'delivered') <> (delivered IS NOT NULL)"
-        " OR (state <> 'pending' AND attempts < 1)",
-        "the message {what}, but its time or its attempts say otherwise",
+        " OR (state <> 'pending' AND EXISTS (SELECT 1 FROM delivery WHERE message = id AND delivery.state = 'pending'))",
+        "the message {what}, but its time or its deliveries say otherwise",
     ),
 )  # fmt: skip
 
