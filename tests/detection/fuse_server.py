@@ -1,7 +1,7 @@
 """`python -m tests.detection.fuse_server MOUNTPOINT`: a file system in user space that can be stopped, as a hung NFS or FUSE mount is.
 
-It holds one empty directory `run` and answers until it gets SIGSTOP; then everything that asks for it waits, until SIGCONT. Speaks the kernel's
-protocol (linux/fuse.h, version 7.31) on /dev/fuse itself, so that no library is needed. Mounting needs root, or a user namespace
+It holds one empty directory `run` and answers until it gets SIGSTOP; then everything that asks for it waits, until SIGCONT. Speaks the
+kernel's protocol (linux/fuse.h, version 7.31) on /dev/fuse itself, so that no library is needed. Mounting needs root, or a user namespace
 (`unshare --user --map-root-user --mount`). It says "mounted" once it is.
 """
 

@@ -94,7 +94,5 @@ def test_no_name_leads_out(name: str, absolute: bool) -> None:
         except Permanent:
             return
         inside = Path(os.path.normpath(found)).resolve()
-        named = os.path.isabs(asked) and os.path.normpath(asked) == str(
-            secret
-        )  # as closed as its base
+        named = os.path.isabs(asked) and os.path.normpath(asked) == str(secret)  # as closed as its base
         assert bases.resolve() in inside.parents or named or (trusted and "out" in found.parts)

@@ -27,7 +27,7 @@ from tests.runner.conftest import Toy
 from tests.service import ENDED, stray_handlers
 from tests.soak.trainers import Trainers, make_hostile
 
-SETTINGS = "[limits]\njobs = 2\nretry_seconds = 0.3\nattempts = 50\ndisk_reserve = 0\npriority = \"normal\"\n"
+SETTINGS = '[limits]\njobs = 2\nretry_seconds = 0.3\nattempts = 50\ndisk_reserve = 0\npriority = "normal"\n'
 MOST_CHILDREN = 2
 """Stages that may run at once: toys are light, and each job has one at a time."""
 MOST_GROWTH = 64 << 20
