@@ -8,7 +8,7 @@ JOBS ?= 3
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-slow lint bench clean
+.PHONY: help install demo test test-slow soak lint bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
@@ -33,6 +33,9 @@ test: install lint ## lint and the quick tests; JOBS=N side by side, PYTEST="tes
 # One after the other: children have the lowest priority, and what kills them at random times should meet them at work.
 test-slow: install ## all tests, one after the other
 	$(BIN)/python -m pytest -m "slow or not slow" $(PYTEST)
+
+soak: install ## half an hour of everything that can go wrong, against one daemon; SOAK="--minutes 5 --seed 1"
+	$(BIN)/python -m tests.soak $(SOAK)
 
 lint: install ## ruff, mypy, the import law
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ import typer
 from daemon.cli import maintenance, queue, toolchain
 from daemon.cli.common import ConfigOption, JsonOption, command_for, configuration_of, load_settings, no_access, print_json
 from daemon.cli.markup import plain
+from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from daemon.config.instances import Instance
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
+EXPLAIN_SECONDS = 60.0
+"""What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
 
 app = typer.Typer(
@@ -96,7 +99,14 @@ def explain(
     """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
     from daemon.operating.explain import explain as look
 
-    value = look(load_settings(config, of_daemon=True, own_state=True), path)
+    settings = load_settings(config, of_daemon=True, own_state=True)
+    try:
+        value = ask(str(path), lambda: look(settings, path), EXPLAIN_SECONDS)
+    except TimeoutError:
+        raise UsageError(
+            FaultCode.ROOT_SILENT, "look at it", f"its file system has not answered for {EXPLAIN_SECONDS:.0f} s",
+            "look at the mount and its server", path=path,
+        ) from None  # fmt: skip
     if json_:
         print_json(value)
     else:

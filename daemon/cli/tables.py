@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from daemon.journal.overview import TargetState
     from daemon.journal.rows import StageRow
     from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
+    from daemon.operating.live import RootState
     from daemon.operating.status import JobDetails, JobStatus, Snapshot
     from daemon.running.children import Running
 
@@ -143,6 +144,12 @@ PASSED_OVER = 5
 """Directories of one kind that `ckptd status` lists."""
 
 
+def _state_of(root: RootState) -> str:
+    if root.silent_seconds is not None:
+        return f", [red]its file system has not answered for {root.silent_seconds:.0f} s[/red]: look at the mount and its server"
+    return "" if root.exists else ", [yellow]does not exist yet[/yellow]"
+
+
 def print_status(value: Snapshot) -> None:
     """`ckptd status`."""
     console = Console(highlight=False)
@@ -155,7 +162,7 @@ def print_status(value: Snapshot) -> None:
     for notice in _notices(value):
         console.print(notice)
     for root in value.roots:
-        console.print(f"root   {escape(root.path)} ({root.backend}{'' if root.exists else ', [yellow]does not exist yet[/yellow]'})")
+        console.print(f"root   {escape(root.path)} ({root.backend}{_state_of(root)})")
     for one in value.incomplete:
         console.print(f"[yellow]incomplete[/yellow] {escape(one.path)} for {one.seconds} s: {escape('; '.join(one.missing))}")
     for path, why in list(value.passed_over.items())[:PASSED_OVER]:

@@ -16,11 +16,14 @@ from pydantic import ValidationError
 from daemon.config import instances, suggestions
 from daemon.config.settings import Settings, StateSettings, state_of_service
 from daemon.config.sources import variable_for
+from daemon.contract.answers import ask
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import variant_names
 
+ANSWER_SECONDS = 5.0
+"""What the file system of a root may take to answer."""
 ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
 
 
@@ -140,9 +143,17 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     for root in settings.watch.roots:
         for key, folder in written.items():
             real = Path(os.path.realpath(folder))
-            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, Path(os.path.realpath(root))))):
+            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, _real(root)))):
                 beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
                 problems.append(
                     f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
                 )
     return problems
+
+
+def _real(root: Path) -> Path:
+    """Where the links in a root's path lead; itself where its file system does not answer."""
+    try:
+        return ask(str(root), lambda: Path(os.path.realpath(root)), ANSWER_SECONDS)
+    except TimeoutError:
+        return root

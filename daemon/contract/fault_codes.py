@@ -87,6 +87,8 @@ class FaultCode(StrEnum):
     """The operating system refused an operation for a reason without a code of its own here."""
     READ_ONLY = "read-only"
     """The file system can only be read."""
+    ROOT_SILENT = "root-silent"
+    """The file system of a watched root does not answer."""
     SYSTEM_RESOURCES = "system-resources"
     """File handles, memory of the system, or a device failed in a way that may pass."""
 

@@ -12,6 +12,7 @@ from daemon.checkpoints.base_models import is_model
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
+from daemon.contract.answers import ask
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
@@ -20,6 +21,9 @@ from daemon.publishing.sending import fault_of
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
+
+ANSWER_SECONDS = 5.0
+"""What the file system of a root may take to answer."""
 
 
 def _version(name: str) -> str | None:
@@ -165,7 +169,12 @@ def examine(settings: Settings) -> Diagnosis:
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:
-        if not root.is_dir():
+        try:
+            there = ask(str(root), root.is_dir, ANSWER_SECONDS)
+        except TimeoutError:
+            problems.append(f"watch.roots: the file system of {root} does not answer; look at the mount and its server")
+            continue
+        if not there:
             warnings.append(f"the root {root} does not exist yet")
         elif not os.access(root, os.R_OK | os.X_OK):
             problems.append(f"watch.roots: {root} can't be read by this user; give it access")

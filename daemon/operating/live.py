@@ -24,7 +24,7 @@ from daemon.journal.rows import now
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.running.runner import Runner
-    from daemon.watching.watcher import Watcher
+    from daemon.watching.groups import Watchers
 
 log = structlog.get_logger("daemon")
 
@@ -45,6 +45,9 @@ class RootState:
     backend: str
     """How it is watched."""
     exists: bool
+    """Whether it was there when the daemon looked last."""
+    silent_seconds: float | None = None
+    """For how long its file system has not answered; None where it does."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class LiveFile:
 
 
 def live_file(
-    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: JournalCare
+    settings: Settings, watcher: Watchers, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: JournalCare
 ) -> LiveFile:
     """The content at this moment."""
     progress: dict[str, dict[str, StageProgress]] = {}
@@ -113,15 +116,22 @@ def live_file(
         healthy=healthy,
         configuration=loaded,
         journal=care,
-        roots=tuple(RootState(str(root), watcher.backend_of(root), root.is_dir()) for root in settings.watch.roots),
+        roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
         incomplete=tuple(
             IncompleteState(str(path), tuple(entry.missing), round(time.monotonic() - entry.since))
-            for path, entry in dict(watcher.tracker.incomplete).items()
+            for path, entry in dict(watcher.incomplete).items()
         ),
-        passed_over={str(path): why for path, why in watcher.tracker.passed_over.items()},
+        passed_over={str(path): why for path, why in watcher.passed_over.items()},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
     )
+
+
+def _root_state(root: Path, watchers: Watchers) -> RootState:
+    since = watchers.silent.get(root)
+    return RootState(
+        str(root), watchers.backend_of(root), watchers.exists(root), None if since is None else round(time.monotonic() - since, 1)
+    )  # fmt: skip
 
 
 def write_live(file: Path, value: LiveFile) -> None:

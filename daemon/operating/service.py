@@ -22,6 +22,7 @@ from daemon.checkpoints.names import run_of
 from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
+from daemon.contract.answers import ask
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
@@ -39,13 +40,15 @@ from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.lock import locked
 from daemon.system.rounds import Complaints
+from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake, target_of
-from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("daemon")
 
 LIVE_SECONDS = 0.4
 IDLE_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+"""What the file system of a run may take to give the run's own settings; without an answer those that the job was entered with count."""
 HOUR = 3600.0
 
 
@@ -64,7 +67,11 @@ class Engine:
 def work_now(settings: Settings, job: JobRow) -> Work | None:
     """A job's configuration as it is now, the run's own file included; None where that can't be known any more."""
     run = run_of(Path(job.checkpoint.path))
-    return effective(settings, run).settings.work if run.is_dir() else None
+    try:
+        mine = ask(f"run {run}", lambda: effective(settings, run) if run.is_dir() else None, ANSWER_SECONDS)
+    except TimeoutError:
+        return None
+    return mine.settings.work if mine else None
 
 
 @contextmanager
@@ -121,8 +128,8 @@ class Daemon:
             )
             self._parts.journal.outbox.announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
 
-    def _make_watcher(self) -> Watcher:
-        return Watcher(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
+    def _make_watcher(self) -> Watchers:
+        return Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
 
     def _make_ticks(self) -> Ticks:
         settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
@@ -184,6 +191,7 @@ class Daemon:
                 self._take_over_configuration()
             if self._ticks.look_at_clock():
                 self._notifier.clock_jumped()
+            self._watcher.look()
             self._write_live()
             self._notifier.wake()
             if watchdog and self.healthy():
@@ -231,7 +239,7 @@ class Daemon:
         """Every thread lives, the roots were scanned and the journal took a write not long ago."""
         age = time.monotonic() - self._watcher.last_scan
         limit = 3 * self._parts.settings.watch.rescan_seconds + 60
-        threads = (self._runner.is_alive(), self._watcher.thread.is_alive(), self._notifier.thread.is_alive())
+        threads = (self._runner.is_alive(), self._watcher.is_alive(), self._notifier.thread.is_alive())
         return all(threads) and age < limit and time.monotonic() - self._journal_written < limit
 
     def _write_journal(self) -> None:
@@ -250,7 +258,7 @@ class Daemon:
             return
         gauges = {
             "ckptd_children": float(len(self._parts.runner.children.running)),
-            "ckptd_incomplete_checkpoints": float(len(self._watcher.tracker.incomplete)),
+            "ckptd_incomplete_checkpoints": float(len(self._watcher.incomplete)),
             "ckptd_outbox_pending": float(self._parts.journal.outbox.pending()),
             "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
             "ckptd_resident_bytes": float(psutil.Process().memory_info().rss),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +71,11 @@ class Intake:
     settings: Settings
     journal: Journal
     paths: Paths
+    incoming: str = INCOMING
+    """Name below the pins under which a checkpoint is pinned before its identity is known. Each thread that takes them in has its own."""
     _said: set[str] = field(default_factory=set)
+    _entering: threading.Lock = field(default_factory=threading.Lock)
+    """Two threads must not be given one place."""
 
     @property
     def pins(self) -> Path:
@@ -116,7 +121,7 @@ class Intake:
         else the main ones. Where something can't be added, the candidate has a fault and no pin.
         """
         mine = mine or Effective(self.settings)
-        incoming = self.pins / INCOMING
+        incoming = self.pins / self.incoming
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
         make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed)
         digest = identify(incoming)
@@ -158,17 +163,23 @@ class Intake:
         mine = mine or Effective(self.settings)
         known = digest_of_fingerprint(fingerprint)
         reference = _reference(root, run, inspection, known)
-        return Candidate(job_id(reference, mine.settings), reference, self.pins / INCOMING, known, mine, damaged(inspection))
+        return Candidate(job_id(reference, mine.settings), reference, self.pins / self.incoming, known, mine, damaged(inspection))
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job; gives its id, None where the journal had it already."""
-        reference, settings, warning = candidate.reference, candidate.effective.settings, candidate.effective.warning
+        reference, warning = candidate.reference, candidate.effective.warning
         warnings = (*((warning,) if warning else ()), *candidate.warnings)
         pin = self.pins / candidate.job
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-        target, latest = self._place(reference), settings.select.policy == "latest"
+        folder = self._folder_name(reference)
+        with self._entering:
+            return self._enter(candidate, pin, folder, warnings)
+
+    def _enter(self, candidate: Candidate, pin: Path, folder: str, warnings: tuple[str, ...]) -> str | None:
+        reference, settings = candidate.reference, candidate.effective.settings
+        target, latest = self._place(reference, folder), settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, JobEntry(
@@ -216,9 +227,9 @@ class Intake:
                 return True
         return False
 
-    def _place(self, reference: CheckpointRef) -> Path:
+    def _place(self, reference: CheckpointRef, folder: str) -> Path:
         """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
-        plain = target_of(self.settings, self.paths, reference, self._folder_name(reference))
+        plain = target_of(self.settings, self.paths, reference, folder)
         owner = self._owner(plain, reference)
         if owner is None:
             return plain

@@ -13,7 +13,7 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
@@ -41,7 +41,9 @@ Identity = tuple[int, int]
 class Observers:
     """The watches of all roots; `roots` maps each to its device and inode, None while it does not exist."""
 
-    def __init__(self, settings: WatchSettings, hints: Hints, say_once: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, settings: WatchSettings, hints: Hints, say_once: Callable[[str, str], None], elsewhere: Collection[str] = ()
+    ) -> None:
         self._backend = settings.backend
         self._depth = settings.depth or sys.maxsize
         self._hints = hints
@@ -52,7 +54,8 @@ class Observers:
         self._retry_at: float | None = None
         self._all = innermost_first(settings.roots)
         self.roots: dict[Path, Identity | None] = dict.fromkeys(self._all)
-        self._names: frozenset[str] = frozenset()
+        self._elsewhere = frozenset(elsewhere)
+        self._names = self._elsewhere
         self._polled = dict.fromkeys(self._all, False)
 
     def backend_of(self, root: Path) -> str:
@@ -73,7 +76,7 @@ class Observers:
         self._retry_at = None
         self._mounts.changed()
         self.roots = {root: _identity(root) for root in self._without_aliases()}
-        self._names = frozenset(map(str, self.roots))
+        self._names = self._elsewhere | frozenset(map(str, self.roots))
         self._mounted = self._mounts_below()
         self._polled = {root: self._must_poll(root) for root in self._all}
         if all(self._polled[root] for root in self.roots):

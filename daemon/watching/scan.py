@@ -57,6 +57,8 @@ class ScanRules:
     """Whole models that are taken: those that a training wrote, or all."""
     ours: frozenset[str] = frozenset()
     """Folders of our own in which pins and journals lie."""
+    elsewhere: frozenset[str] = frozenset()
+    """Roots below this one that are walked by themselves, since they lie on another mount."""
 
 
 def rules_of(settings: WatchSettings, state: Path) -> ScanRules:
@@ -136,6 +138,7 @@ class Scanner:
             not is_ignored(name)
             and (not depth or level < depth or (level == depth and is_loose_name(name)))
             and path not in self.rules.ours
+            and path not in self.rules.elsewhere
         )
 
     def _passed_over(self, folder: str, what: Candidate, in_run: Callable[[str], bool] | None = None) -> str:

@@ -7,8 +7,8 @@ is remembered in the journal by the state it was seen in.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -48,7 +48,7 @@ class Sighting:
 class Tracker:
     """Decides when a directory is looked at and what becomes of it."""
 
-    def __init__(self, settings: WatchSettings, intake: Intake, taken: Callable[[], None]) -> None:
+    def __init__(self, settings: WatchSettings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = ()) -> None:
         self._settings = settings
         self._intake = intake
         self._taken = taken
@@ -57,7 +57,7 @@ class Tracker:
         self._undecided: set[str] = set()
         """Directories of which a scan knows that the journal does not: asking it again for each would cost the most."""
         self._sighted: dict[Path, Sighting] = {}
-        self._scanner = Scanner(rules_of(settings, intake.paths.state))
+        self._scanner = Scanner(replace(rules_of(settings, intake.paths.state), elsewhere=frozenset(elsewhere)))
         self.incomplete: dict[Path, Incomplete] = {}
         self._runs: set[Path] = set()
         """Directories of runs with an adapter's configuration and no weights: no checkpoints yet, and none is lost when they go."""
@@ -119,10 +119,14 @@ class Tracker:
         if refusal is not None:
             self._refused = {**self._refused, path: _why(refusal)}
 
+    def due(self, now: float) -> list[Path]:
+        """The directories whose time to be looked at has come."""
+        return [Path(path) for path in self._settler.due(now)]
+
     def look_at_due(self, now: float) -> None:
         """Look at every directory whose time has come."""
-        for path in self._settler.due(now):
-            self._look(Path(path), now)
+        for path in self.due(now):
+            self.look(path, now)
 
     def _note_passed_over(self, root: Path, found: set[Path], passed: dict[Path, str]) -> None:
         """Remember, and say once, what a scan saw and does not take, and what it could not come to. What has gone is no longer listed."""
@@ -136,7 +140,8 @@ class Tracker:
         self._refused = {path: why for path, why in self._refused.items() if path in found or root not in path.parents}
         self._passed = {**self._passed, root: passed}
 
-    def _look(self, path: Path, now: float) -> None:
+    def look(self, path: Path, now: float) -> None:
+        """Look at one directory: has it come to rest, is it whole, and is it to be taken."""
         if not _is_text(str(path)):
             self.say_once(f"name:{path!r}", f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
             self._settler.forget(str(path))

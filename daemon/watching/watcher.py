@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import structlog
@@ -34,29 +34,45 @@ BATCH = 10_000
 class Watcher:
     """Finds complete checkpoints below the roots and hands them to the intake."""
 
-    def __init__(self, settings: Settings, intake: Intake, taken: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, intake: Intake, taken: Callable[[], None], elsewhere: Collection[str] = ()) -> None:
         # A checkpoint below two roots belongs to the inner one, and the tracker takes the first that fits.
         self._settings = settings.watch.model_copy(update={"roots": tuple(innermost_first(settings.watch.roots))})
         self._hints: Hints = queue.SimpleQueue()
-        self.tracker = Tracker(self._settings, intake, taken)
-        self._observers = Observers(self._settings, self._hints, self.tracker.say_once)
+        self.tracker = Tracker(self._settings, intake, taken, elsewhere)
+        self._observers = Observers(self._settings, self._hints, self.tracker.say_once, elsewhere)
         self._rescan_at = self._poll_at = self._check_at = 0.0
         self._stopping = threading.Event()
+        self._working_since: float | None = None
+        self.ready = threading.Event()
+        """Set once the roots are watched."""
         self.last_scan = time.monotonic()
         """When a scan last ended; the first one has as long as any other before it is missed."""
         self.thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         """Register the watches, then scan: what appears in between is seen by both."""
-        self._observers.renew()
         self.thread.start()
 
-    def stop(self) -> None:
-        """End the thread and the observers."""
+    def end(self) -> None:
+        """Tell the thread to end after what it is at."""
         self._stopping.set()
         self._hints.put(Hint(Kind.LOOK))
-        self.thread.join(10)
-        self._observers.stop()
+
+    def stop(self, patience: float = 10) -> None:
+        """End the thread and the observers. A thread that does not end within `patience` seconds is left behind with its observers."""
+        self.end()
+        self.thread.join(patience)
+        if not self.thread.is_alive():
+            self._observers.stop()
+
+    def busy_for(self) -> float:
+        """Seconds for which the thread has been at one piece of work: a scan, a look, a pin. 0 while it waits for hints."""
+        since = self._working_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def exists(self, root: Path) -> bool:
+        """Whether the root was there when it was last looked for; one that leads into another by a link counts as there."""
+        return self._observers.roots.get(root, (0, 0)) is not None
 
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip
@@ -64,12 +80,18 @@ class Watcher:
 
     def _run(self) -> None:
         complaints = Complaints(log, "the watcher")
+        while not self._stopping.is_set() and not self.ready.is_set():
+            self._working_since = time.monotonic()
+            if complaints.during(self._observers.renew):
+                self.ready.set()
+            else:
+                self._stopping.wait(1)
         while not self._stopping.is_set():
             if not complaints.during(self._round):
                 self._stopping.wait(1)
 
     def _round(self) -> None:
-        now = time.monotonic()
+        now = self._working_since = time.monotonic()
         if now >= self._check_at:
             self._check(now)
         if now >= self._rescan_at:
@@ -79,13 +101,19 @@ class Watcher:
         times = (self._check_at, self._rescan_at, self._poll_at, self.tracker.next_due() or self._rescan_at)
         self._take_hints(max(0.0, min(times) - time.monotonic()))
         if not self._stopping.is_set():
-            self.tracker.look_at_due(time.monotonic())
+            for path in self.tracker.due(time.monotonic()):
+                self._working_since = time.monotonic()
+                self.tracker.look(path, time.monotonic())
 
     def _take_hints(self, patience: float) -> None:
         """Wait for a hint and take it with those that came at the same time; the same directory said twice is said once."""
         changed: set[str] = set()
         try:
-            hint = self._hints.get(timeout=patience)
+            self._working_since = None
+            try:
+                hint = self._hints.get(timeout=patience)
+            finally:
+                self._working_since = time.monotonic()
             for _ in range(BATCH):
                 if hint.kind is not Kind.CHANGED:
                     self._take_hint(hint)
@@ -136,6 +164,7 @@ class Watcher:
 
     def _scan(self, roots: Iterable[Path], now: float) -> None:
         for root in roots:
+            self._working_since = time.monotonic()
             if self._observers.roots[root] is None:
                 self.tracker.say_once(f"root:{root}", f"The watched root {root} does not exist yet; it is taken up as soon as it does. "
                                       "If the path is wrong, correct watch.roots.")  # fmt: skip

@@ -1,0 +1,143 @@
+"""Watches roots side by side: those on one mount by one thread, so that a mount which does not answer holds up no other.
+
+A dead server's mount holds whoever asks it. The thread that asked waits with it; its roots are told as silent, and go on by themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import structlog
+
+from daemon.config.settings import Settings
+from daemon.contract.answers import ask, silent_for
+from daemon.contract.fault_codes import FaultCode
+from daemon.watching.intake import INCOMING, Intake
+from daemon.watching.tracker import Incomplete
+from daemon.watching.watcher import Watcher
+
+log = structlog.get_logger("watch")
+
+BUSY_SECONDS = 10.0
+"""A watcher that has been at one piece of work for this long is asked about: it may be a large pin, or a mount that does not answer."""
+ANSWER_SECONDS = 0.5
+"""What the question takes at most of the caller's time."""
+SILENT_SECONDS = 5.0
+"""A mount that has not answered a plain question for this long does not answer."""
+_numbers = itertools.count(1)
+
+
+class Watchers:
+    """One watcher for the roots of each mount."""
+
+    def __init__(self, settings: Settings, intake: Intake, taken: Callable[[], None]) -> None:
+        self._silent: dict[Path, float] = {}
+        self._of: dict[Path, Watcher] = {}
+        self._watchers: list[Watcher] = []
+        groups = groups_of(settings.watch.roots)
+        for group in groups:
+            # Its own name, also against a watcher from before a reload that still waits for its mount.
+            own = replace(intake, incoming=f"{INCOMING}-{next(_numbers)}")
+            elsewhere = frozenset(str(root) for other in groups if other is not group for root in other)
+            watch = settings.watch.model_copy(update={"roots": group})
+            watcher = Watcher(settings.model_copy(update={"watch": watch}), own, taken, elsewhere=elsewhere)
+            self._watchers.append(watcher)
+            self._of.update(dict.fromkeys(group, watcher))
+
+    def start(self) -> None:
+        """Start every thread; comes back when the roots that answer are watched."""
+        for watcher in self._watchers:
+            watcher.start()
+        for watcher in self._watchers:
+            watcher.ready.wait(SILENT_SECONDS)
+
+    def stop(self) -> None:
+        """End the threads and the observers; a thread whose mount does not answer is left behind."""
+        self.look()
+        for watcher in self._watchers:
+            watcher.end()
+        for watcher in self._watchers:
+            silent = any(self._of[root] is watcher for root in self._silent)
+            watcher.stop(patience=0.1 if silent else 10)
+
+    def look(self) -> None:
+        """Find out which mounts do not answer, and say when that begins and ends."""
+        silent = {}
+        for root, watcher in self._of.items():
+            if watcher.busy_for() > BUSY_SECONDS and (since := _unanswered(root)) is not None:
+                silent[root] = self._silent.get(root, time.monotonic() - since)
+        for root in silent.keys() - self._silent.keys():
+            log.warning(
+                f"The file system of the watched root {root} does not answer. Its checkpoints wait and no other root does; it goes on by"
+                " itself. Look at the mount and its server.",
+                code=FaultCode.ROOT_SILENT,
+            )
+        for root in self._silent.keys() - silent.keys():
+            log.info(
+                "the file system of a watched root answers again", root=str(root), seconds=round(time.monotonic() - self._silent[root], 1)
+            )
+        self._silent = silent
+
+    @property
+    def silent(self) -> dict[Path, float]:
+        """Root whose file system does not answer → since when, of the monotonic clock; as the last look found it."""
+        return dict(self._silent)
+
+    @property
+    def last_scan(self) -> float:
+        """When the scan ended that is longest ago, of the roots that answer."""
+        found = [watcher.last_scan for root, watcher in self._of.items() if root not in self._silent]
+        return min(found, default=time.monotonic())
+
+    @property
+    def incomplete(self) -> dict[Path, Incomplete]:
+        """Quiet directories that are not whole. May be asked from any thread, as the next."""
+        return {path: entry for watcher in self._watchers for path, entry in dict(watcher.tracker.incomplete).items()}
+
+    @property
+    def passed_over(self) -> dict[Path, str]:
+        """Directory that holds a checkpoint → why it is not taken, and what to set."""
+        return {path: why for watcher in self._watchers for path, why in watcher.tracker.passed_over.items()}
+
+    def is_alive(self) -> bool:
+        """Whether every thread lives."""
+        return all(watcher.thread.is_alive() for watcher in self._watchers)
+
+    def backend_of(self, root: Path) -> str:
+        """"inotify" or "poll": how this root is watched."""  # fmt: skip
+        return self._of[root].backend_of(root)
+
+    def exists(self, root: Path) -> bool:
+        """Whether the root was there when it was last looked for."""
+        return self._of[root].exists(root)
+
+
+def groups_of(roots: tuple[Path, ...]) -> list[tuple[Path, ...]]:
+    """Roots by the mount that they lie on; a link is followed where its file system answers."""
+    mounts = sorted((part.mountpoint for part in psutil.disk_partitions(all=True)), key=len, reverse=True)
+    found: dict[str, list[Path]] = {}
+    for root in dict.fromkeys(roots):
+        try:
+            real = ask(str(root), lambda root=root: os.path.realpath(root), SILENT_SECONDS)  # type: ignore[misc]
+        except TimeoutError:
+            real = str(root)
+        mount = next((one for one in mounts if real == one or real.startswith(one.rstrip("/") + "/")), "/")
+        found.setdefault(mount, []).append(root)
+    return [tuple(group) for group in found.values()]
+
+
+def _unanswered(root: Path) -> float | None:
+    """Seconds for which a plain question about the root has waited for its answer; None where it answers, or has only just been asked."""
+    since = silent_for(str(root))
+    if since is None:
+        try:
+            ask(str(root), lambda: os.path.exists(root), ANSWER_SECONDS)
+        except TimeoutError:
+            since = silent_for(str(root))
+    return since if since is not None and since >= SILENT_SECONDS else None
