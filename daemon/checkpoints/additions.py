@@ -8,16 +8,19 @@ files are read, and whole files for the digest; whether the deltas can be added 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.checkpoints.base_models import find_base
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify, inspect
-from daemon.checkpoints.names import step_of
+from daemon.checkpoints.layouts import PATIENCE_SECONDS, TABLE
+from daemon.checkpoints.names import ADAPTERS, step_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin
 from daemon.config.settings import AddedAdapter, BaseModelSettings, MergeSettings
 from daemon.contract.errors import Permanent, Retryable, from_oserror
@@ -40,6 +43,41 @@ class Added:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Settling:
+    """Whether additions have been left alone for long enough: half of a save may look whole, and one that is replaced is gone meanwhile.
+
+    One that was written long ago is taken at once; any other state, missing or damaged too, counts when it has been the same for
+    PATIENCE_SECONDS. So a checkpoint waits no longer than that for an adapter that nobody writes.
+    """
+
+    _seen: dict[Path, tuple[Fingerprint | None, float]] = field(default_factory=dict)
+    """Addition → the state in which it was seen last, None where it can't be read, and since when, by the monotonic clock."""
+
+    def check(self, wanted: Sequence[AddedAdapter]) -> None:
+        """Raise Retryable where one may still be written."""
+        for one in wanted:
+            (state, old), now = _state(one.path), time.monotonic()
+            if one.path not in self._seen or self._seen[one.path][0] != state:
+                self._seen[one.path] = (state, now)
+            if not old and now - self._seen[one.path][1] < PATIENCE_SECONDS:
+                raise Retryable(
+                    FaultCode.STILL_WRITTEN, _OPERATION, "it was written a moment ago, or is not whole, and may still be written",
+                    f"nothing; the checkpoint is taken as soon as that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=one.path,
+                )  # fmt: skip
+
+
+def _state(path: Path) -> tuple[Fingerprint | None, bool]:
+    """The state of an addition, and whether it is a whole adapter that was written long ago."""
+    try:
+        seen, newest = fingerprint(path), path.stat().st_mtime
+        whole = inspect(path).complete
+    except OSError:
+        return None, False
+    newest = max([newest, *(mtime / 1e9 for *_, mtime in seen)])
+    return seen, whole and newest < time.time() - PATIENCE_SECONDS
+
+
 def name_of(folder: Path) -> str:
     """What people call an adapter: its folder's name, with the run's before that of a numbered checkpoint."""
     return folder.name if step_of(folder) is None else f"{folder.parent.name}/{folder.name}"
@@ -57,14 +95,29 @@ def pin_additions(wanted: MergeSettings, checkpoint: Inspection, bases: BaseMode
     `reserve`: bytes of free disk that copies leave alone.
     """
     _refuse_whole_model(wanted, checkpoint)
-    found, warnings = [], []
+    found: list[Addition] = []
+    warnings: list[str] = []
     for number, one in enumerate(wanted.add):
         folder = pin / ADDITIONS / str(number)
         warnings += _pin(one.path, checkpoint, bases, folder, reserve)
+        warnings += _twice(pin, folder, one.path, found)
         found.append(Addition(name=name_of(one.path), path=str(one.path), weight=one.weight, digest=identify(folder)))
     if found:
         _sync(pin)
     return Added(tuple(found), tuple(warnings))
+
+
+def _twice(pin: Path, folder: Path, path: Path, before: Sequence[Addition]) -> list[str]:
+    """The warning that an addition has the weights of the checkpoint's own adapter, or of an addition before it, and so counts twice."""
+    others = [("the checkpoint itself", pin), *((one.name, pin / ADDITIONS / str(number)) for number, one in enumerate(before))]
+    for name, other in others:
+        if any((folder / file).is_file() and (other / file).is_file() and filecmp.cmp(folder / file, other / file, shallow=False)
+               for file in ADAPTERS):  # fmt: skip
+            return [
+                f"The adapter {name_of(path)} ({path}) has the same weights as {name}, so that they count with the sum of both factors."
+                " If that is not meant, leave it out of merge.add (or --add)."
+            ]
+    return []
 
 
 def _refuse_whole_model(wanted: MergeSettings, checkpoint: Inspection) -> None:
@@ -171,6 +224,11 @@ def _check(found: Inspection) -> None:
         raise Permanent(
             FaultCode.CHECKPOINT_DAMAGED, _OPERATION, "; ".join(found.missing),
             "save or copy that adapter again in full, and run `ckptd export` on the checkpoint", path=found.path,
+        )  # fmt: skip
+    if any(row.name == found.layout and row.in_pieces for row in TABLE):
+        raise Permanent(
+            FaultCode.NO_ADAPTER, _OPERATION, "it holds an adapter or a model in pieces, which are put together for the checkpoint alone",
+            "export it with pytorch-adapter among the variants, and name the folder pytorch-adapter of that export", path=found.path,
         )  # fmt: skip
     if found.method == FULL:
         raise Permanent(

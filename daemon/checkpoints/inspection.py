@@ -20,6 +20,7 @@ from daemon.checkpoints.completeness import MODULE_FOLDER, MODULES, hollow_adapt
 from daemon.checkpoints.layouts import (
     ADAPTER_CONFIG,
     NO_ADAPTER_YET,
+    OPTIMIZER,
     SENTINELS,
     TRAINER_STATE,
     Layout,
@@ -34,7 +35,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.files import sha256_file
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.deepspeed import LATEST
-from daemon.contract.sharded.forms import may_be_shard, shards_in
+from daemon.contract.sharded.forms import FSDP, may_be_shard, shards_in
 from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.contract.values import Json
 
@@ -142,6 +143,10 @@ def fingerprint(path: Path) -> Fingerprint:
         except FileNotFoundError:
             continue  # renamed or rotated between listing and stat: the next look sees what is true then
         rows.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    if any(name == f"{FSDP}/{METADATA}" for name, *_ in rows):  # its writer goes on with the optimizer, which no export reads
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = os.lstat(f"{folder}/{OPTIMIZER}/{METADATA}")
+            rows.append((f"{OPTIMIZER}/{METADATA}", status.st_ino, status.st_size, status.st_mtime_ns))
     if any(name == LATEST or name.endswith((METADATA, MODULE)) for name, *_ in rows):
         rows += _configs_of_run(path, {name for name, *_ in rows})
     for sentinel in SENTINELS:

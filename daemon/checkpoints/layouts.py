@@ -31,7 +31,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import open_plain
 from daemon.contract.sharded import dcp_safetensors, deepspeed
 from daemon.contract.sharded.forms import FSDP, is_adapter, newest_module, read_tensors
-from daemon.contract.sharded.lightning import step_in
+from daemon.contract.sharded.lightning import SUFFIX, step_in
 from daemon.contract.sharded.pickles import Unsafe
 from daemon.contract.values import Json
 
@@ -53,6 +53,9 @@ _TRAINERS = re.compile(r"training_args\.bin|optimizer\.pt|scheduler\.pt|scaler\.
 _FULL_WEIGHTS = re.compile(r"(?:model|pytorch_model).*\.(?:safetensors|bin)")
 _FEW = 256
 """Names of target modules that are shown."""
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+OPTIMIZER = "optimizer_0"
+"""Folder beside FSDP's model in which accelerate keeps the optimizer's pieces."""
 _GLOBAL_STEP = re.compile(r"global_step([0-9]{1,12})")
 
 
@@ -72,18 +75,24 @@ class Look:
 
     @property
     def has_full_weights(self) -> bool:
-        """Weights of a whole model, or a part of them, are there."""
+        """Weights of a whole model, or a part of them, or their index are there."""
+        return self._has_weight_files or any(name in self.names for name in _INDEXES)
+
+    @property
+    def _has_weight_files(self) -> bool:
         return any(_FULL_WEIGHTS.fullmatch(name) for name in self.names)
 
     @property
     def has_weights(self) -> bool:
         """Weights that are read as they are lie at the top."""
-        return self.has_full_weights or any(name in self.names for name in ADAPTERS)
+        return self._has_weight_files or any(name in self.names for name in ADAPTERS)
 
     @property
     def has_deepspeed(self) -> bool:
         """DeepSpeed keeps its state here, or has begun to write it."""
-        return any(_GLOBAL_STEP.fullmatch(name) for name in self.folders) or {"zero_to_fp32.py", deepspeed.LATEST} <= self.files
+        if any(_GLOBAL_STEP.fullmatch(name) for name in self.folders):
+            return True
+        return deepspeed.LATEST in self.files and ("zero_to_fp32.py" in self.files or self.path.suffix == SUFFIX)
 
     @property
     def of_trainer(self) -> bool:
@@ -138,6 +147,8 @@ class Layout:
     """Its weights must be put together first; their description is written last."""
     undescribed: bool = False
     """Of its pieces nothing is written last that tells of all."""
+    goes_on: bool = False
+    """After the description its writer goes on with the optimizer, and only Trainer says by its state that it is done."""
 
     def patience(self, look: Look) -> float:
         """Seconds of quiet beyond the settle time that it needs before it may be taken.
@@ -145,7 +156,8 @@ class Layout:
         A last file only tells in a directory that is written once: in a run's own one it may be that of an earlier training.
         """
         told = self.last_file is not None and CHECKPOINT_NAME.fullmatch(look.path.name) is not None
-        return 0.0 if told or self.refusal or (self.in_pieces and not self.undescribed) else PATIENCE_SECONDS
+        described = self.in_pieces and not self.undescribed and not (self.goes_on and TRAINER_STATE not in look.files)
+        return 0.0 if told or self.refusal or described else PATIENCE_SECONDS
 
 
 def look_at(path: Path, names: list[str]) -> Look:
@@ -202,7 +214,7 @@ def refusal_by_config(look: Look) -> Fault | None:
 def _full(look: Look) -> Weights:
     missing: list[str] = []
     read_object(look.path, "config.json", missing)
-    index = next((name for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json") if name in look.names), None)
+    index = next((name for name in _INDEXES if name in look.names), None)
     if index:
         mapped = read_object(look.path, index, missing)
         if mapped is not None:
@@ -299,8 +311,10 @@ def _state_of_pieces(look: Look) -> tuple[tuple[Any, ...], ...]:
 def _lightning(look: Look) -> Weights:
     """The newest of Lightning's files; of a class in it that is not known nothing can be read."""
     name = newest_module(look.path)
+    if name is None and not any(one.endswith(SUFFIX) for one in look.files):
+        return Weights([f"nothing that Lightning ends a {SUFFIX} directory with is in it yet: DeepSpeed's latest, or torch's parts"])
     if name is None:
-        return Weights(refusal=refuse_lightning(look.path, "no .ckpt file is in it, or none of several can be told to be the newest"))
+        return Weights(refusal=refuse_lightning(look.path, "none of the .ckpt files in it can be told to be the newest"))
     found = _in_pieces(look)
     found.step = step_in(name)
     if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:
@@ -369,10 +383,13 @@ def _deepspeed_latest(look: Look) -> list[str]:
 
 
 def _fsdp_metadata(look: Look) -> list[str]:
-    """torch.distributed.checkpoint writes .metadata when every rank's part is written."""
-    if (look.path / FSDP / ".metadata").is_file():
-        return []
-    return [f"{FSDP}/.metadata, which torch writes when every rank is done, is not there yet"]
+    """torch.distributed.checkpoint writes .metadata when every rank's part is written; the optimizer's folder comes after the model's."""
+    begun = [FSDP, *(name for name in (OPTIMIZER,) if name in look.folders)]
+    return [
+        f"{name}/.metadata, which torch writes when every rank is done, is not there yet"
+        for name in begun
+        if not (look.path / name / ".metadata").is_file()
+    ]
 
 
 def _dcp_metadata(look: Look) -> list[str]:
@@ -384,7 +401,7 @@ def _archives(look: Look) -> list[str]:
 
 
 def _is_lightning(look: Look) -> bool:
-    return look.path.suffix == ".ckpt" or any(name.endswith(".ckpt") for name in look.files)
+    return look.path.suffix == SUFFIX or any(name.endswith(SUFFIX) for name in look.files)
 
 
 def _is_torchtune(look: Look) -> bool:
@@ -399,7 +416,8 @@ _DONE = (_staging, _sentinel, _modules)
 
 TABLE = (
     Layout("fsdp-sharded", "transformers Trainer or accelerate with FSDP SHARDED_STATE_DICT",
-           lambda look: FSDP in look.folders and not look.has_weights, _in_pieces, (*_DONE, _fsdp_metadata), in_pieces=True),
+           lambda look: FSDP in look.folders and not look.has_weights, _in_pieces, (*_DONE, _fsdp_metadata), in_pieces=True,
+           goes_on=True),
     Layout("dcp-sharded", "torchtitan, or torch.distributed.checkpoint by itself",
            lambda look: any(name.endswith(".distcp") for name in look.files) and not look.has_weights, _in_pieces,
            (*_DONE, _dcp_metadata), in_pieces=True),

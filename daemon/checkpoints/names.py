@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
-from daemon.contract.sharded import dcp_safetensors
+from daemon.contract.sharded import dcp_safetensors, lightning
 
 _N = r"([0-9]{1,12})"
 CHECKPOINT_NAME = re.compile(rf"checkpoint-{_N}")
@@ -39,6 +39,8 @@ _ADAPTER = frozenset({*ADAPTERS, "adapter_config.json"})
 _MODEL = frozenset({"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
 _OTHER = frozenset({".metadata", "pytorch_model_fsdp_0", "zero_to_fp32.py", "lit_model.pth", "lit_model.pth.lora"})
 """What torch.distributed.checkpoint, FSDP, DeepSpeed and litgpt leave where there is no adapter and no model."""
+_FOLDERS = frozenset({"pytorch_model_fsdp_0"})
+"""Those that are folders. A folder with the name of a file, Lightning's `NAME.ckpt` for example, tells nothing of what is around it."""
 _TRAINERS = frozenset({"trainer_state.json", "training_args.bin", "training_args.json", "optimizer.pt", "optimizer.bin", "scheduler.pt"})
 """Files beside the weights that a training leaves, and whoever publishes a model does not."""
 _MARKS = _ADAPTER | _MODEL | _OTHER | {EXPORT, STATE}
@@ -76,19 +78,24 @@ def is_of_training(entries: Iterable[str]) -> bool:
     return any(entry in _TRAINERS or entry in ADAPTERS or is_checkpoint_name(entry) for entry in entries)
 
 
-def candidate(name: str, entries: Collection[str]) -> Candidate:
-    """What the directory `name` with these entries is, where it is not called `checkpoint-N`.
+def candidate(name: str, entries: Mapping[str, bool]) -> Candidate:
+    """What the directory `name` is, where it is not called `checkpoint-N`. `entries`: name → whether it is a folder, without links.
 
     An adapter in any form counts, a whole model only where its name or a trainer's files tell that a training wrote it; whether a run's
     directory is around it (`is_of_training`) the caller must ask.
     """
-    marks = _MARKS.intersection(entries) if len(entries) < len(_MARKS) else {mark for mark in _MARKS if mark in entries}
+    there = _MARKS.intersection(entries) if len(entries) < len(_MARKS) else {mark for mark in _MARKS if mark in entries}
+    marks = {mark for mark in there if not entries[mark] or mark in _FOLDERS}
     if (EXPORT in marks and ("report.json" in entries or "report.html" in entries)) or (STATE in marks and "pins" in entries):
         return Candidate.OURS
     if name == REFERENCE or _PART.fullmatch(name):
         return Candidate.NONE
     loose = is_loose_name(name)
-    if marks & _ADAPTER or (marks & _OTHER and _is_sharded(marks, entries)) or any(entry.endswith(".ckpt") for entry in entries):
+    if (
+        marks & _ADAPTER
+        or (marks & _OTHER and _is_sharded(marks, entries))
+        or any(entry.endswith(".ckpt") and not entries[entry] for entry in entries)
+    ):
         return Candidate.CHECKPOINT
     if name != _CONSOLIDATED and any(map(_is_piece, entries)):
         return Candidate.CHECKPOINT
@@ -115,14 +122,19 @@ def may_make_checkpoint(entry: str) -> bool:
 
 
 def step_of(path: Path) -> int | None:
-    """N of `checkpoint-N`, `step_N`, `epoch=M-step=N`, `epoch_N` and the like, with leading zeros or without; None for every other name."""
-    match = _NUMBERED.fullmatch(path.name)
-    return int(match[1] or match[2]) if match else None
+    """N of `checkpoint-N`, `step_N`, `epoch=M-step=N`, `epoch_N` and the like, with leading zeros or without; None for every other name.
+
+    Lightning's directories have such a name before `.ckpt`, or a `step=N` anywhere in it.
+    """
+    match = _NUMBERED.fullmatch(path.name.removesuffix(lightning.SUFFIX))
+    if match is None:
+        return lightning.step_in(path.name) if path.name.endswith(lightning.SUFFIX) else None
+    return int(match[1] or match[2])
 
 
 def counts_epochs(path: Path) -> bool:
     """Whether the number in the name is one of epochs, which training's own step count need not equal."""
-    return _EPOCH.fullmatch(path.name) is not None
+    return _EPOCH.fullmatch(path.name.removesuffix(lightning.SUFFIX)) is not None
 
 
 def run_of(path: Path) -> Path:

@@ -46,10 +46,17 @@ def _print_run(console: Console, value: RunExplanation) -> None:
     console.print(f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
-        about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or "not taken yet"
+        about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or _undecided(row)
         console.print(f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
     for problem in value.unreadable:
         console.print(f"[red]{escape(problem)}[/red]")
+
+
+def _undecided(row: CheckpointExplanation) -> str:
+    """What becomes of a complete one of which the journal holds nothing."""
+    if row.selected is None:  # only below a root, or without one, can it be told
+        return f"not watched: {row.unwatched}"
+    return "not taken yet" if row.selected.wanted else f"not wanted: {row.selected.reason}"
 
 
 def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:

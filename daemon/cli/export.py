@@ -257,7 +257,7 @@ def retry_job(settings: Settings, job: str) -> None:
                 raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, f"it is {row.state if row else 'unknown'}", remedy)
             if row.untidy:
                 raise _not_yet(operation)
-            _pin_again(row, operation)
+            _pin_again(row, _where(row, journal), operation)
             work = work or row.work
             names = stage_names(work, row.checkpoint.layout)
             if not journal.jobs.retry(job, work, names):
@@ -268,8 +268,13 @@ def retry_job(settings: Settings, job: str) -> None:
         journal.close()
 
 
-def _pin_again(row: JobRow, operation: str) -> None:
-    checkpoint = Path(row.checkpoint.path)
+def _where(row: JobRow, journal: Journal) -> Path:
+    """Where the job's checkpoint lies: in the directory in which it was taken, unless its run has got another name since."""
+    taken, places = row.checkpoint.path, journal.sightings.places(row.id)
+    return Path(taken if taken in places else next(iter(places), taken))
+
+
+def _pin_again(row: JobRow, checkpoint: Path, operation: str) -> None:
     try:
         make_pin(checkpoint, row.pin, fingerprint(checkpoint), borrowed=inspect(checkpoint).borrowed)
         same = identify(row.pin) == row.checkpoint.digest

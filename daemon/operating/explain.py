@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.checkpoints.additions import problems_of
-from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect
-from daemon.checkpoints.layouts import TABLE
+from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect, is_run_alone
+from daemon.checkpoints.layouts import NO_ADAPTER_YET, TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.selection import choice_for
 from daemon.config.paths import StatePaths, foreground_state
@@ -30,6 +30,9 @@ from daemon.operating.status import Snapshot, snapshot
 from daemon.watching.intake import digest_of_fingerprint
 from daemon.watching.observers import innermost_first
 from daemon.watching.scan import Scanner, ScanRules, rules_of
+
+_SKEW_SECONDS = 5.0
+"""By which a file server's clock may be before this one's without its times counting as wrong."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,17 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
             rows.append(_checkpoint(settings, checkpoint, live))
         except OSError as error:
             unreadable.append(from_oserror(error, "look into the checkpoint", str(checkpoint)).fault.sentence())
+    rows = [row for row in rows if not _is_run_alone(row)]
     complete = all(row.complete for row in rows) and not unreadable
     return RunExplanation(str(folder), complete, tuple(rows), tuple(unreadable))
+
+
+def _is_run_alone(row: CheckpointExplanation) -> bool:
+    """Whether it is a run's own directory of which nothing is missing, as the watcher has it."""
+    try:
+        return row.missing == (NO_ADAPTER_YET,) and is_run_alone(inspect(Path(row.path)))
+    except OSError:
+        return False
 
 
 def _below(folder: Path, settings: Settings, unreadable: list[str]) -> list[Path]:
@@ -164,7 +176,8 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     files, quiet = _files(path)
     rest = settings.watch.settle_seconds + found.patience_seconds
     unwatched = _unwatched(settings, path)
-    waiting = found.complete and found.refusal is None and not (unwatched and settings.watch.roots) and quiet is not None and quiet < rest
+    watched = not (unwatched and settings.watch.roots)
+    waiting = found.complete and found.refusal is None and watched and quiet is not None and quiet < rest
     return CheckpointExplanation(
         path=str(path),
         layout=found.layout,
@@ -206,7 +219,10 @@ def _unwatched(settings: Settings, path: Path) -> str | None:
 
 
 def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
-    """The top of the directory with what an export would read marked, and the seconds since any of that changed."""
+    """The top of the directory with what an export would read marked, and the seconds since any of that changed.
+
+    None for these where nothing is read, or the latest time is one to come: of what an old archive or another clock wrote, no time tells.
+    """
     names = export_files(path)
     read = {name.partition("/")[0] for name in names}
     rows: list[FileRow] = []
@@ -215,7 +231,8 @@ def _files(path: Path) -> tuple[tuple[FileRow, ...], float | None]:
         status = entry.stat(follow_symlinks=False)
         folder = entry.is_dir(follow_symlinks=False)
         rows.append(FileRow(entry.name + "/" * folder, None if folder else status.st_size, entry.name in read))
-    return tuple(rows), None if newest is None else round(max(0.0, time.time() - newest), 1)
+    quiet = None if newest is None else time.time() - newest
+    return tuple(rows), None if quiet is None or quiet < -_SKEW_SECONDS else round(max(0.0, quiet), 1)
 
 
 def _selection(settings: Settings, found: Inspection) -> Selected | None:

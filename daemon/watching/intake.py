@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from daemon.checkpoints.additions import Added, pin_additions, unpinned
+from daemon.checkpoints.additions import Added, Settling, pin_additions, unpinned
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, identify
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, PinRules, make_pin, pins_of, rewritten
@@ -76,6 +76,7 @@ class Intake:
     _said: set[str] = field(default_factory=set)
     _entering: threading.Lock = field(default_factory=threading.Lock)
     """Two threads must not be given one place."""
+    _settling: Settling = field(default_factory=Settling)
 
     @property
     def pins(self) -> Path:
@@ -85,7 +86,8 @@ class Intake:
     def take(self, root: Path, inspection: Inspection, fingerprint: Fingerprint) -> str | None:
         """Pin a complete checkpoint that `[select]` wants and enter its job; gives the job's id, None without a new job.
 
-        Raises pin.Moved when the checkpoint changed meanwhile, Retryable or OSError when it can't be pinned now.
+        Raises pin.Moved when the checkpoint changed meanwhile, Retryable or OSError when it can't be pinned now, or while an adapter that
+        `[merge]` adds may still be written.
         """
         mine = self._effective(run_of(inspection.path))
         choice, later = choice_for(inspection, mine.settings.select)
@@ -96,6 +98,7 @@ class Intake:
         if best_step(later) == inspection.step:
             news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
             inspection = replace(inspection, metadata={**inspection.metadata, **news})
+        self._settling.check(self.settings.merge.add)
         candidate = self.pin(root, run_name(root, inspection.path), inspection, fingerprint, mine)
         if self._is_known(candidate):
             return None
@@ -220,12 +223,23 @@ class Intake:
             return True
         for name in self.journal.jobs.of_content(candidate.reference.step, candidate.reference.digest):
             places = self.journal.sightings.places(name)
-            if places and path not in places and not any(_holds(Path(place), known) for place, known in places.items()):
+            held = path in places or any(_holds(Path(place), known) for place, known in places.items())
+            if not held and (places or self._has_lost_its_place(name)):
                 self.drop(candidate)
                 self.journal.sightings.moved(name, path, candidate.known)
                 log.info("moved", job=name, path=path, before=sorted(places))
                 return True
         return False
+
+    def _has_lost_its_place(self, name: str) -> bool:
+        """Whether the directory of a job is another job's content by now, as when two runs swap their names, and what it made still counts.
+
+        An export that another one has replaced does not: what it was made of is exported again where it comes back.
+        """
+        job = self.journal.jobs.get(name)
+        if job is None or job.state == "superseded" or self.journal.sightings.fingerprint(job.checkpoint.path) is None:
+            return False
+        return job.state not in ("succeeded", "partial") or manifest_of(job.target).get("export_id") == name
 
     def _place(self, reference: CheckpointRef, folder: str) -> Path:
         """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""

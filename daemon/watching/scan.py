@@ -10,7 +10,7 @@ import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -58,12 +58,14 @@ class ScanRules:
     ours: frozenset[str] = frozenset()
     """Folders of our own in which pins and journals lie."""
     elsewhere: frozenset[str] = frozenset()
-    """Roots below this one that are walked by themselves, since they lie on another mount."""
+    """Roots that are walked by themselves, since they lie on another mount."""
+    roots: tuple[Path, ...] = ()
+    """The roots that are walked by these rules: what lies below another one is found there."""
 
 
 def rules_of(settings: WatchSettings, state: Path) -> ScanRules:
     """The rules that `[watch]` asks for. `state`: the state directory, in which pins lie; elsewhere these have a name of their own."""
-    return ScanRules(settings.depth, settings.models, frozenset({str(state)}))
+    return ScanRules(settings.depth, settings.models, frozenset({str(state)}), roots=settings.roots)
 
 
 class Found(NamedTuple):
@@ -83,6 +85,7 @@ class _Wide:
     rested: bool
     """A later listing, long enough after it, saw it too: while the state stays, so does what is in it."""
     folders: tuple[str, ...]
+    links: tuple[str, ...]
     what: Candidate
 
 
@@ -98,7 +101,8 @@ class Scanner:
     _wide: dict[str, _Wide] = field(default_factory=dict)
 
     def find(self, root: Path, on_error: Callable[[OSError], None]) -> Iterator[Found]:
-        """Directories below `root` that hold a checkpoint, by name or by what is in them. Links are not followed.
+        """Directories below `root` that hold a checkpoint, by name or by what is in them. Links are not followed; one that is called
+        `checkpoint-N` and leads out of what is watched is passed over.
 
         Below a `checkpoint-N` and in an export of ours nothing is looked for. A root itself is never one.
         """
@@ -115,7 +119,7 @@ class Scanner:
                 )
                 return
             try:
-                folders, what, count = self._list(folder, name)
+                folders, links, what, count = self._list(folder, name)
             except OSError as error:
                 on_error(error)
                 continue
@@ -124,6 +128,9 @@ class Scanner:
                 continue
             if what is not Candidate.NONE:
                 yield Found(Path(folder), self._passed_over(folder, what, in_run))
+            for link in links:
+                if (not self.rules.depth or level <= self.rules.depth) and self._leads_elsewhere(root, f"{folder}/{link}"):
+                    yield Found(Path(folder, link), _is_a_link(Path(folder, link)))
             for entry in folders:
                 path = f"{folder}/{entry}" if folder != "/" else f"/{entry}"
                 if is_checkpoint_name(entry):
@@ -147,8 +154,14 @@ class Scanner:
             return ""
         return UNTRAINED
 
-    def _list(self, folder: str, name: str) -> tuple[tuple[str, ...] | list[str], Candidate, int]:
-        """The subdirectories of a directory, what it is, and how many entries were listed to know."""
+    def _leads_elsewhere(self, root: Path, link: str) -> bool:
+        """Whether a link leads to a directory that lies below no root."""
+        target = os.path.realpath(link)
+        watched = {*(os.path.realpath(one) for one in {root, *self.rules.roots}), *self.rules.elsewhere}
+        return os.path.isdir(target) and not any(target.startswith(os.path.join(one, "")) for one in watched)
+
+    def _list(self, folder: str, name: str) -> tuple[tuple[str, ...], tuple[str, ...], Candidate, int]:
+        """The subdirectories of a directory, its links called `checkpoint-N`, what it is, and how many entries were listed to know."""
         known, state, now = self._wide.pop(folder, None), None, time.monotonic()
         if known is not None:
             state = _state(folder)  # before the listing: what comes during it changes the time once more
@@ -156,14 +169,14 @@ class Scanner:
                 known = None
             elif known.rested:
                 self._wide[folder] = known
-                return known.folders, known.what, 1
-        entries = _entries(folder)
+                return known.folders, known.links, known.what, 1
+        entries, links = _entries(folder)
         what = candidate(name, entries) if name else Candidate.NONE
-        folders = [entry for entry, is_folder in entries.items() if is_folder]
+        folders = tuple(entry for entry, is_folder in entries.items() if is_folder)
         if len(entries) >= WIDE:
             since = known.since if known else now
-            self._wide[folder] = _Wide(state or _state(folder), since, now - since >= _REST_SECONDS, tuple(folders), what)
-        return folders, what, len(entries)
+            self._wide[folder] = _Wide(state or _state(folder), since, now - since >= _REST_SECONDS, folders, tuple(links), what)
+        return folders, tuple(links), what, len(entries)
 
     def why_not(self, root: Path, path: Path) -> str | None:
         """Why a walk of `root` does not come to the directory `path` as a checkpoint, as a clause; None where it does.
@@ -176,7 +189,7 @@ class Scanner:
         for index, part in enumerate(parts):
             inside = root.joinpath(*parts[: index + 1])
             if inside.is_symlink():
-                return f"{inside} is a link, which scans don't follow; name its target in watch.roots"
+                return _is_a_link(inside)
             if str(inside) in self.rules.ours:
                 return f"{inside} is a folder of ckptd's own"
             if index + 1 < len(parts) and is_checkpoint_name(part):
@@ -259,14 +272,25 @@ def _state(folder: str) -> tuple[int, int, int]:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _entries(folder: str | Path) -> dict[str, bool]:
-    """What lies in a directory: name → whether it is a directory. Links are left out: no export reads them, as in a hub's cache."""
+def _is_a_link(path: Path) -> str:
+    return f"{path} is a link, which scans don't follow; name its target in watch.roots"
+
+
+def _entries(folder: str | Path) -> tuple[dict[str, bool], list[str]]:
+    """What lies in a directory: name → whether it is a directory, and the links called `checkpoint-N`. Other links are left out: no export
+    reads them, as in a hub's cache."""
+    entries, links = {}, []
     with os.scandir(folder) as listing:
-        return {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing if not entry.is_symlink()}
+        for entry in listing:
+            if not entry.is_symlink():
+                entries[entry.name] = entry.is_dir(follow_symlinks=False)
+            elif is_checkpoint_name(entry.name):
+                links.append(entry.name)
+    return entries, links
 
 
-def _names_in(folder: str | Path) -> Collection[str]:
+def _names_in(folder: str | Path) -> dict[str, bool]:
     try:
-        return _entries(folder)
+        return _entries(folder)[0]
     except OSError:
-        return ()  # gone, no directory, or not readable: the next scan says which
+        return {}  # gone, no directory, or not readable: the next scan says which

@@ -109,6 +109,37 @@ def test_a_plain_adapter_tells_when_it_will_have_been_quiet_long_enough(tmp_path
     assert explained(tmp_path, final)["settles_in_seconds"] is None
 
 
+def test_of_files_that_bear_a_time_to_come_no_settling_is_told(tmp_path: Path, pico_checkpoint: Path) -> None:
+    checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+    os.utime(checkpoint / "adapter_model.safetensors", (4e9, 4e9))
+    value = explained(tmp_path, checkpoint)
+    assert value["complete"] and (value["quiet_seconds"], value["settles_in_seconds"]) == (None, None)
+
+
+def test_a_run_of_axolotl_is_complete_when_its_checkpoints_are(tmp_path: Path, pico_checkpoint: Path) -> None:
+    checkpoint = copy_of(pico_checkpoint, tmp_path / "runs" / "run" / "checkpoint-4")
+    shutil.copy(checkpoint / "adapter_config.json", checkpoint.parent)
+    for folder in (checkpoint.parent, checkpoint.parent.parent):
+        answer = ckptd(tmp_path, "explain", folder)
+        assert answer.returncode == 0 and "incomplete" not in answer.stdout
+        assert len(answer.stdout.splitlines()) == 2
+
+
+def test_lines_of_a_run_say_what_is_not_watched_and_what_is_not_wanted(tmp_path: Path, pico_checkpoint: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[watch]\nroots = ["{tmp_path}/runs"]\ndepth = 2\n[select]\npolicy = "every"\nevery = 8\nfinal = false\n'
+        f'[output]\ndirectory = "{tmp_path}/out"\n[state]\ndirectory = "{tmp_path}/state"\n'
+    )
+    copy_of(pico_checkpoint, tmp_path / "runs/run/checkpoint-4")
+    copy_of(pico_checkpoint, tmp_path / "runs/run/checkpoint-8", step=8)
+    copy_of(pico_checkpoint, tmp_path / "runs/a/deep/run/checkpoint-8", step=8)
+    lines = ckptd(tmp_path, "explain", tmp_path / "runs", "--config", config).stdout.splitlines()[1:]
+    assert "not watched: it lies deeper than watch.depth = 2" in lines[0]
+    assert "not wanted: select.every = 8 does not divide step 4" in lines[1]
+    assert "not taken yet" in lines[2]
+
+
 def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
     checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
     os.truncate(checkpoint / "adapter_model.safetensors", 5000)

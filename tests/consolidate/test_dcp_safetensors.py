@@ -51,7 +51,7 @@ def halved(pieces: Path, target: Path) -> Path:
 
 def test_what_torch_writes_in_one_process_is_the_models_file(written: Path, pico_base: Path, tmp_path: Path) -> None:
     checkpoint = written / "pieces" / "step-4"
-    assert candidate("any", [path.name for path in checkpoint.iterdir()]) is Candidate.CHECKPOINT
+    assert candidate("any", {path.name: False for path in checkpoint.iterdir()}) is Candidate.CHECKPOINT
     found = inspect(checkpoint)
     assert (found.layout, found.missing, found.refusal, found.method, found.step) == ("dcp-safetensors", (), None, "full", 4)
     assert found.patience_seconds > 0, "nothing is written last"
@@ -99,4 +99,4 @@ def test_a_consolidated_one_is_the_model_that_torch_put_together(written: Path, 
     assert (found.layout, found.missing) == ("full", ())
     pieces = [path.name for path in (tmp_path / "step-4" / "sharded").iterdir()]
     assert pieces
-    assert candidate("sharded", pieces) is Candidate.NONE, "the same model is not exported twice"
+    assert candidate("sharded", dict.fromkeys(pieces, False)) is Candidate.NONE, "the same model is not exported twice"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.merge import helpers
 from tests.models import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,6 +49,19 @@ def test_an_adapter_in_pieces_gives_the_weights_that_the_same_adapter_gives(save
     for name in ("pytorch/model.safetensors", "pytorch-adapter/adapter_model.safetensors", "pytorch/config.json"):
         assert (published(tmp_path / "pieces") / name).read_bytes() == (published(tmp_path / "plain") / name).read_bytes()
     assert read_json(published(tmp_path / "pieces") / "report.json")["status"] == "succeeded"
+
+
+def test_an_adapter_in_pieces_is_merged_with_another_as_the_same_adapter_is(
+    saved: Path, adapter: Path, pico_base: Path, tmp_path: Path
+) -> None:
+    style = helpers.make_adapter(pico_base, tmp_path / "style", seed=4, r=2, target_modules=["q_proj", "down_proj"])
+    shutil.copytree(adapter, tmp_path / "plain" / "run" / "checkpoint-4")
+    merged = []
+    for checkpoint, home in ((tmp_path / "plain" / "run" / "checkpoint-4", "a"), (saved / "peft" / "checkpoint-4", "b")):
+        done = export(checkpoint, tmp_path / home, "--add", f"{style}=0.5")
+        assert done.returncode == 0, done.stdout + done.stderr
+        merged.append((published(tmp_path / home) / "pytorch" / "model.safetensors").read_bytes())
+    assert merged[0] == merged[1]
 
 
 def test_a_model_in_pieces_gives_the_file_of_save_pretrained_although_its_stage_was_killed(

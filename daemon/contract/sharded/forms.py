@@ -68,7 +68,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     """
     if (folder / FSDP).is_dir():
         return {name: _below(FSDP, tensor) for name, tensor in dcp.read_tensors(folder / FSDP).items()}
-    if (folder / dcp.METADATA).is_file():
+    if (folder / dcp.METADATA).is_file() or any(name.endswith(dcp.SUFFIX) for name in os.listdir(folder)):
         return dcp.read_tensors(folder)
     if any(dcp_safetensors.NAME.fullmatch(name) for name in os.listdir(folder)):
         return dcp_safetensors.read_tensors(folder)

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 from pydantic import BaseModel
 
+from daemon.checkpoints.additions import changed
 from daemon.config.paths import Paths
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import CheckpointRef, Outcome
@@ -180,14 +181,16 @@ def _reported(one: Remains, stage: str) -> str:
 
 
 def _give_up(c: sqlite3.Connection) -> int:
-    """Open jobs of which nothing is pinned any more: they can't go on, and their checkpoints are looked at again."""
+    """Open jobs of which nothing is pinned any more, or not all that they are merged with: they can't go on, and their checkpoints are
+    looked at again."""
     count = 0
     rows = c.execute(
-        "SELECT id, pin FROM job WHERE state IN ('pending', 'running')"
+        "SELECT id, pin, checkpoint FROM job WHERE state IN ('pending', 'running')"
         " AND NOT EXISTS (SELECT 1 FROM stage WHERE job = id AND name = 'merge' AND state = 'failed')"
     ).fetchall()
-    for job, pin in rows:
-        if not _holds_files(Path(pin)):
+    for job, pin, checkpoint in rows:
+        additions = CheckpointRef.model_validate_json(checkpoint).additions
+        if not _holds_files(Path(pin)) or changed(additions, Path(pin), deep=False):
             c.execute(
                 "UPDATE job SET state = 'superseded', ended = ?, untidy = 1, reason = ? WHERE id = ?",
                 (now(), "its pinned files were gone when the journal was rebuilt", job),
