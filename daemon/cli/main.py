@@ -1,6 +1,7 @@
 """The console command: verbs and exit codes, thin. Whatever is slow to import is imported by the verb that needs it.
 
-Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 75 temporary (no memory, no disk).
+Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70 a thread of the daemon could not be kept alive,
+75 temporary (no memory, no disk).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserr
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY = 1, 2, 3, 70, 75
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
 
 app = typer.Typer(
@@ -204,6 +205,13 @@ maintenance.register(app)
 toolchain.register(app)
 
 
+def exit_code_of(error: CkptdError) -> int:
+    """What a verb that ends with this error gives its caller."""
+    if error.fault.code == FaultCode.THREAD_LOST:
+        return EXIT_THREAD_LOST
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+
+
 def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     try:
@@ -212,7 +220,7 @@ def main() -> int:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:
         print(f"ckptd: {plain(str(error))}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+        return exit_code_of(error)
     except PermissionError as error:
         print(f"ckptd: {plain(str(no_access(Path(os.fsdecode(error.filename or '.')))))}", file=sys.stderr)
         return EXIT_USAGE

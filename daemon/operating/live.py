@@ -5,6 +5,7 @@ The daemon writes it, `status`, `explain` and `reload` read it. What another ver
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,19 +15,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.contract.files import write_atomic
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
+from daemon.operating.last_end import LastEnd
+from daemon.system.disks import Place, Shortage, write_padded
+from daemon.system.threads import Death
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.running.runner import Runner
     from daemon.watching.watcher import Watcher
 
-log = structlog.get_logger("daemon")
+READ_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,34 @@ class LiveFile:
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Job → why none of its stages can start now."""
+    verdict: str | None = None
+    """`healthy`, `full` or `unwell`."""
+    unwell: tuple[str, ...] = ()
+    """Why it is unwell, as sentences."""
+    deaths: tuple[Death, ...] = ()
+    """Threads that died of an error since the start, and were begun again: the latest of each."""
+    last_end: LastEnd | None = None
+    """Why the daemon before this one ended by itself."""
+    places: tuple[Place, ...] = ()
+    """Folders that it writes to, and how much must be free there."""
+    disks: tuple[Shortage, ...] = ()
+    """File systems without room, as of the last look."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How the daemon is. The fields are those of the live file."""
+
+    verdict: str
+    unwell: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    last_end: LastEnd | None = None
+    places: tuple[Place, ...] = ()
+    disks: tuple[Shortage, ...] = ()
 
 
 def live_file(
-    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: JournalCare
+    settings: Settings, watcher: Watcher, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare
 ) -> LiveFile:
     """The content at this moment."""
     progress: dict[str, dict[str, StageProgress]] = {}
@@ -110,7 +136,7 @@ def live_file(
         pid=os.getpid(),
         started=started,
         time=now(),
-        healthy=healthy,
+        healthy=condition.verdict == "healthy",
         configuration=loaded,
         journal=care,
         roots=tuple(RootState(str(root), watcher.backend_of(root), root.is_dir()) for root in settings.watch.roots),
@@ -121,23 +147,25 @@ def live_file(
         passed_over={str(path): why for path, why in watcher.tracker.passed_over.items()},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
+        **vars(condition),
     )
 
 
 def write_live(file: Path, value: LiveFile) -> None:
-    """Replace the live file; where that fails, log it and go on."""
-    try:
-        write_atomic(file, json.dumps(asdict(value)), durable=False)
-    except OSError as error:
-        log.warning("cannot write the live file; work goes on", error=str(error))
+    """Replace the live file, also on a full disk, in the room that it has. Raises OSError where that fails."""
+    write_padded(file, json.dumps(asdict(value)))
 
 
 def read_live(file: Path) -> LiveFile:
     """What the daemon wrote last; empty where that is nothing that this version can read."""
-    try:
-        return _reader().validate_json(file.read_bytes())
-    except (OSError, ValidationError):
-        return LiveFile()
+    for _ in range(READ_TRIES):
+        with contextlib.suppress(ValidationError):
+            try:
+                return _reader().validate_json(file.read_bytes())
+            except OSError:
+                return LiveFile()
+        time.sleep(0.01)  # on a full disk it is overwritten in place
+    return LiveFile()
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 
 import structlog
 
@@ -16,12 +17,16 @@ from daemon.config.settings import NotifySettings
 from daemon.journal.journal import Journal
 from daemon.journal.rows import Message
 from daemon.system.rounds import Complaints
+from daemon.system.threads import Supervised
 
 log = structlog.get_logger("notify")
 
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 3600.0
 MAX_ATTEMPTS = 30
+TELL_PAUSE = 30.0
+MOST_UNTOLD = 20
+"""Messages that are held in memory while the journal can't be written."""
 
 
 def pause_after(attempts: int) -> float | None:
@@ -37,7 +42,10 @@ class Notifier:
         self._journal = journal
         self._wake = threading.Event()
         self._stopping = False
-        self.thread = threading.Thread(target=self._run, name="notify", daemon=True)
+        self._tell_at = 0.0
+        self._untold: deque[Message] = deque(maxlen=MOST_UNTOLD)
+        self.complaints = Complaints(log, "the notifier")
+        self.thread = Supervised("notify", self._run, log, stop=self._end)
 
     def start(self) -> None:
         """Begin delivering, first what an earlier daemon left."""
@@ -45,18 +53,35 @@ class Notifier:
 
     def stop(self) -> None:
         """End after the message that is being sent."""
+        self._end()
+        self.thread.join(15)
+
+    def _end(self) -> None:
         self._stopping = True
         self._wake.set()
-        self.thread.join(15)
 
     def wake(self) -> None:
         """There may be something to deliver; may be called from any thread."""
         self._wake.set()
 
+    def tell(self, kind: str, title: str, body: str) -> None:
+        """Send this without the journal, which can't be written now; it is tried until it arrives or the daemon ends. From any thread."""
+        self._untold.append(Message(0, "", kind, title, body, 0))
+        self._wake.set()
+
+    def _tell(self) -> None:
+        """Send what could not be put into the journal, in order."""
+        while self._untold and time.monotonic() >= self._tell_at and not self._stopping:
+            error = self._send(self._untold[0])
+            if error is not None:
+                self._tell_at = time.monotonic() + TELL_PAUSE
+                log.warning("a notification did not arrive", error=error, retry_in=TELL_PAUSE, remedy="check notify.urls and the service")
+                return
+            log.info("notified", title=self._untold.popleft().title)
+
     def _run(self) -> None:
-        complaints = Complaints(log, "the notifier")
         while not self._stopping:
-            complaints.during(self.deliver_due)
+            self.complaints.during(self.deliver_due)
             self._wake.wait(60)
             self._wake.clear()
 
@@ -74,6 +99,7 @@ class Notifier:
         """Try every message whose time has come."""
         if not self._settings.urls:
             return
+        self._tell()
         for message in self._journal.outbox.due(time.time()):
             if self._stopping:
                 return

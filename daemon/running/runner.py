@@ -39,7 +39,7 @@ from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
 from daemon.running.starter import Starter, sized_by
-from daemon.running.waits import Waits
+from daemon.running.waits import FOR_ROOM, Waits
 from daemon.system.rounds import Complaints
 
 log = structlog.get_logger("runner")
@@ -72,7 +72,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._wake = threading.Event()
-        self._stopping = self._hurry = False
+        self._stopping = self._hurry = self._room = False
         self._adopted: Settings | None = None
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
@@ -120,11 +120,14 @@ class Runner:
     def run(self) -> None:
         """Work until `stop`; then end the children and record them as interrupted."""
         while not self._stopping:
-            if not self.complaints.during(self.tick):
+            if not self.complaints.during(self._round):
                 self._wake.wait(1)
-            self._sleep()
         self._end_children()
         self._resumption.close()
+
+    def _round(self) -> None:
+        self.tick()
+        self._sleep()
 
     def stop(self) -> None:
         """Let `run` return; may be called from any thread."""
@@ -143,6 +146,18 @@ class Runner:
         """Go on by another configuration from the next round on; may be called from any thread."""
         self._adopted = settings
         self._wake.set()
+
+    def room_again(self) -> None:
+        """There is room on the disks again: what waited for some goes on in the next round; may be called from any thread."""
+        self._room = True
+        self._wake.set()
+
+    def _take_room(self) -> None:
+        """Let what waits for room, or for its next try after a full disk, go on now."""
+        if self._room:
+            self.journal.stages.hasten(FOR_ROOM)
+            self.waits.room_again()
+            self._room = False
 
     def _adopt_settings(self) -> None:
         """Go on by the configuration that `adopt` was given."""
@@ -175,6 +190,7 @@ class Runner:
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
         self._adopt_settings()
+        self._take_room()
         self._reap()
         self._clear_ended()
         self.children.relieve(int(self.settings.limits.memory_reserve))
@@ -212,7 +228,9 @@ class Runner:
             except CkptdError:
                 raise
             except OSError as error:
-                self.waits.add(job.id, from_oserror(error, "go on with the export").fault, WAIT_SECONDS)
+                fault = from_oserror(error, "go on with the export").fault
+                self.waits.refused(fault)
+                self.waits.add(job.id, fault, WAIT_SECONDS)
             except Exception as error:
                 log.exception("the export met an error that nobody foresaw; it is tried again, the others go on")
                 cause = f"{type(error).__name__}: {error}"
@@ -292,6 +310,7 @@ class Runner:
                 if self._is_rewritten(job) or self._inputs_vanished(running):
                     result = self.children.interrupted(result)
                 settle(self.journal, self.settings.limits, running.id, result, measured=measure(running, result))
+            self.waits.refused(result.fault)
             self.children.forget(running)  # last: if the journal could not take it, the next round tries again
             self.waits.end(job.id)
         if self.children.running:
@@ -309,6 +328,7 @@ class Runner:
         fault = close_job(job, stages, self.journal, self.paths, self.settings)
         if fault:
             self._resumption.forget(job.id)  # what was finished may be what is gone
+            self.waits.refused(fault)
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
         self._resumption.keep(job, stages, int(self.settings.output.kept_size))

@@ -15,6 +15,7 @@ import structlog
 
 from daemon.config.settings import Settings
 from daemon.system.rounds import Complaints
+from daemon.system.threads import Supervised
 from daemon.watching.inotify import Hint, Hints, Kind
 from daemon.watching.intake import Intake
 from daemon.watching.observers import Observers, innermost_first
@@ -44,7 +45,8 @@ class Watcher:
         self._stopping = threading.Event()
         self.last_scan = time.monotonic()
         """When a scan last ended; the first one has as long as any other before it is missed."""
-        self.thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.complaints = Complaints(log, "the watcher")
+        self.thread = Supervised("watch", self._run, log, stop=self._stopping.set)
 
     def start(self) -> None:
         """Register the watches, then scan: what appears in between is seen by both."""
@@ -58,14 +60,17 @@ class Watcher:
         self.thread.join(10)
         self._observers.stop()
 
+    def look_again(self) -> None:
+        """Look at everything soon, for example since there is room for pins again; may be called from any thread."""
+        self._hints.put(Hint(Kind.LOOK))
+
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip
         return self._observers.backend_of(root)
 
     def _run(self) -> None:
-        complaints = Complaints(log, "the watcher")
         while not self._stopping.is_set():
-            if not complaints.during(self._round):
+            if not self.complaints.during(self._round):
                 self._stopping.wait(1)
 
     def _round(self) -> None:
