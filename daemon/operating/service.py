@@ -22,7 +22,7 @@ from daemon.checkpoints.names import run_of
 from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
@@ -79,9 +79,11 @@ def work_now(settings: Settings, job: JobRow) -> Work | None:
 
 @contextmanager
 def engine(
-    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None
+    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None, *,
+    patient: bool = False,
 ) -> Iterator[Engine]:  # fmt: skip
     """Lock, open and recover. `executor` runs the attempts: as processes of this box, unless another one takes its place.
+    `patient`: what can't be recovered now, since the disk is full, is left to the runner's first rounds.
 
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
@@ -95,7 +97,12 @@ def engine(
         try:
             attention = threading.Event()
             runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of)
-            runner.recover()
+            try:
+                runner.recover()
+            except (Retryable, OSError) as error:
+                if not patient or (isinstance(error, OSError) and error.errno not in FULL_DISK):
+                    raise
+                log.warning(f"What the last ckptd left open is taken up as soon as that can be written down. {error}")
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:
             journal.close()
@@ -417,5 +424,5 @@ def _thread_lost(cause: str) -> Permanent:
 
 def serve(settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None) -> None:
     """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `executor`: as for `engine`."""
-    with engine(settings, settings.state_directory, executor=executor) as parts:
+    with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
         Daemon(parts, reload).run()

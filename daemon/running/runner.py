@@ -72,7 +72,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._wake = threading.Event()
-        self._stopping = self._hurry = self._room = False
+        self._stopping = self._hurry = self._room = self._recovered = False
         self._adopted: Settings | None = None
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
@@ -92,10 +92,11 @@ class Runner:
     # Life
 
     def recover(self) -> None:
-        """Settle or take over what a dead daemon left open; must be called once, before the first tick, in the thread of the ticks
-        or before that thread begins."""
+        """Settle or take over what a dead daemon left open; must be called before the first tick, in the thread of the ticks or before that
+        thread begins. Where the journal can't be written now, `run` does the rest of it first."""
         limits = self.settings.limits
-        for row, left in left_open(self.journal, self.executor, bounds_of(limits)):
+        mine = {running.id for running in self.children.running.values()}
+        for row, left in left_open(self.journal, self.executor, bounds_of(limits), mine):
             if left is not None and not isinstance(left, StageResult):
                 if self._take_over(row, left):
                     continue
@@ -105,6 +106,7 @@ class Runner:
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
             log.info("removed what no job needs", path=path)
+        self._recovered = True
 
     def _take_over(self, row: AttemptRow, attempt: Attempt) -> bool:
         """Go on with an attempt that still runs; False where nobody needs it any more, or this version can't."""
@@ -126,6 +128,8 @@ class Runner:
         self._resumption.close()
 
     def _round(self) -> None:
+        if not self._recovered:
+            self.recover()
         self.tick()
         self._sleep()
 
