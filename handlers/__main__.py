@@ -38,6 +38,7 @@ EXIT_BAD_JOB = 65
 EXIT_UNWRITABLE = 73
 EXIT_DISK_FULL = 74
 TRACEBACK_LIMIT = 6000
+NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
 
 def _bounded_traceback() -> str:
@@ -56,6 +57,8 @@ def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
         permanent = isinstance(error, Permanent)
         delay = error.delay if isinstance(error, Retryable) else None
         return StageResult(outcome=Outcome.PERMANENT if permanent else Outcome.RETRYABLE, fault=fault, retry_after=delay)
+    if any(text in str(error) for text in NO_SPACE):  # libraries in other languages raise errors of their own
+        return _failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), stage, staging)
     memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
     cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     remedy = "free memory or raise limits.memory_fraction" if memory else "read the attempt's log; report it if the input looks sound"

@@ -29,6 +29,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import clone, fsync_directory, fsync_file, remove_tree, write_atomic
 from daemon.contract.jobs.messages import BESIDE, BESIDE_STATES
 from daemon.system.box import free_disk, human
+from daemon.system.disks import LEAST_INODES, free_inodes
 
 COPY_LIMIT = 1 << 30
 """Files up to this many bytes are copied where they can't be reflinked."""
@@ -165,6 +166,13 @@ def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
             f"{source.name} takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps {human(rules.reserve)}",
             "free space there, point pin.directory at a larger disk or at the checkpoint's own, or lower limits.disk_reserve",
             path=target.parent,
+        )  # fmt: skip
+    inodes = free_inodes(target.parent)
+    if inodes is not None and inodes < LEAST_INODES:
+        raise Retryable(
+            FaultCode.DISK_NOW, "pin the checkpoint",
+            f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it holds too many files",
+            "delete files there, or point pin.directory at another disk", path=target.parent,
         )  # fmt: skip
     shutil.copyfile(source, target)
     return False

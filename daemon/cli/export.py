@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 from pydantic import ValidationError
 
 from daemon.checkpoints.additions import pin_again
@@ -26,7 +27,7 @@ from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.tables import ExportView
 from daemon.config.paths import existing, foreground_state, prepare
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
-from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -39,8 +40,11 @@ from daemon.operating import logs
 from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import JobStatus, snapshot
 from daemon.running.waits import SOON, Waiting
+from daemon.system.threads import Supervised
 from daemon.watching.intake import damaged, run_name
 from daemon.watching.observers import innermost_first
+
+log = structlog.get_logger("runner")
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
@@ -207,7 +211,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    thread = threading.Thread(target=parts.runner.run, name="runner")
+    thread = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
     thread.start()
     lacking = None
     try:
@@ -222,6 +226,12 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
             waiting = parts.runner.waits.of.get(job)
             if waiting is not None and _needs_help(waiting, stages):
                 lacking = waiting.fault
+                break
+            if thread.given_up is not None:
+                lacking = Fault(
+                    code=FaultCode.THREAD_LOST, operation="go on", cause=f"the thread that does the work died again and again:"
+                    f" {thread.given_up.why}", remedy="look into the log for its traceback, and report it",
+                )  # fmt: skip
                 break
             trouble, since = parts.runner.complaints.trouble, parts.runner.complaints.since
             if trouble is not None and time.monotonic() - since > PATIENCE_SECONDS:

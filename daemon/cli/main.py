@@ -1,6 +1,7 @@
 """The console command: verbs and exit codes, thin. Whatever is slow to import is imported by the verb that needs it.
 
-Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 75 temporary (no memory, no disk).
+Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70 a thread of the daemon could not be kept alive,
+75 temporary (no memory, no disk).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from daemon.system import journald
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_TEMPORARY = 1, 2, 3, 75
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY = 1, 2, 3, 70, 75
 EXPLAIN_SECONDS = 60.0
 """What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
@@ -241,6 +242,13 @@ maintenance.register(app)
 toolchain.register(app)
 
 
+def exit_code_of(error: CkptdError) -> int:
+    """What a verb that ends with this error gives its caller."""
+    if error.fault.code == FaultCode.THREAD_LOST:
+        return EXIT_THREAD_LOST
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+
+
 def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     journald.set_up()
@@ -250,7 +258,7 @@ def main() -> int:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:
         print(f"ckptd: {plain(str(error))}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
+        return exit_code_of(error)
     except PermissionError as error:
         print(f"ckptd: {plain(str(no_access(Path(os.fsdecode(error.filename or '.')))))}", file=sys.stderr)
         return EXIT_USAGE

@@ -155,7 +155,8 @@ def print_status(value: Snapshot) -> None:
     console = Console(highlight=False)
     daemon = value.daemon
     if daemon.running:
-        health = "healthy" if daemon.healthy else "[red]unwell[/red]"
+        verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
+        health = verdict if verdict == "healthy" else f"[red]{escape(verdict)}[/red]"
         console.print(f"[green]running[/green] (pid {daemon.pid}, since {daemon.started}, {health})")
     else:
         console.print("[yellow]not running[/yellow]: start it with `ckptd run --config FILE`")
@@ -192,7 +193,11 @@ def _trouble_of(target: TargetState) -> str:
 
 def _notices(value: Snapshot) -> list[str]:
     """What a person should know before anything else."""
-    notices = []
+    notices = [f"[red]no room[/red] {escape(one.sentence())}; work waits until there is. {escape(one.delete)}" for one in value.disks]
+    notices += [f"[red]unwell[/red] {escape(why)}" for why in value.daemon.unwell]
+    notices += [f"[yellow]thread[/yellow] at {one.at}: {escape(one.sentence())} It was begun again." for one in value.daemon.deaths]
+    if value.last_end is not None:
+        notices.append(f"[red]ckptd ended by itself[/red] at {value.last_end.at}. {escape(value.last_end.why)}")
     if value.paused:
         notices.append(f"[yellow]paused[/yellow] since {value.paused}: no stage is started; `ckptd resume` lets it go on")
     if (loaded := value.daemon.configuration) and loaded.problem:

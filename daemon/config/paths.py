@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.contract.errors import UsageError
+from daemon.contract.errors import FULL_DISK, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.contract.values import digest_of
@@ -134,13 +134,16 @@ def not_writable(key: str, folder: Path, cause: str, number: int | None = None) 
 
 
 def prepare(state: Path, output: Path) -> Paths:
-    """Make the folders. Raises UsageError naming the key whose folder can't be written."""
+    """Make the folders. Raises UsageError naming the key whose folder can't be written, Retryable where it can't be made on a full disk."""
     for key, folder in (("state.directory", state), ("output.directory", output)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over
         except OSError as error:
-            raise not_writable(key, folder, error.strerror or str(error), error.errno) from None
+            if error.errno not in FULL_DISK:
+                raise not_writable(key, folder, error.strerror or str(error), error.errno) from None
+            if not folder.is_dir():
+                raise from_oserror(error, f"make {key}", str(folder)) from None
     marker = state / "instance"
     if not marker.exists():
         write_atomic(marker, secrets.token_hex(4))

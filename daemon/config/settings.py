@@ -205,7 +205,7 @@ class NotifySettings(Section):
     """`[notify]`: who gets notifications."""
 
     urls: tuple[str, ...] = ()
-    on: tuple[Literal["succeeded", "partial", "failed"], ...] = ("succeeded", "partial", "failed")
+    on: tuple[Literal["succeeded", "partial", "failed", "disk_low"], ...] = ("succeeded", "partial", "failed", "disk_low")
 
 
 class RetentionSettings(Section):

@@ -66,6 +66,8 @@ class FaultCode(StrEnum):
     """A run's own `ckptd.toml` is wrong and not used."""
     SEVERAL_DAEMONS = "several-daemons"
     """Several daemons run, and the command names none of them."""
+    THREAD_LOST = "thread-lost"
+    """A thread of the daemon died again and again, or met the same error in every round; the daemon ended."""
     WRONG_STATE = "wrong-state"
     """The export is in a state in which the command can't do anything to it."""
 
@@ -73,6 +75,8 @@ class FaultCode(StrEnum):
 
     DISK_FULL = "disk-full"
     """A write met a full disk or an exhausted quota."""
+    DISK_LOW = "disk-low"
+    """A file system that ckptd writes to has no room; work waits until it has."""
     DISK_NOW = "disk-now"
     """The disk has too little free space now for what is to be written; it waits."""
     MEMORY_NEVER = "memory-never"

@@ -101,12 +101,12 @@ class Attempts:
 
     def settle(
         self, attempt: AttemptId, result: StageResult, *, state: str, retry_delay: float | None = None, crashed: bool = False,
-        measured: Measured | None = None,
+        counted: bool = True, measured: Measured | None = None,
     ) -> None:  # fmt: skip
         """Record how an attempt ended and what becomes of its stage: succeeded, failed, or waiting for another try.
 
-        `crashed`: the daemon died while it ran. `measured`: what it took, for later estimates. The output of one that succeeded is the
-        staging folder that it was claimed with.
+        `crashed`: the daemon died while it ran. `counted`: a failure counts against `limits.attempts`. `measured`: what it took, for later
+        estimates. The output of one that succeeded is the staging folder that it was claimed with.
         """
         job, stage = attempt.job, attempt.stage
         staging = self.get(attempt).staging if state == "succeeded" else None
@@ -122,7 +122,7 @@ class Attempts:
             if measured:
                 _measure(c, stage, measured)
             if state == "waiting":
-                failed = result.outcome != Outcome.INTERRUPTED
+                failed = counted and result.outcome != Outcome.INTERRUPTED
                 c.execute(
                     "UPDATE stage SET state = 'waiting', failures = failures + ?, retry_at = ?, retry_delay = ?, fault = ?"
                     " WHERE job = ? AND name = ?",

@@ -14,7 +14,6 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +27,7 @@ from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.journal import backups, integrity
 from daemon.journal.sql import SCHEMA_VERSION, statements
 from daemon.journal.sqlite_errors import damaged, explained, explaining, gone
+from daemon.system.threads import Owner, ThreadDied
 
 log = structlog.get_logger("journal")
 
@@ -50,14 +50,21 @@ class Database:
         Retryable where it can't be opened now."""
         self.path = path
         self._file = (0, 0)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._thread = Owner("journal")
         self._connection: sqlite3.Connection | None = None
         self._refused = False
         try:
-            self._thread.submit(self._open).result()
+            self._ask("open the journal", self._open)
         except BaseException:
-            self._thread.shutdown()
+            self._thread.close()
             raise
+
+    def _ask(self, operation: str, function: Callable[[], T]) -> T:
+        try:
+            return self._thread.ask(function)
+        except ThreadDied as error:
+            cause = "the thread that works with it died; another has taken its place"
+            raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, operation, cause, "nothing, it is tried again", path=self.path) from error
 
     def _open(self) -> None:
         try:
@@ -104,7 +111,7 @@ class Database:
             failpoints.point(f"after.{name}")
             return value
 
-        return self._thread.submit(run).result()
+        return self._ask(f"write to the journal ({name})", run)
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         try:
@@ -136,6 +143,8 @@ class Database:
     def _begin(self) -> sqlite3.Connection:
         if self._refused:
             self._drop()  # opened while the disk could only be read, it would stay so
+        if self._connection is not None and self._connection.in_transaction:
+            self._drop()  # the thread before this one died in the middle of it: whoever opens the file next undoes it
         connection = self._connected()
         self._refused = False
         connection.execute("BEGIN IMMEDIATE")
@@ -155,7 +164,7 @@ class Database:
             with self._explaining("read the journal"):
                 return self._connected().execute(statement, values).fetchall()
 
-        return self._thread.submit(run).result()
+        return self._ask("read the journal", run)
 
     def check(self, *, full: bool) -> list[str]:
         """What is wrong with the file, [] for nothing: the quick check, or (`full`) everything that can be found out.
@@ -178,8 +187,9 @@ class Database:
 
     def close(self) -> None:
         """Close the connection and end the owner thread."""
-        self._thread.submit(self._drop).result()
-        self._thread.shutdown()
+        with suppress(ThreadDied):
+            self._thread.ask(self._drop)
+        self._thread.close()
 
     # The file under the connection
 
@@ -223,7 +233,8 @@ def mark_suspect(marker: Path, why: str) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+    # Used by one thread, but by another one than made it where that one died.
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
     try:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA journal_mode = DELETE")

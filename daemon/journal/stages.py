@@ -7,6 +7,7 @@ A part of `daemon.journal.journal.Journal`; each method is one transaction. Call
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,15 @@ class Stages:
     def end_waits(self, job: str) -> None:
         """Whatever of the job waits for a retry need wait no longer: a person asks for it now."""
         self._database.write("end-waits", lambda c: c.execute("UPDATE stage SET retry_at = NULL WHERE job = ?", (job,)))
+
+    def hasten(self, codes: Collection[str]) -> None:
+        """Whatever waits for its next try after a fault with one of these codes is due now."""
+        listed = sorted(codes)
+        places = ",".join("?" * len(listed))
+        self._database.write("hasten-stages", lambda c: c.execute(
+            "UPDATE stage SET retry_at = NULL WHERE state = 'waiting' AND retry_at IS NOT NULL"
+            f" AND json_extract(fault, '$.code') IN ({places})", listed,
+        ))  # fmt: skip
 
     def reopen(self, job: str, stage: str) -> None:
         """Ended → waiting: its output is gone, damaged, or of other inputs than asked for, and must be made again."""

@@ -9,16 +9,20 @@ from pathlib import Path
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import is_model
-from daemon.config.paths import not_writable
+from daemon.config.paths import StatePaths, not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.answers import ask
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
+from daemon.operating.disk_watch import advice, places_of
+from daemon.operating.live import read_live
 from daemon.publishing.notifier import place_of
 from daemon.publishing.sending import fault_of
 from daemon.system.box import free_disk, human, memory
+from daemon.system.disks import short_of_room
+from daemon.system.lock import is_locked
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
 
@@ -147,12 +151,23 @@ def _without_a_check(name: str, settings: Settings) -> str:
     return "be published unverified" if name in settings.validate.publish_unverified else "not be published"
 
 
+def _without_room(settings: Settings) -> list[str]:
+    """The disks on which nothing would be pinned or exported now, as they are and as a running daemon says."""
+    paths = StatePaths(settings.state_directory)
+    refused = {}
+    if is_locked(paths.lock):
+        refused = {one.folder: one.refused for one in read_live(paths.live).disks if one.refused is not None}
+    found = short_of_room(places_of(settings, paths), refused=refused)
+    return [f"There is no room: {one.sentence()}. {advice(one, paths, settings.output.directory)}" for one in found]
+
+
 def examine(settings: Settings) -> Diagnosis:
     """Look at the configuration and this box."""
     problems: list[str] = []
     warnings: list[str] = []
     for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
         problems += _unwritable(key, folder)
+    problems += _without_room(settings)
     here = formats_here(settings.state_directory)
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs

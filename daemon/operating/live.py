@@ -5,6 +5,7 @@ The daemon writes it, `status`, `explain` and `reload` read it. What another ver
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -14,19 +15,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from daemon.contract.files import write_atomic
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
+from daemon.operating.last_end import LastEnd
+from daemon.system.disks import Place, Shortage, write_padded
+from daemon.system.threads import Death
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.running.runner import Runner
     from daemon.watching.groups import Watchers
 
-log = structlog.get_logger("daemon")
+READ_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,34 @@ class LiveFile:
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """Job → why none of its stages can start now."""
+    verdict: str | None = None
+    """`healthy`, `full` or `unwell`."""
+    unwell: tuple[str, ...] = ()
+    """Why it is unwell, as sentences."""
+    deaths: tuple[Death, ...] = ()
+    """Threads that died of an error since the start, and were begun again: the latest of each."""
+    last_end: LastEnd | None = None
+    """Why the daemon before this one ended by itself."""
+    places: tuple[Place, ...] = ()
+    """Folders that it writes to, and how much must be free there."""
+    disks: tuple[Shortage, ...] = ()
+    """File systems without room, as of the last look."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How the daemon is. The fields are those of the live file."""
+
+    verdict: str
+    unwell: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    last_end: LastEnd | None = None
+    places: tuple[Place, ...] = ()
+    disks: tuple[Shortage, ...] = ()
 
 
 def live_file(
-    settings: Settings, watcher: Watchers, runner: Runner, *, started: str, healthy: bool, loaded: ConfigLoad, care: JournalCare
+    settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare
 ) -> LiveFile:
     """The content at this moment."""
     progress: dict[str, dict[str, StageProgress]] = {}
@@ -113,7 +139,7 @@ def live_file(
         pid=os.getpid(),
         started=started,
         time=now(),
-        healthy=healthy,
+        healthy=condition.verdict == "healthy",
         configuration=loaded,
         journal=care,
         roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
@@ -124,6 +150,7 @@ def live_file(
         passed_over={str(path): why for path, why in watcher.passed_over.items()},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
+        **vars(condition),
     )
 
 
@@ -135,19 +162,20 @@ def _root_state(root: Path, watchers: Watchers) -> RootState:
 
 
 def write_live(file: Path, value: LiveFile) -> None:
-    """Replace the live file; where that fails, log it and go on."""
-    try:
-        write_atomic(file, json.dumps(asdict(value)), durable=False)
-    except OSError as error:
-        log.warning("cannot write the live file; work goes on", error=str(error))
+    """Replace the live file, also on a full disk, in the room that it has. Raises OSError where that fails."""
+    write_padded(file, json.dumps(asdict(value)))
 
 
 def read_live(file: Path) -> LiveFile:
     """What the daemon wrote last; empty where that is nothing that this version can read."""
-    try:
-        return _reader().validate_json(file.read_bytes())
-    except (OSError, ValidationError):
-        return LiveFile()
+    for _ in range(READ_TRIES):
+        with contextlib.suppress(ValidationError):
+            try:
+                return _reader().validate_json(file.read_bytes())
+            except OSError:
+                return LiveFile()
+        time.sleep(0.01)  # on a full disk it is overwritten in place
+    return LiveFile()
 
 
 @functools.cache

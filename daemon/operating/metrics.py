@@ -14,6 +14,10 @@ _HELP = {
     "ckptd_outbox_pending": "Notifications that wait for delivery.",
     "ckptd_last_scan_age_seconds": "Seconds since the last scan of the roots ended.",
     "ckptd_resident_bytes": "Resident memory of the daemon itself.",
+    "ckptd_disk_low": "File systems that have no room for what is to be written.",
+    "ckptd_state_free_bytes": "Free bytes on the file system of the state directory.",
+    "ckptd_output_free_bytes": "Free bytes on the file system of the output directory.",
+    "ckptd_thread_deaths": "Deaths of the daemon's threads since it started; each was begun again.",
 }
 
 

@@ -23,23 +23,27 @@ from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
-from daemon.contract.errors import Permanent
+from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, now
-from daemon.operating import logs, metrics, systemd
+from daemon.operating import last_end, logs, metrics, systemd
+from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import ConfigLoad, live_file, write_live
+from daemon.operating.live import Condition, ConfigLoad, live_file, write_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
 from daemon.running.executor import Executor
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
+from daemon.system.box import free_disk
+from daemon.system.disks import Place, Refusals, Shortage
 from daemon.system.lock import locked
 from daemon.system.rounds import Complaints
+from daemon.system.threads import Supervised
 from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake, target_of
 
@@ -49,6 +53,12 @@ LIVE_SECONDS = 0.4
 IDLE_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 """What the file system of a run may take to give the run's own settings; without an answer those that the job was entered with count."""
+SHORT_SECONDS = 1.0
+"""Between two looks while a disk has no room: what waits for some goes on within seconds."""
+UNFORESEEN_SECONDS = 300.0
+"""How long every round of a thread may meet an error that nobody foresaw, before the daemon ends and is started afresh."""
+ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
+"""Errors that a full disk accounts for."""
 HOUR = 3600.0
 
 
@@ -76,9 +86,11 @@ def work_now(settings: Settings, job: JobRow) -> Work | None:
 
 @contextmanager
 def engine(
-    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None
+    settings: Settings, state: Path, work_of: Callable[[Settings, JobRow], Work | None] = work_now, executor: Executor | None = None, *,
+    patient: bool = False,
 ) -> Iterator[Engine]:  # fmt: skip
     """Lock, open and recover. `executor` runs the attempts: as processes of this box, unless another one takes its place.
+    `patient`: what can't be recovered now, since the disk is full, is left to the runner's first rounds.
 
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
@@ -92,7 +104,12 @@ def engine(
         try:
             attention = threading.Event()
             runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of)
-            runner.recover()
+            try:
+                runner.recover()
+            except (Retryable, OSError) as error:
+                if not patient or (isinstance(error, OSError) and error.errno not in FULL_DISK):
+                    raise
+                log.warning(f"What the last ckptd left open is taken up as soon as that can be written down. {error}")
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:
             journal.close()
@@ -106,17 +123,31 @@ class Daemon:
         self._started = now()
         self._loaded = ConfigLoad(self._started)
         self._stop = threading.Event()
+        self._end: Permanent | None = None
+        """Why the daemon ends by itself."""
         self._complaints = Complaints(log, "the heartbeat")
         self._reload_wanted = False
-        self._runner = threading.Thread(target=parts.runner.run, name="runner", daemon=True)
+        self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
+        self._refusals = Refusals(parts.attention.set)
+        self._disks = DiskWatch(parts.settings, parts.paths, self._refusals, self._tell_disk, self._go_on)
+        self._last_end = last_end.read(parts.paths)
         self._maintenance = JournalMaintenance(
             parts.journal.database, parts.paths, parts.settings.schedule.backups, int(parts.settings.limits.disk_reserve)
         )  # fmt: skip
         self._watcher = self._make_watcher()
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
+        self._parts.runner.waits.refused = self._refusals.note
+        for one in (parts.runner.complaints, self._notifier.complaints, self._complaints):
+            one.noted = self._refusals.note
+        for thread in (self._runner, self._notifier.thread):
+            thread.lost = parts.attention.set
+        self._steps = {name: (Complaints(log, f"the daemon's main loop ({name})"), step) for name, step in self._what_is_done().items()}
         self._announce_rebuilding()
+        if self._last_end is not None:
+            log.warning(f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
+                        code=FaultCode.THREAD_LOST)  # fmt: skip
 
     def _announce_rebuilding(self) -> None:
         """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
@@ -126,10 +157,40 @@ class Daemon:
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
                 "Look at that disk."
             )
-            self._parts.journal.outbox.announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
+            self._announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
+
+    def _announce(self, occasion: str, kind: str, title: str, body: str) -> None:
+        """Notify once for each occasion; while the journal can't be written the message goes out without it."""
+        try:
+            self._parts.journal.outbox.announce(occasion, kind, title, body)
+        except CkptdError:
+            self._notifier.tell(kind, title, body)
+        self._notifier.wake()
+
+    def _tell_disk(self, shortage: Shortage, over: bool) -> None:
+        """Notify that an episode without room began or is over."""
+        notify = self._parts.settings.notify
+        if not notify.urls or "disk_low" not in notify.on:
+            return
+        occasion = f"disk {shortage.folder} {now()} {'over' if over else 'low'}"
+        if over:
+            self._announce(occasion, "disk_low", f"ckptd: there is room again on {shortage.folder}", "What waited goes on by itself.")
+        else:
+            body = f"{shortage.sentence()}. Work waits, nothing is lost, and it goes on by itself when there is room. {shortage.delete}"
+            self._announce(occasion, "disk_low", f"ckptd: no room on {shortage.folder}", body)
+
+    def _go_on(self) -> None:
+        """There is room again: what waited for it does so no longer."""
+        self._parts.runner.room_again()
+        self._watcher.look_again()
+        self._ticks.soon("heartbeat")
 
     def _make_watcher(self) -> Watchers:
-        return Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
+        found = Watchers(self._parts.settings, self._parts.intake, taken=self._parts.runner.wake)
+        for watcher in found.each:
+            watcher.complaints.noted = watcher.tracker.refused = self._refusals.note
+            watcher.thread.lost = self._parts.attention.set
+        return found
 
     def _make_ticks(self) -> Ticks:
         settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
@@ -152,10 +213,16 @@ class Daemon:
         self._ticks.start()
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         self._say_watching("ckptd is watching")
-        self._write_live()
+        self._steps["the live file"][0].during(self._write_live)
         systemd.notify("READY=1\nSTATUS=watching")
         try:
             self._serve()
+        except Permanent as end:
+            last_end.keep(self._parts.paths, last_end.LastEnd(now(), end.fault.sentence()))
+            log.critical(end.fault.sentence(), code=end.fault.code)
+            raise
+        else:
+            last_end.forget(self._parts.paths)
         finally:
             self._shut_down()
 
@@ -178,25 +245,87 @@ class Daemon:
         watchdog = systemd.watchdog_seconds()
         pause = min(IDLE_SECONDS, watchdog / 3) if watchdog else IDLE_SECONDS
         while not self._stop.is_set():
-            self._parts.attention.wait(pause)
+            self._parts.attention.wait(min(pause, SHORT_SECONDS) if self._disks.episodes else pause)
             self._parts.attention.clear()
-            if self._stop.is_set():
-                return
-            if self._parts.paths.suspect.exists():
-                raise Permanent(
-                    FaultCode.JOURNAL_DAMAGED, "go on", "the journal has turned out to be damaged",
-                    "start again: it is set aside and rebuilt then", path=self._parts.paths.journal,
-                )  # fmt: skip
-            if self._reload_wanted:
-                self._take_over_configuration()
-            if self._ticks.look_at_clock():
-                self._notifier.clock_jumped()
-            self._watcher.look()
-            self._write_live()
-            self._notifier.wake()
-            if watchdog and self.healthy():
-                systemd.notify("WATCHDOG=1")
+            for complaints, step in self._steps.values():
+                if self._stop.is_set():
+                    return
+                complaints.during(step)
+            self._end = self._end or self._lost()
+            if self._end is not None:
+                raise self._end
             self._stop.wait(LIVE_SECONDS)
+
+    def _what_is_done(self) -> dict[str, Callable[[], object]]:
+        """Step of the main loop → what it does. One that fails keeps none of the others from its turn."""
+        return {
+            "the journal's state": self._look_at_journal,
+            "the configuration": self._reload_if_wanted,
+            "the clock": self._look_at_clock,
+            "the disks": self._look_at_disks,
+            "the mounts": self._watcher_looks,
+            "the ticks": self._look_at_threads,
+            "the live file": self._write_live,
+            "the notifier": self._notifier.wake,
+            "the watchdog": self._feed_watchdog,
+        }
+
+    def _look_at_journal(self) -> None:
+        if self._parts.paths.suspect.exists():
+            self._end = Permanent(
+                FaultCode.JOURNAL_DAMAGED, "go on", "the journal has turned out to be damaged",
+                "start again: it is set aside and rebuilt then", path=self._parts.paths.journal,
+            )  # fmt: skip
+
+    def _reload_if_wanted(self) -> None:
+        if self._reload_wanted:
+            self._take_over_configuration()
+
+    def _look_at_clock(self) -> None:
+        if self._ticks.look_at_clock():
+            self._notifier.clock_jumped()
+
+    def _look_at_disks(self) -> None:
+        waiting = dict(self._parts.runner.waits.of).values()
+        self._disks.look([Place("", one.fault.path, one.room) for one in waiting if one.room and one.fault.path])
+
+    def _watcher_looks(self) -> None:
+        self._watcher.look()
+
+    def _look_at_threads(self) -> None:
+        """Replace threads that are gone without a word; those that died of an error begin again by themselves."""
+        for thread in self._threads():
+            thread.revive()
+        if not self._ticks.is_alive():
+            log.error("The thread of the ticks died, or one of them hangs; they begin again.")
+            self._ticks.stop()
+            self._ticks = self._make_ticks()
+            self._ticks.start()
+
+    def _feed_watchdog(self) -> None:
+        if self.alive():
+            systemd.notify("WATCHDOG=1")
+
+    def _threads(self) -> tuple[Supervised, ...]:
+        return (self._runner, *(watcher.thread for watcher in self._watcher.each), self._notifier.thread)
+
+    def _guarded(self) -> tuple[Complaints, ...]:
+        return (
+            self._parts.runner.complaints, *(watcher.complaints for watcher in self._watcher.each), self._notifier.complaints,
+            self._complaints,
+            *(complaints for complaints, _ in self._steps.values()),
+        )  # fmt: skip
+
+    def _lost(self) -> Permanent | None:
+        """Why the daemon can't go on: a thread that dies again and again, or that meets the same unforeseen error in every round."""
+        for thread in self._threads():
+            if thread.given_up is not None:
+                return _thread_lost(f"the thread {thread.name} died {len(thread.deaths)} times within a minute: {thread.given_up.why}")
+        for complaints in self._guarded():
+            fault, since = complaints.trouble, complaints.since
+            if fault is not None and fault.code == FaultCode.UNEXPECTED and time.monotonic() - since > UNFORESEEN_SECONDS:
+                return _thread_lost(f"for {UNFORESEEN_SECONDS:.0f} s every round of {complaints.who} met an error: {fault.cause}")
+        return None
 
     def _take_over_configuration(self) -> None:
         """Go on by the configuration as it is now, if all of it is valid and can be changed while we run."""
@@ -212,6 +341,7 @@ class Daemon:
             self._ticks.stop()
             parts = self._parts
             parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
+            self._disks.settings = found
             logs.set_up(found.log, parts.paths.log)
             parts.runner.adopt(found)
             self._notifier.adopt(found.notify)
@@ -227,20 +357,51 @@ class Daemon:
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")
         log.info("stopping", children=len(self._parts.runner.children.running))
-        self._ticks.stop()
-        self._watcher.stop()
-        self._parts.runner.stop()
-        self._runner.join()
-        self._notifier.stop()
-        self._write_live()
+        for step in (
+            self._ticks.stop,
+            self._watcher.stop,
+            self._parts.runner.stop,
+            self._runner.join,
+            self._notifier.stop,
+            self._write_live,
+        ):
+            Complaints(log, "the end").during(step)
         log.info("stopped")
 
-    def healthy(self) -> bool:
-        """Every thread lives, the roots were scanned and the journal took a write not long ago."""
-        age = time.monotonic() - self._watcher.last_scan
+    def alive(self) -> bool:
+        """Every thread lives and makes its rounds, whatever the disks do: what the service manager's watchdog is told."""
+        return all(thread.is_alive() for thread in self._threads()) and not self._standing_still(self._late())
+
+    def _late(self) -> dict[str, tuple[float, Complaints]]:
+        """What has to be done now and then → seconds since it was done last, and who tries."""
+        moment = time.monotonic()
+        scans = {
+            f"no scan of {', '.join(map(str, watcher.roots))} has ended": (moment - watcher.last_scan, watcher.complaints)
+            for watcher in self._watcher.answering
+        }
+        return {**scans, "the journal has taken no write": (moment - self._journal_written, self._complaints)}
+
+    def _standing_still(self, late: dict[str, tuple[float, Complaints]]) -> list[str]:
+        """What is overdue though nothing foreseen keeps it: a disk that is full keeps it for as long as it likes."""
         limit = 3 * self._parts.settings.watch.rescan_seconds + 60
-        threads = (self._runner.is_alive(), self._watcher.is_alive(), self._notifier.thread.is_alive())
-        return all(threads) and age < limit and time.monotonic() - self._journal_written < limit
+        return [
+            f"For {age:.0f} s {what}." for what, (age, who) in late.items()
+            if age >= limit and (who.trouble is None or who.trouble.code == FaultCode.UNEXPECTED)
+        ]  # fmt: skip
+
+    def condition(self) -> Condition:
+        """How the daemon is, for people and programs."""
+        threads, disks = self._threads(), self._disks.shortages()
+        unwell = [f"The thread {one.name} does not run." for one in threads if not one.is_alive()]
+        unwell += self._standing_still(self._late())
+        for complaints in self._guarded():
+            fault, since = complaints.trouble, complaints.since
+            if fault is not None and not (disks and fault.code in ROOM_CODES):
+                unwell.append(f"{fault.sentence()} (for {time.monotonic() - since:.0f} s)")
+        return Condition(
+            "full" if disks else "unwell" if unwell else "healthy", tuple(unwell),
+            deaths=tuple(one.deaths[-1] for one in threads if one.deaths), last_end=self._last_end, places=self._disks.places, disks=disks,
+        )  # fmt: skip
 
     def _write_journal(self) -> None:
         if self._complaints.during(self._parts.journal.controls.heartbeat):
@@ -248,7 +409,7 @@ class Daemon:
 
     def _write_live(self) -> None:
         write_live(self._parts.paths.live, live_file(
-            self._parts.settings, self._watcher, self._parts.runner, started=self._started, healthy=self.healthy(), loaded=self._loaded,
+            self._parts.settings, self._watcher, self._parts.runner, started=self._started, condition=self.condition(), loaded=self._loaded,
             care=self._maintenance.state(),
         ))  # fmt: skip
 
@@ -262,11 +423,21 @@ class Daemon:
             "ckptd_outbox_pending": float(self._parts.journal.outbox.pending()),
             "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
             "ckptd_resident_bytes": float(psutil.Process().memory_info().rss),
+            "ckptd_disk_low": float(len(self._disks.episodes)),
+            "ckptd_state_free_bytes": float(free_disk(self._parts.paths.state)),
+            "ckptd_output_free_bytes": float(free_disk(self._parts.paths.output)),
+            "ckptd_thread_deaths": float(sum(one.deaths[-1].count for one in self._threads() if one.deaths)),
         }
         metrics.write(file, metrics.render(self._parts.journal.jobs.counts(), gauges))
 
 
+def _thread_lost(cause: str) -> Permanent:
+    return Permanent(
+        FaultCode.THREAD_LOST, "go on", cause, "look into the log for its traceback, and report it; the service manager starts ckptd again",
+    )  # fmt: skip
+
+
 def serve(settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None) -> None:
     """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `executor`: as for `engine`."""
-    with engine(settings, settings.state_directory, executor=executor) as parts:
+    with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
         Daemon(parts, reload).run()

@@ -6,7 +6,7 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
@@ -18,9 +18,14 @@ from daemon.journal.database import reading
 from daemon.journal.overview import JobView, JournalCare, LostRow, Overview, TargetState, attempts_of, jobs_named, overview
 from daemon.journal.rewrites import Rewritten
 from daemon.journal.rows import AttemptRow, StageRow
+from daemon.operating.disk_watch import advice
+from daemon.operating.last_end import LastEnd
+from daemon.operating.last_end import read as read_last_end
 from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
 from daemon.publishing.closing import target_of
+from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import is_locked
+from daemon.system.threads import Death
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,14 @@ class DaemonState:
     healthy: bool | None
     configuration: ConfigLoad | None
     journal: JournalCare | None
+    verdict: str | None = None
+    """`healthy`; `full`: a disk has no room, and work waits; `unwell`."""
+    unwell: tuple[str, ...] = ()
+    """Why it is unwell, as sentences."""
+    deaths: tuple[Death, ...] = ()
+    """Threads that died of an error since the start, and were begun again: the latest of each."""
+    said: str | None = None
+    """When it last wrote of itself."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +153,10 @@ class Snapshot:
     """State → number of notifications."""
     notified: tuple[TargetState, ...]
     """The services that get them."""
+    disks: tuple[Shortage, ...] = ()
+    """File systems without room for what is to be written."""
+    last_end: LastEnd | None = None
+    """Why the daemon, or the one before it, ended by itself."""
 
 
 def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
@@ -152,10 +169,14 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
             seen = overview(connection, limit)
     except FileNotFoundError:
         seen = Overview()
+    disks = _short(state, live)
+    verdict = live.verdict if not running or not disks else "full"
     return Snapshot(
         version=__version__,
         state_directory=str(state),
-        daemon=DaemonState(running, live.pid, live.started, live.healthy, live.configuration, live.journal),
+        daemon=DaemonState(
+            running, live.pid, live.started, live.healthy, live.configuration, live.journal, verdict, live.unwell, live.deaths, live.time
+        ),
         paused=seen.paused_since,
         journal=seen.rebuilt,
         roots=live.roots,
@@ -167,7 +188,19 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         counts=seen.counts,
         outbox=seen.outbox,
         notified=seen.targets,
+        disks=disks,
+        last_end=live.last_end or read_last_end(paths),
     )
+
+
+def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
+    """What has no room now: looked at afresh, since a daemon on a full disk may not be able to say so; else as it said."""
+    places = live.places or (Place("state.directory", str(state), LEAST_BYTES),)
+    told = {one.folder: one for one in live.disks}
+    needs = [Place(one.keys[0], one.folder, one.needed) for one in live.disks]
+    refused = {one.folder: one.refused for one in live.disks if one.refused is not None}
+    found = short_of_room(places, needs, refused)
+    return tuple(replace(one, delete=told[one.folder].delete if one.folder in told else advice(one, StatePaths(state))) for one in found)
 
 
 def find(state: Path, wanted: str) -> list[JobDetails]:

@@ -7,15 +7,19 @@ it for an hour: `Ticks.look_at_clock` notices, and starts every interval afresh.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 import structlog
+from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 
 log = structlog.get_logger("schedule")
 
+LATE_ROUNDS = 10
+"""So many times its interval the most frequent tick may be late before all are started afresh."""
 JUMP_SECONDS = 2.0
 """A smaller step of the clock is the time service's everyday work and delays a tick by no more than itself."""
 
@@ -27,12 +31,24 @@ class Ticks:
         self._scheduler = BackgroundScheduler(
             timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
         )  # fmt: skip
+        self._ticked = time.monotonic()
+        self._late = LATE_ROUNDS * min(seconds for seconds, _ in ticks.values())
         for name, (seconds, function) in ticks.items():
-            self._scheduler.add_job(function, "interval", seconds=seconds, id=name, name=name)
+            self._scheduler.add_job(self._tick, "interval", (function,), seconds=seconds, id=name, name=name)
         self._offset = _offset()
+
+    def _tick(self, function: Callable[[], object]) -> None:
+        self._ticked = time.monotonic()
+        function()
+
+    def is_alive(self) -> bool:
+        """Whether the thread lives, and something ticked not long ago."""
+        thread = self._scheduler._thread
+        return thread is not None and thread.is_alive() and time.monotonic() - self._ticked < self._late
 
     def start(self) -> None:
         """Begin to tick."""
+        self._ticked = time.monotonic()
         self._scheduler.start()
 
     def soon(self, name: str) -> None:
@@ -41,7 +57,8 @@ class Ticks:
 
     def stop(self) -> None:
         """No tick begins after this."""
-        self._scheduler.shutdown(wait=False)
+        with contextlib.suppress(SchedulerNotRunningError):
+            self._scheduler.shutdown(wait=False)
 
     def look_at_clock(self) -> bool:
         """Whether the wall clock was set (or the box slept) since the last look; all ticks fire now then."""

@@ -156,7 +156,7 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     except CkptdError as error:
         return error.fault
     except OSError as error:
-        return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}").fault
+        return from_oserror(error, f"publish the export of {job.checkpoint.run} step {job.checkpoint.step}", str(paths.output)).fault
     wanted = published.state in settings.notify.on and settings.notify.urls
     if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one

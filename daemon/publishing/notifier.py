@@ -12,11 +12,9 @@ import hashlib
 import os
 import re
 import select
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -25,7 +23,9 @@ from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
 from daemon.publishing.sending import Outcome, Sending
+from daemon.publishing.untold import Attempt, Untold
 from daemon.system.rounds import Complaints
+from daemon.system.threads import Supervised
 
 log = structlog.get_logger("notify")
 
@@ -48,20 +48,6 @@ SAFE_SECONDS = 600.0
 """Longest pause, should a hint have been lost."""
 _ROUNDS = 100_000
 """Of the digest of a URL: its secrets may be short, and each guess should cost something."""
-
-
-class Attempt(Protocol):
-    """A message on its way to one service."""
-
-    @property
-    def wait_handle(self) -> int | None:
-        """A file descriptor that becomes readable when there is something to poll for, if there is one."""
-
-    def poll(self) -> Outcome | None:
-        """How it ended, the same at every further call; None while it goes on."""
-
-    def end(self) -> None:
-        """End it now."""
 
 
 @dataclass(frozen=True)
@@ -101,19 +87,24 @@ class Notifier:
         self._flights: dict[str, _Flight] = {}
         """By the target's digest. One that has ended stays until the journal has taken how, lest the message be sent again."""
         self._hint = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stopping = False
-        self.thread = threading.Thread(target=self._run, name="notify", daemon=True)
+        self._stopping, self._next_pause = False, 1.0
+        self._untold = Untold(begin)
+        self.complaints = Complaints(log, "the notifier")
+        self.thread = Supervised("notify", self._run, log, stop=self._end)
 
     def start(self) -> None:
         """Begin delivering, first what an earlier daemon left. What ends from now on is for the services that the configuration names."""
-        Complaints(log, "the notifier").during(self.know_targets)
+        self.complaints.during(self.know_targets)
         self.thread.start()
 
     def stop(self) -> None:
         """End after what is being sent, as long as that does not take long."""
+        self._end()
+        self.thread.join(15)
+
+    def _end(self) -> None:
         self._stopping = True
         self.wake()
-        self.thread.join(15)
 
     @property
     def sending(self) -> bool:
@@ -124,15 +115,20 @@ class Notifier:
         """There may be something to deliver; may be called from any thread."""
         os.eventfd_write(self._hint, 1)
 
+    def tell(self, kind: str, title: str, body: str) -> None:
+        """Send this without the journal, which can't be written now; it is tried until it arrives or the daemon ends. From any thread."""
+        self._untold.add(kind, title, body, {place_of(number, url): url for number, url in enumerate(self._settings.urls)})
+        self.wake()
+
     def _run(self) -> None:
-        complaints = Complaints(log, "the notifier")
         while not self._stopping:
-            self.wait(self._pause() if complaints.during(self.tick) else 1.0)
+            self.wait(self._next_pause if self.complaints.during(self._round) else 1.0)
         end = time.monotonic() + STOP_SECONDS
-        while self._flights and time.monotonic() < end and complaints.during(self._collect):
+        while self._flights and time.monotonic() < end and self.complaints.during(self._collect):
             self.wait(LOOK_SECONDS)
         for flight in self._flights.values():
             flight.attempt.end()
+        self._untold.end()
 
     def wait(self, seconds: float) -> None:
         """Until `wake`, news of what is being sent, or so long."""
@@ -155,8 +151,13 @@ class Notifier:
         self._journal.outbox.hasten()
         self.wake()
 
+    def _round(self) -> None:
+        self.tick()
+        self._next_pause = self._pause()
+
     def tick(self) -> None:
         """One round: take in what ended, begin to send what is due."""
+        self._untold.tick()
         self.know_targets()
         self._collect()
         self._begin_due()
@@ -180,7 +181,7 @@ class Notifier:
 
     def _pause(self) -> float:
         """Seconds until there is something to do, unless somebody says so earlier."""
-        if self._flights:
+        if self._flights or self._untold:
             return LOOK_SECONDS
         following = self._journal.outbox.next_due() if self._targets else None
         return SAFE_SECONDS if following is None else min(SAFE_SECONDS, max(0.0, following - self._clock()))

@@ -56,7 +56,9 @@ def settle(
         if not (resumable and decision.state == "waiting"):
             _clear(attempt.staging)
     _clear(attempt.folder / "tmp")
-    journal.attempts.settle(ended, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, measured=measured)
+    journal.attempts.settle(
+        ended, result, state=decision.state, retry_delay=decision.delay, crashed=crashed, counted=decision.counted, measured=measured
+    )  # fmt: skip
     _say(ended, result, decision, log_file)
 
 

@@ -18,7 +18,7 @@ from daemon.config.paths import Paths
 from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptRow
+from daemon.journal.rows import AttemptId, AttemptRow
 from daemon.publishing.lending import lend_of_former_version, take_all_back
 from daemon.publishing.swap import complete_swaps
 from daemon.running.executor import Attempt, Bounds, Executor
@@ -31,10 +31,17 @@ END_SECONDS = 15.0
 """That it waits for the end of an attempt that still runs and that nobody needs."""
 
 
-def left_open(journal: Journal, executor: Executor, bounds: Bounds) -> list[tuple[AttemptRow, Attempt | StageResult | None]]:
-    """Every attempt without an outcome, with what its executor says became of it: it still runs, it left a result, or (None) neither."""
+def left_open(
+    journal: Journal, executor: Executor, bounds: Bounds, mine: Collection[AttemptId] = ()
+) -> list[tuple[AttemptRow, Attempt | StageResult | None]]:
+    """Every attempt without an outcome, with what its executor says became of it: it still runs, it left a result, or (None) neither.
+
+    `mine`: attempts that were taken over already.
+    """
     found = []
     for row in journal.attempts.open():
+        if row.id in mine:
+            continue
         with structlog.contextvars.bound_contextvars(job=row.job, stage=row.stage):
             left = executor.reclaim(row.executor_id, row.folder, bounds)
             if left is None or isinstance(left, StageResult):

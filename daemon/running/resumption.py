@@ -6,8 +6,9 @@ answer is there, the job waits.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import structlog
@@ -19,6 +20,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import keys_of
+from daemon.system.threads import Owner, ThreadDied
 
 log = structlog.get_logger("runner")
 
@@ -27,7 +29,7 @@ class Rechecks:
     """Reads finished outputs again, one after the other, beside the runner."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recheck")
+        self._thread = Owner("recheck")
         self._answers: dict[Path, Future[bool]] = {}
         self._changed = changed
 
@@ -36,11 +38,16 @@ class Rechecks:
         if folder not in self._answers:
             self._answers[folder] = self._thread.submit(is_whole, folder, tuple(files))
             self._answers[folder].add_done_callback(lambda _: self._changed())
-        return self._answers.pop(folder).result() if self._answers[folder].done() else None
+        if not self._answers[folder].done():
+            self._thread.see()
+            return None
+        with contextlib.suppress(ThreadDied):
+            return self._answers.pop(folder).result()
+        return None
 
     def close(self) -> None:
         """Wait for the file that is being read, drop the rest."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close(drop=True)
 
 
 class Resumption:

@@ -39,7 +39,7 @@ from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS
 from daemon.running.rules.ready import next_lane, verifying
 from daemon.running.starter import Starter, sized_by
-from daemon.running.waits import Waits
+from daemon.running.waits import FOR_ROOM, Waits
 from daemon.system.rounds import Complaints
 
 log = structlog.get_logger("runner")
@@ -72,7 +72,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._wake = threading.Event()
-        self._stopping = self._hurry = False
+        self._stopping = self._hurry = self._room = self._recovered = False
         self._adopted: Settings | None = None
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
@@ -92,10 +92,11 @@ class Runner:
     # Life
 
     def recover(self) -> None:
-        """Settle or take over what a dead daemon left open; must be called once, before the first tick, in the thread of the ticks
-        or before that thread begins."""
+        """Settle or take over what a dead daemon left open; must be called before the first tick, in the thread of the ticks or before that
+        thread begins. Where the journal can't be written now, `run` does the rest of it first."""
         limits = self.settings.limits
-        for row, left in left_open(self.journal, self.executor, bounds_of(limits)):
+        mine = {running.id for running in self.children.running.values()}
+        for row, left in left_open(self.journal, self.executor, bounds_of(limits), mine):
             if left is not None and not isinstance(left, StageResult):
                 if self._take_over(row, left):
                     continue
@@ -105,6 +106,7 @@ class Runner:
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
             log.info("removed what no job needs", path=path)
+        self._recovered = True
 
     def _take_over(self, row: AttemptRow, attempt: Attempt) -> bool:
         """Go on with an attempt that still runs; False where nobody needs it any more, or this version can't."""
@@ -120,11 +122,16 @@ class Runner:
     def run(self) -> None:
         """Work until `stop`; then end the children and record them as interrupted."""
         while not self._stopping:
-            if not self.complaints.during(self.tick):
+            if not self.complaints.during(self._round):
                 self._wake.wait(1)
-            self._sleep()
         self._end_children()
         self._resumption.close()
+
+    def _round(self) -> None:
+        if not self._recovered:
+            self.recover()
+        self.tick()
+        self._sleep()
 
     def stop(self) -> None:
         """Let `run` return; may be called from any thread."""
@@ -143,6 +150,18 @@ class Runner:
         """Go on by another configuration from the next round on; may be called from any thread."""
         self._adopted = settings
         self._wake.set()
+
+    def room_again(self) -> None:
+        """There is room on the disks again: what waited for some goes on in the next round; may be called from any thread."""
+        self._room = True
+        self._wake.set()
+
+    def _take_room(self) -> None:
+        """Let what waits for room, or for its next try after a full disk, go on now."""
+        if self._room:
+            self.journal.stages.hasten(FOR_ROOM)
+            self.waits.room_again()
+            self._room = False
 
     def _adopt_settings(self) -> None:
         """Go on by the configuration that `adopt` was given."""
@@ -175,6 +194,7 @@ class Runner:
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
         self._adopt_settings()
+        self._take_room()
         self._reap()
         self._clear_ended()
         self.children.relieve(int(self.settings.limits.memory_reserve))
@@ -212,7 +232,9 @@ class Runner:
             except CkptdError:
                 raise
             except OSError as error:
-                self.waits.add(job.id, from_oserror(error, "go on with the export").fault, WAIT_SECONDS)
+                fault = from_oserror(error, "go on with the export").fault
+                self.waits.refused(fault)
+                self.waits.add(job.id, fault, WAIT_SECONDS)
             except Exception as error:
                 log.exception("the export met an error that nobody foresaw; it is tried again, the others go on")
                 cause = f"{type(error).__name__}: {error}"
@@ -292,6 +314,7 @@ class Runner:
                 if self._is_rewritten(job) or self._inputs_vanished(running):
                     result = self.children.interrupted(result)
                 settle(self.journal, self.settings.limits, running.id, result, measured=measure(running, result))
+            self.waits.refused(result.fault)
             self.children.forget(running)  # last: if the journal could not take it, the next round tries again
             self.waits.end(job.id)
         if self.children.running:
@@ -309,6 +332,7 @@ class Runner:
         fault = close_job(job, stages, self.journal, self.paths, self.settings)
         if fault:
             self._resumption.forget(job.id)  # what was finished may be what is gone
+            self.waits.refused(fault)
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
         self._resumption.keep(job, stages, int(self.settings.output.kept_size))

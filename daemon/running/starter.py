@@ -117,13 +117,14 @@ class Starter:
             self._journal.stages.end(job.id, spec.name, "failed", admission.fault)
             return True
         if admission.fault:
-            self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory)
+            self._waits.add(job.id, admission.fault, WAIT_SECONDS, need.memory, admission.room)
             return False
         self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
         fault, claimed = self._children.start(one, Grant(threads, size, need), limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
+        self._waits.refused(fault)
         if fault and claimed:
             result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
             settle(self._journal, limits, one.attempt, result)

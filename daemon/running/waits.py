@@ -6,6 +6,7 @@ A part of the runner; the live view copies `of` to show it.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -22,6 +23,8 @@ PATIENCE_SECONDS = 120.0
 MEMORY = FaultCode.MEMORY_NOW
 SOON = frozenset({FaultCode.VERIFYING, FaultCode.TURN})
 """What a job waits for that takes it no further from its next stage: it is not said in the log, and no other job is begun meanwhile."""
+FOR_ROOM = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
+"""What a job waits for that room on a disk may end."""
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Waiting:
     until: float
     need: int = 0
     """Bytes of memory that it waits for."""
+    room: int = 0
+    """Bytes of disk that must be free where its fault says, where it waits for them."""
     told: tuple[str, float] | None = None
     """Code of what was said last in the log, and since when the job has waited for that, with short waits in between."""
 
@@ -43,6 +48,8 @@ class Waits:
     def __init__(self, children: Children) -> None:
         self._children = children
         self.of: dict[str, Waiting] = {}
+        self.refused: Callable[[Fault | None], object] = lambda fault: None
+        """Called with what kept something from being written."""
         self.alone: dict[tuple[str, str], float] = {}
         """(job, stage) that waits to run alone → since when (monotonic). A changed configuration does not begin its patience again."""
 
@@ -62,7 +69,7 @@ class Waits:
         waiting = self.of.get(job)
         return waiting is None or time.monotonic() >= waiting.until
 
-    def add(self, job: str, fault: Fault, seconds: float, need: int = 0) -> None:
+    def add(self, job: str, fault: Fault, seconds: float, need: int = 0, room: int = 0) -> None:
         """The job waits: say it once, and ask again after `seconds`. One that has children is not waiting."""
         if self._children.of(job):
             return
@@ -75,11 +82,17 @@ class Waits:
                 log.warning(f"waiting: {fault.sentence()}", code=fault.code)
                 told = (fault.code, now)
             since = told[1]
-        self.of[job] = Waiting(fault, since, now + seconds, need, told)
+        self.of[job] = Waiting(fault, since, now + seconds, need, room, told)
 
     def end(self, job: str) -> None:
         """The job does not wait any more, or has ended."""
         self.of.pop(job, None)
+
+    def room_again(self) -> None:
+        """There is room on the disks again: what waits for some is looked at at once."""
+        for waiting in self.of.values():
+            if waiting.fault.code in FOR_ROOM:
+                waiting.until = 0.0
 
     def held_for_others(self, job: str) -> int:
         """Bytes of memory that `job` has to leave alone, since another one has waited for them too long."""

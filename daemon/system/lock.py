@@ -23,19 +23,18 @@ PATIENCE_SECONDS = 1.0
 def locked(lock: Path) -> Iterator[None]:
     """Hold the journal's lock. Raises UsageError when another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "a+") as stream:
+    with open(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0) as stream:
         try:
             _lock(stream.fileno())
         except BlockingIOError:
-            stream.seek(0)
-            owner = stream.read().strip() or "unknown"
+            owner = stream.read(100).decode(errors="replace").strip() or "unknown"
             raise UsageError(
                 FaultCode.ALREADY_RUNNING, "start on this journal", f"another ckptd (pid {owner}) works with it",
                 "stop that one, or name another state.directory for this one", path=lock.parent,
             ) from None  # fmt: skip
-        stream.truncate(0)
-        stream.write(str(os.getpid()))
-        stream.flush()
+        mine = str(os.getpid()).encode()
+        stream.write(mine)  # over what is there, so that a full disk is no obstacle
+        stream.truncate(len(mine))
         yield
 
 

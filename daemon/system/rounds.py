@@ -17,8 +17,10 @@ class Complaints:
     """The errors of one thread; `who` begins the sentences, for example "the watcher"."""
 
     def __init__(self, log: Any, who: str) -> None:
-        self._log, self._who = log, who
+        self._log, self.who = log, who
         self._said: str | None = None
+        self.noted: Callable[[Fault], object] = lambda fault: None
+        """Called with the error of each round that fails."""
         self.trouble: Fault | None = None
         """The error of the last round; None if it succeeded."""
         self.since = 0.0
@@ -31,18 +33,18 @@ class Complaints:
         except CkptdError as error:
             self._say(error)
         except OSError as error:
-            self._say(from_oserror(error, f"do a round of {self._who}"))
+            self._say(from_oserror(error, f"do a round of {self.who}"))
         except Exception as error:
             if self._said != repr(error):
-                self._log.exception(f"{self._who} met an error that nobody foresaw, and goes on")
+                self._log.exception(f"{self.who} met an error that nobody foresaw, and goes on")
             self._said = repr(error)
             cause = f"{type(error).__name__}: {error}"
             remedy = "report it with the log's traceback"
-            self._note(Fault(code=FaultCode.UNEXPECTED, operation=f"do a round of {self._who}", cause=cause, remedy=remedy))
+            self._note(Fault(code=FaultCode.UNEXPECTED, operation=f"do a round of {self.who}", cause=cause, remedy=remedy))
         else:
             self.trouble = None
             if self._said is not None:
-                self._log.info(f"{self._who} works again")
+                self._log.info(f"{self.who} works again")
             self._said = None
             return True
         return False
@@ -57,3 +59,4 @@ class Complaints:
         if self.trouble is None:
             self.since = time.monotonic()
         self.trouble = fault
+        self.noted(fault)

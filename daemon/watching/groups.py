@@ -39,7 +39,8 @@ class Watchers:
     def __init__(self, settings: Settings, intake: Intake, taken: Callable[[], None]) -> None:
         self._silent: dict[Path, float] = {}
         self._of: dict[Path, Watcher] = {}
-        self._watchers: list[Watcher] = []
+        self.each: list[Watcher] = []
+        """The watchers, one for each mount."""
         groups = groups_of(settings.watch.roots)
         for group in groups:
             # Its own name, also against a watcher from before a reload that still waits for its mount.
@@ -47,22 +48,22 @@ class Watchers:
             elsewhere = frozenset(str(root) for other in groups if other is not group for root in other)
             watch = settings.watch.model_copy(update={"roots": group})
             watcher = Watcher(settings.model_copy(update={"watch": watch}), own, taken, elsewhere=elsewhere)
-            self._watchers.append(watcher)
+            self.each.append(watcher)
             self._of.update(dict.fromkeys(group, watcher))
 
     def start(self) -> None:
         """Start every thread; comes back when the roots that answer are watched."""
-        for watcher in self._watchers:
+        for watcher in self.each:
             watcher.start()
-        for watcher in self._watchers:
+        for watcher in self.each:
             watcher.ready.wait(SILENT_SECONDS)
 
     def stop(self) -> None:
         """End the threads and the observers; a thread whose mount does not answer is left behind."""
         self.look()
-        for watcher in self._watchers:
+        for watcher in self.each:
             watcher.end()
-        for watcher in self._watchers:
+        for watcher in self.each:
             silent = any(self._of[root] is watcher for root in self._silent)
             watcher.stop(patience=0.1 if silent else 10)
 
@@ -90,24 +91,29 @@ class Watchers:
         return dict(self._silent)
 
     @property
+    def answering(self) -> list[Watcher]:
+        """The watchers of the mounts that answer."""
+        return [watcher for watcher in self.each if not any(self._of[root] is watcher for root in self._silent)]
+
+    def look_again(self) -> None:
+        """Look at everything soon; may be called from any thread."""
+        for watcher in self.each:
+            watcher.look_again()
+
+    @property
     def last_scan(self) -> float:
         """When the scan ended that is longest ago, of the roots that answer."""
-        found = [watcher.last_scan for root, watcher in self._of.items() if root not in self._silent]
-        return min(found, default=time.monotonic())
+        return min((watcher.last_scan for watcher in self.answering), default=time.monotonic())
 
     @property
     def incomplete(self) -> dict[Path, Incomplete]:
         """Quiet directories that are not whole. May be asked from any thread, as the next."""
-        return {path: entry for watcher in self._watchers for path, entry in dict(watcher.tracker.incomplete).items()}
+        return {path: entry for watcher in self.each for path, entry in dict(watcher.tracker.incomplete).items()}
 
     @property
     def passed_over(self) -> dict[Path, str]:
         """Directory that holds a checkpoint → why it is not taken, and what to set."""
-        return {path: why for watcher in self._watchers for path, why in watcher.tracker.passed_over.items()}
-
-    def is_alive(self) -> bool:
-        """Whether every thread lives."""
-        return all(watcher.thread.is_alive() for watcher in self._watchers)
+        return {path: why for watcher in self.each for path, why in watcher.tracker.passed_over.items()}
 
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip

@@ -67,11 +67,15 @@ class Tracker:
         """Roots of which a scan has ended since the start: the journal says what was passed over before, not why."""
         self._passed: dict[Path, dict[Path, str]] = {}
         """Root → what its last scan saw and did not take, and what it could not come to."""
+        self._unpinned: dict[Path, str] = {}
+        """Directory that could not be pinned at the last try → why. Replaced as a whole."""
+        self.refused: Callable[[Fault | None], object] = lambda fault: None
+        """Called with what kept a checkpoint from being pinned."""
 
     @property
     def passed_over(self) -> dict[Path, str]:
         """Directory that holds a checkpoint → why it is not taken, and what to set. May be read from any thread."""
-        return {path: why for group in (self._refused, *self._passed.values()) for path, why in group.items()}
+        return {path: why for group in (self._refused, self._unpinned, *self._passed.values()) for path, why in group.items()}
 
     def next_due(self) -> float | None:
         """When the next look is due; None while nothing moves."""
@@ -209,7 +213,9 @@ class Tracker:
             self._settler.hint(str(path), now)
             return
         except (OSError, Retryable) as error:
-            fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint")).fault
+            fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
+            self._unpinned = {**self._unpinned, path: _why(fault)}
+            self.refused(fault)
             self.say_once(f"pin:{path}:{fault.code}", fault.sentence())
             return  # the next rescan tries again
         self._forget(path)
@@ -251,6 +257,8 @@ class Tracker:
         self._intake.journal.sightings.add_lost(str(path), entry.first, entry.last, lived)
 
     def _forget(self, path: Path) -> None:
+        if path in self._unpinned:
+            self._unpinned = {other: why for other, why in self._unpinned.items() if other != path}
         self._settler.forget(str(path))
         self._undecided.discard(str(path))
         self._sighted.pop(path, None)

@@ -15,6 +15,7 @@ import structlog
 
 from daemon.config.settings import Settings
 from daemon.system.rounds import Complaints
+from daemon.system.threads import Supervised
 from daemon.watching.inotify import Hint, Hints, Kind
 from daemon.watching.intake import Intake
 from daemon.watching.observers import Observers, innermost_first
@@ -47,7 +48,8 @@ class Watcher:
         """Set once the roots are watched."""
         self.last_scan = time.monotonic()
         """When a scan last ended; the first one has as long as any other before it is missed."""
-        self.thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.complaints = Complaints(log, "the watcher")
+        self.thread = Supervised("watch", self._run, log, stop=self._stopping.set)
 
     def start(self) -> None:
         """Register the watches, then scan: what appears in between is seen by both."""
@@ -74,20 +76,28 @@ class Watcher:
         """Whether the root was there when it was last looked for; one that leads into another by a link counts as there."""
         return self._observers.roots.get(root, (0, 0)) is not None
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """What it watches."""
+        return self._settings.roots
+
+    def look_again(self) -> None:
+        """Look at everything soon, for example since there is room for pins again; may be called from any thread."""
+        self._hints.put(Hint(Kind.LOOK))
+
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip
         return self._observers.backend_of(root)
 
     def _run(self) -> None:
-        complaints = Complaints(log, "the watcher")
         while not self._stopping.is_set() and not self.ready.is_set():
             self._working_since = time.monotonic()
-            if complaints.during(self._observers.renew):
+            if self.complaints.during(self._observers.renew):
                 self.ready.set()
             else:
                 self._stopping.wait(1)
         while not self._stopping.is_set():
-            if not complaints.during(self._round):
+            if not self.complaints.during(self._round):
                 self._stopping.wait(1)
 
     def _round(self) -> None:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from daemon.contract.errors import Fault, Retryable
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
+from daemon.running.rules.retry import NOT_ITS_OWN, decide
+from daemon.running.runner import Runner
+from daemon.running.workers.attempt_log import AttemptLog
+from daemon.running.workers.post_mortem import Death, conclude
+from handlers.__main__ import _failed
+from tests.journal.conftest import enter
+from tests.runner.desk import Desks
 
 SCRIPT = """
 set -u
@@ -54,3 +69,81 @@ def test_a_full_disk_is_temporary_and_the_export_goes_on_when_there_is_room(tmp_
     assert str(out / "pico-run" / "step-4" / "MANIFEST.json") in after
     merges = [line for line in answer.stderr.splitlines() if line == "merge: running"]
     assert len(merges) == 1, "the finished merge must not be repeated"
+
+
+@pytest.mark.parametrize("code", sorted(NOT_ITS_OWN))
+def test_a_full_disk_never_counts_against_a_stage(code: FaultCode) -> None:
+    fault = Fault(code=code, operation="o", cause="c", remedy="r")
+    result = StageResult(outcome=Outcome.RETRYABLE, fault=fault)
+    decision = decide(result, 99, 3, 10.0, random.Random(1))
+    assert decision.state == "waiting" and not decision.counted and decision.delay is not None
+    other = decide(result.model_copy(update={"fault": fault.model_copy(update={"code": FaultCode.CRASHED})}), 99, 3, 10.0, random.Random(1))
+    assert other.state == "failed" and other.counted
+
+
+def test_a_stage_that_met_a_full_disk_goes_on_at_once_when_there_is_room(make_desk: Desks) -> None:
+    desk = make_desk(limits={"attempts": 1, "retry_seconds": 3600})
+    job = desk.add("run", 4)
+    full = Fault(code=FaultCode.DISK_FULL, operation="write", cause="No space left", remedy="free some")
+    good = desk.script
+    desk.script = lambda context: StageResult(outcome=Outcome.RETRYABLE, fault=full, retry_after=3600.0)
+    noted: list[Any] = []
+    desk.runner.waits.refused = noted.append
+    desk.tick(5)
+    assert desk.started == ["run-4 merge"] and desk.state(job) == "running" and full.code in [fault.code for fault in noted if fault]
+    desk.script = good
+    desk.tick(3)
+    assert len(desk.started) == 1, "it waits"
+    desk.runner.room_again()
+    desk.tick(40)
+    assert desk.state(job) == "succeeded" and desk.journal.stages.of(job)["merge"].failures == 0
+
+
+def test_what_waits_for_another_reason_is_not_hastened(make_desk: Desks) -> None:
+    desk = make_desk()
+    enter(desk.journal)
+    desk.journal.jobs.start("job", None)
+    for stage, code in (("merge", FaultCode.DISK_FULL), ("pytorch", FaultCode.CRASHED)):
+        fault = Fault(code=code, operation="o", cause="c", remedy="r").model_dump_json()
+        desk.journal.database.write("test", lambda c, s=stage, f=fault: c.execute(
+            "UPDATE stage SET retry_at = ?2, retry_delay = 3600, fault = ?1 WHERE name = ?3", (f, time.time() + 3000, s)))  # fmt: skip
+    desk.journal.stages.hasten([FaultCode.DISK_FULL])
+    assert {name: row.due(time.time()) for name, row in desk.journal.stages.of("job").items() if name in ("merge", "pytorch")} == {
+        "merge": True, "pytorch": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["I/O error: No space left on device (os error 28)", "write: Disk quota exceeded"])
+def test_a_library_that_raises_its_own_error_on_a_full_disk_is_understood(text: str) -> None:
+    result = _failed(RuntimeError(text), "merge", "/staging")
+    assert result.fault is not None and result.fault.code == FaultCode.DISK_FULL and result.fault.path == "/staging"
+
+
+def test_a_write_through_memory_on_a_full_disk_is_no_crash_of_the_stage(tmp_path: Path) -> None:
+    context = StageContext.model_construct(stage="merge", result=str(tmp_path / "result.json"), staging=str(tmp_path))
+    log = AttemptLog(tmp_path / "log.txt", 1 << 16)
+    full = conclude(context, log, Death(code=-signal.SIGBUS, no_room="/staging"), 1.0)
+    assert full.fault is not None and full.fault.code == FaultCode.DISK_FULL and "/staging" in full.fault.cause
+    other = conclude(context, log, Death(code=-signal.SIGBUS), 1.0)
+    assert other.fault is not None and other.fault.code == FaultCode.CRASHED
+
+
+def test_a_start_that_can_not_write_down_what_was_left_open_does_so_later(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = make_desk()
+    job = desk.add("run", 4)
+    desk.script = lambda context: None
+    desk.tick(3)
+    left = Runner(desk.runner.settings, desk.journal, desk.runner.paths, desk.runner.executor)
+    real, fails = desk.journal.attempts.settle, [1, 1]
+
+    def settle(*arguments: Any, **named: Any) -> None:
+        if fails.pop() if fails else 0:
+            raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, "write", "the disk is full (SQLITE_FULL)", "free space")
+        real(*arguments, **named)
+
+    monkeypatch.setattr(desk.journal.attempts, "settle", settle)
+    with pytest.raises(Retryable):
+        left.recover()
+    monkeypatch.setattr(left, "_sleep", lambda: None)
+    assert [left.complaints.during(left._round) for _ in range(2)] == [False, True]
+    assert desk.journal.stages.of(job)["merge"].failures == 0 and next(iter(desk.journal.attempts.of(job))).outcome == "interrupted"

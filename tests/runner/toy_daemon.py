@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from daemon.cli.main import exit_code_of
 from daemon.config.loading import load
 from daemon.config.paths import prepare
+from daemon.contract.errors import CkptdError
 from daemon.operating import logs
 from daemon.operating.service import serve
 from daemon.running.workers.executor import LocalExecutor
@@ -17,4 +19,7 @@ if __name__ == "__main__":
     config = Path(sys.argv[1])
     settings = load(config, need_roots=True)
     logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
-    serve(settings, reload=lambda: load(config, need_roots=True), executor=LocalExecutor(TOY))
+    try:
+        serve(settings, reload=lambda: load(config, need_roots=True), executor=LocalExecutor(TOY))
+    except CkptdError as error:
+        sys.exit(exit_code_of(error))

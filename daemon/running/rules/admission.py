@@ -16,6 +16,7 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.running.rules.estimates import Estimate
 from daemon.system import box
 from daemon.system.box import human
+from daemon.system.disks import LEAST_INODES, free_inodes
 
 WAIT_SECONDS = 30.0
 
@@ -29,6 +30,8 @@ class Admission:
 
     fault: Fault | None = None
     never: bool = False
+    room: int = 0
+    """Bytes that must be free on the disk that the fault names, where it is room that is lacking."""
 
 
 @dataclass(frozen=True)
@@ -77,5 +80,12 @@ def admit(
             return Admission(Fault(
                 code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
                 remedy=f"free space there, point {key} at a larger disk, or lower limits.disk_reserve",
+            ), room=wanted + disk_reserve)  # fmt: skip
+        inodes = free_inodes(folder)
+        if inodes is not None and inodes < LEAST_INODES:
+            cause = f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it holds too many files"
+            return Admission(Fault(
+                code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
+                remedy=f"delete files there, or point {key} at another disk",
             ))  # fmt: skip
     return Admission()

@@ -10,6 +10,8 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 
 MAX_DELAY = 3600.0
+NOT_ITS_OWN = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.READ_ONLY})
+"""What says nothing about the stage: it is tried again for as long as that lasts, and never given up for it."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class RetryDecision:
     state: str
     delay: float | None = None
     fault: Fault | None = None
+    counted: bool = True
+    """Whether the attempt counts against `limits.attempts`."""
 
 
 def decide(
@@ -36,6 +40,9 @@ def decide(
         return RetryDecision("failed", fault=result.fault)
     if result.fault is not None and result.fault.code == FaultCode.TIMEOUT and not kept:
         return RetryDecision("failed", fault=_not_again(result.fault))
+    if result.fault is not None and result.fault.code in NOT_ITS_OWN:
+        delay = base_delay if result.retry_after is None else result.retry_after
+        return RetryDecision("waiting", min(delay, MAX_DELAY) * (1 + 0.25 * jitter.random()), result.fault, counted=False)
     if failures + 1 >= attempts_allowed:
         return RetryDecision("failed", fault=_given_up(result.fault, failures + 1))
     delay = result.retry_after if result.retry_after is not None else base_delay * 2.0**failures

@@ -38,6 +38,8 @@ class Death:
     """The kernel says that the attempt reached its own limit of memory."""
     out_of_memory: bool = False
     """The kernel says that it killed for want of memory just then."""
+    no_room: str = ""
+    """Folder that it wrote into whose disk is full, "" where none is."""
     refused_forks: bool = False
     """The kernel refused the attempt more processes."""
     interrupted: bool = False
@@ -90,6 +92,9 @@ def _signalled(death: Death) -> tuple[Code, str, str]:
         return FaultCode.KILLED, cause, "find out who sends signals on this box (an administrator, a job limit, a container's memory limit)"
     if -death.code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         return FaultCode.KILLED, f"its process was ended by {name}, which ckptd did not send", "find out who sends signals on this box"
+    if death.code == -signal.SIGBUS and death.no_room:
+        cause = f"it wrote into a file in memory and the disk is full ({death.no_room}), which ends a process with SIGBUS"
+        return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
     cause = f"its process crashed with {name} inside a library"
     return FaultCode.CRASHED, cause, "read the stack in the attempt's log; another version of the library that it names may not crash"
 

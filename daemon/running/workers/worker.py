@@ -7,6 +7,7 @@ longer than about a twentieth of a second, so that one thread can watch many chi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -26,6 +27,8 @@ from daemon.running.workers.containment import Enclosure, kill_marked, kill_sess
 from daemon.running.workers.environment import for_children
 from daemon.running.workers.post_mortem import Death, conclude, mib
 from daemon.running.workers.progress_channel import Channel
+from daemon.system.box import free_disk
+from daemon.system.disks import LEAST_BYTES
 from daemon.toolchains.registry import command_of
 
 log = structlog.get_logger("worker")
@@ -212,8 +215,17 @@ class Worker:
         killed = events["oom_kill"] > 0 or procfs.oom_kills() > self._oom_kills_before
         return Death(
             code=code, memory=self.memory, limit=self.bounds.memory, at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
-            out_of_memory=killed, refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
+            out_of_memory=killed, no_room=self._no_room(),
+            refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
         )  # fmt: skip
+
+    def _no_room(self) -> str:
+        """The first of the folders that the attempt wrote into whose disk is full."""
+        for folder in (Path(self.context.staging), self.folder):
+            with contextlib.suppress(OSError):
+                if free_disk(folder) < LEAST_BYTES:
+                    return str(folder)
+        return ""
 
 
 def mark_of(folder: Path) -> str:

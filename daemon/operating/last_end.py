@@ -1,0 +1,48 @@
+"""Why the daemon ended by itself: kept in the state directory, told by the next start and by `ckptd status`, gone after an end in order."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from daemon.config.paths import StatePaths
+from daemon.system.disks import write_padded
+
+NAME = "ended.json"
+
+
+@dataclass(frozen=True)
+class LastEnd:
+    """When (ISO 8601 in UTC) the daemon ended by itself, and why, as a sentence."""
+
+    at: str
+    why: str
+
+
+def keep(paths: StatePaths, end: LastEnd) -> None:
+    """Remember it for the next start. Where the disk is full that may fail; the log has it too."""
+    with contextlib.suppress(OSError):
+        write_padded(paths.state / NAME, json.dumps(asdict(end)))
+
+
+def read(paths: StatePaths) -> LastEnd | None:
+    """Why the last daemon ended by itself; None where it did not, or that can't be read."""
+    try:
+        return _reader().validate_json((paths.state / NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def forget(paths: StatePaths) -> None:
+    """The daemon has ended in order."""
+    with contextlib.suppress(OSError):
+        (paths.state / NAME).unlink(missing_ok=True)
+
+
+@functools.cache
+def _reader() -> TypeAdapter[LastEnd]:
+    return TypeAdapter(LastEnd)

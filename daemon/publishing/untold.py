@@ -1,0 +1,102 @@
+"""Notifications that the journal can't take, since its disk is full: held in memory, sent to each service until it has them.
+
+What is left of them when the daemon ends is lost: there was nowhere to keep it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from daemon.journal.rows import Message
+from daemon.publishing.sending import Outcome
+
+log = structlog.get_logger("notify")
+
+PAUSE = 30.0
+"""Seconds until a service that did not take a message is asked again."""
+MOST = 20
+"""Messages that are held; of more the oldest go."""
+
+
+class Attempt(Protocol):
+    """A message on its way to one service."""
+
+    @property
+    def wait_handle(self) -> int | None:
+        """A file descriptor that becomes readable when there is something to poll for, if there is one."""
+
+    def poll(self) -> Outcome | None:
+        """How it ended, the same at every further call; None while it goes on."""
+
+    def end(self) -> None:
+        """End it now."""
+
+
+@dataclass
+class _Untold:
+    message: Message
+    left: dict[str, str]
+    """Place → URL of the services that do not have it yet."""
+    sending: dict[str, Attempt] = field(default_factory=dict)
+    at: dict[str, float] = field(default_factory=dict)
+    """Place → when it is tried again, by the monotonic clock."""
+
+
+class Untold:
+    """The messages, in order. `begin`: starts to send a message to a URL, raises OSError where it can't."""
+
+    def __init__(self, begin: Callable[[str, Message], Attempt]) -> None:
+        self._begin = begin
+        self._held: deque[_Untold] = deque(maxlen=MOST)
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def add(self, kind: str, title: str, body: str, urls: Mapping[str, str]) -> None:
+        """Hold one for the services `urls`, place → URL. From any thread."""
+        self._held.append(_Untold(Message(0, "", kind, title, body, 0), dict(urls)))
+
+    def tick(self) -> None:
+        """One round: take in what ended, begin what is due. The first message goes before the others."""
+        while self._held and not self._held[0].left:
+            self._held.popleft()
+        if self._held:
+            for place, url in list(self._held[0].left.items()):
+                self._go_on(self._held[0], place, url)
+
+    def end(self) -> None:
+        """End what is being sent."""
+        for one in self._held:
+            for attempt in one.sending.values():
+                attempt.end()
+
+    def _go_on(self, one: _Untold, place: str, url: str) -> None:
+        if place in one.sending:
+            outcome = one.sending[place].poll()
+            if outcome is not None:
+                del one.sending[place]
+                self._note(one, place, outcome)
+        elif time.monotonic() >= one.at.get(place, 0.0):
+            try:
+                one.sending[place] = self._begin(url, one.message)
+            except OSError as error:
+                self._note(one, place, Outcome(f"no process could be started to send it: {error.strerror}"))
+
+    def _note(self, one: _Untold, place: str, outcome: Outcome) -> None:
+        about: dict[str, Any] = {"title": one.message.title, "target": place}
+        remedy = f"check {place.split()[0]} and the service"
+        if outcome.error is None:
+            log.info("notified", **about)
+        elif outcome.unknown or outcome.rejected:
+            log.error("notifications are given up", error=outcome.error, remedy=remedy, **about)
+        else:
+            one.at[place] = time.monotonic() + PAUSE
+            log.warning("a notification did not arrive", error=outcome.error, retry_in=PAUSE, remedy=remedy, **about)
+            return
+        del one.left[place]
