@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
-from daemon.cli.markup import escape
+from daemon.cli.markup import escape, terminal
 from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation, local_time
 from daemon.system.box import human
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LISTED = 40
 """Files that are listed; a directory with more ends in how many more there are."""
@@ -17,7 +20,7 @@ _LISTED = 40
 
 def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
     """The answer of `daemon.operating.explain.explain`, for people."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     if isinstance(value, RunExplanation):
         _print_run(console, value)
     else:

@@ -14,7 +14,7 @@ import typer
 
 from daemon.cli import maintenance, queue, toolchain
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, no_access, print_json
-from daemon.cli.markup import plain
+from daemon.cli.markup import say, say_error
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.version import __version__
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ckptd {__version__}")
+        say(f"ckptd {__version__}")
         raise typer.Exit
 
 
@@ -211,10 +211,10 @@ def main() -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:
-        print(f"ckptd: {plain(str(error))}", file=sys.stderr)
+        say_error(f"ckptd: {error}")
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_TEMPORARY if isinstance(error, Retryable) else EXIT_FAILED
     except PermissionError as error:
-        print(f"ckptd: {plain(str(no_access(Path(os.fsdecode(error.filename or '.')))))}", file=sys.stderr)
+        say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
@@ -223,6 +223,6 @@ def main() -> int:
         return 0
     except OSError as error:
         fault = from_oserror(error, "go on")
-        print(f"ckptd: {plain(str(fault))}", file=sys.stderr)
+        say_error(f"ckptd: {fault}")
         return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
     return 0
