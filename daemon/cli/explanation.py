@@ -45,11 +45,19 @@ def _recorded(value: CheckpointExplanation) -> str:
     return f"{what or known.verdict}{job}{where} at {local_time(known.at)}{then}"
 
 
+def _not_taken(value: CheckpointExplanation) -> str:
+    """What is to come of a complete checkpoint that the journal knows nothing of."""
+    if value.settles_in_seconds is None:
+        return "not taken yet"
+    by = "" if value.daemon_running else ", once a daemon runs"
+    return f"not taken yet: it is quiet long enough in {value.settles_in_seconds:.0f} s, unless it changes again{by}"
+
+
 def _print_run(console: Console, value: RunExplanation) -> None:
     console.print(f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
-        about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or "not taken yet"
+        about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or _not_taken(row)
         console.print(f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
     for problem in value.unreadable:
         console.print(f"[red]{escape(problem)}[/red]")
@@ -63,6 +71,10 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "none is recognized yet")
     if value.method:
         line("model", value.method + (f" on {value.base}" if value.base else ""))
+    if value.base_folder:
+        line("base", f"found: {value.base_folder}")
+    if value.base_problem:
+        line("base", value.base_problem, "yellow")
     for problem in value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:

@@ -111,9 +111,7 @@ def _is_factor(value: float) -> float:
             " 0.5"
         )
     if abs(value) > LARGEST_FACTOR:
-        raise ValueError(
-            f"is a factor and can't be {value:g}: beyond {LARGEST_FACTOR:g} nothing is left of the base; give for example 0.5"
-        )
+        raise ValueError(f"is a factor and can't be {value:g}: beyond {LARGEST_FACTOR:g} nothing is left of the base; give for example 0.5")
     return value
 
 

@@ -226,7 +226,9 @@ def test_a_checkpoint_that_is_only_unfinished_becomes_no_job_and_is_shown_as_inc
     assert here.watcher.tracker.incomplete[target].missing == (f"{WRITTEN_LAST}, which the trainer writes last, is not there yet",)
     shutil.copy(pico_checkpoint / WRITTEN_LAST, target)
     here.wait_for_jobs(1)
-    here.wait(lambda: not here.watcher.tracker.incomplete, "it is no longer shown as incomplete")  # the journal has the job an instant earlier
+    here.wait(
+        lambda: not here.watcher.tracker.incomplete, "it is no longer shown as incomplete"
+    )  # the journal has the job an instant earlier
 
 
 def test_events_find_no_checkpoint_that_a_scan_would_not_find(station: Stations, pico_checkpoint: Path) -> None:
