@@ -76,6 +76,16 @@ def _cached_snapshots(name: str, revision: str | None) -> list[Path]:
     return [repository / "snapshots" / commit]
 
 
+def base_wanted(method: str, layout: str | None, name: str | None, mapped: Mapping[str, Path]) -> str | None:
+    """The name by which a checkpoint's base is looked for; None for a full fine-tune that needs none.
+
+    Of a full fine-tune in pieces the base, if `base.map` has one for checkpoints that name none, says what its tensors are called.
+    """
+    if method == "full" and (layout not in SHARDED or UNNAMED not in mapped):
+        return None
+    return name or UNNAMED
+
+
 def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: Mapping[str, Path]) -> Path:
     """The folder of the base model `name`. Raises Permanent that says where it looked and which key would map it."""
     if name in mapped:
@@ -149,14 +159,12 @@ class Bases:
         self._sizes: dict[Path, ModelSize] = {}
 
     def find(self, checkpoint: CheckpointRef) -> tuple[Path | None, Fault | None]:
-        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used.
-
-        Of a full fine-tune in pieces the base, if `base.map` has one for checkpoints that name none, says what its tensors are called.
-        """
-        if checkpoint.method == "full" and (checkpoint.layout not in SHARDED or UNNAMED not in self._mapped):
+        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used."""
+        name = base_wanted(checkpoint.method, checkpoint.layout, checkpoint.base_name, self._mapped)
+        if name is None:
             return None, None
         try:
-            folder = find_base(checkpoint.base_name or UNNAMED, checkpoint.base_revision, self._search, self._mapped)
+            folder = find_base(name, checkpoint.base_revision, self._search, self._mapped)
             self._remember(folder)
         except CkptdError as error:
             return None, error.fault

@@ -8,6 +8,7 @@ whole files, from the pin.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -31,8 +32,9 @@ from daemon.checkpoints.layouts import (
 )
 from daemon.checkpoints.names import ADAPTERS, counts_epochs, is_checkpoint_name, newest_step_beside, run_of, step_of
 from daemon.checkpoints.trainer_state import step_in, training_metadata
-from daemon.contract.errors import Fault
+from daemon.contract.errors import CkptdError, Fault
 from daemon.contract.files import sha256_file
+from daemon.contract.sharded import dcp
 from daemon.contract.sharded.dcp import METADATA
 from daemon.contract.sharded.deepspeed import LATEST
 from daemon.contract.sharded.forms import FSDP, may_be_shard, shards_in
@@ -182,7 +184,7 @@ def inspect(path: Path) -> Inspection:
     layout = recognize(look)
     step = step_of(path)
     if layout is None:
-        return Inspection(path, step=step or 0, ending=step is None, missing=("no adapter and no model weights in it yet",))
+        return Inspection(path, step=step or 0, ending=step is None, missing=(_nothing_yet(path),))
     weights = layout.weights(look)
     missing = [problem for check in layout.checks for problem in check(look)] + weights.missing
     state, recorded, claims = _trainer_state(look, layout, missing)
@@ -202,6 +204,26 @@ def inspect(path: Path) -> Inspection:
         borrowed=weights.borrowed,
         ending=step is None and weights.step is None,
     )
+
+
+def _nothing_yet(path: Path) -> str:
+    """What is missing of a directory without weights; where pieces are described and none is there, which ones."""
+    with contextlib.suppress(OSError, CkptdError):
+        status = os.lstat(path / METADATA)
+        files = _pieces_named(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+        some = ", ".join(files[:4]) + (f" and {len(files) - 4:,} more" if len(files) > 4 else "")
+        if files:
+            return f"the pieces that its {METADATA} names are not there yet: {some}"
+    return "no adapter and no model weights in it yet"
+
+
+@functools.lru_cache(maxsize=1024)
+def _pieces_named(folder: Path, state: tuple[int, ...]) -> tuple[str, ...]:
+    """The files that a description names, which every scan asks for again: `state` tells whether it has changed."""
+    try:
+        return tuple(dcp.files_named(folder))
+    except ValueError:
+        return ()
 
 
 def refusal_of(path: Path) -> Fault | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from daemon.cli.markup import say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
@@ -99,7 +100,7 @@ def no_access(path: Path) -> UsageError:
 
 def print_json(value: Any) -> None:
     """The answer of a verb under --json; a dataclass is an object of its fields."""
-    print(json.dumps(value, indent=2, default=_plain))
+    say_lines(json.dumps(value, indent=2, default=_plain))
 
 
 def _plain(value: Any) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
-from daemon.cli.markup import escape
+from daemon.cli.markup import escape, terminal
 from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation, local_time
 from daemon.system.box import human
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _LISTED = 40
 """Files that are listed; a directory with more ends in how many more there are."""
@@ -17,7 +20,7 @@ _LISTED = 40
 
 def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
     """The answer of `daemon.operating.explain.explain`, for people."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     if isinstance(value, RunExplanation):
         _print_run(console, value)
     else:
@@ -42,6 +45,14 @@ def _recorded(value: CheckpointExplanation) -> str:
     return f"{what or known.verdict}{job}{where} at {local_time(known.at)}{then}"
 
 
+def _not_taken(value: CheckpointExplanation) -> str:
+    """What is to come of a complete checkpoint that the journal knows nothing of."""
+    if value.settles_in_seconds is None:
+        return "not taken yet"
+    by = "" if value.daemon_running else ", once a daemon runs"
+    return f"not taken yet: it is quiet long enough in {value.settles_in_seconds:.0f} s, unless it changes again{by}"
+
+
 def _print_run(console: Console, value: RunExplanation) -> None:
     console.print(f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
@@ -56,7 +67,7 @@ def _undecided(row: CheckpointExplanation) -> str:
     """What becomes of a complete one of which the journal holds nothing."""
     if row.selected is None:  # only below a root, or without one, can it be told
         return f"not watched: {row.unwatched}"
-    return "not taken yet" if row.selected.wanted else f"not wanted: {row.selected.reason}"
+    return _not_taken(row) if row.selected.wanted else f"not wanted: {row.selected.reason}"
 
 
 def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
@@ -67,6 +78,10 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "none is recognized yet")
     if value.method:
         line("model", value.method + (f" on {value.base}" if value.base else ""))
+    if value.base_folder:
+        line("base", f"found: {value.base_folder}")
+    if value.base_problem:
+        line("base", value.base_problem, "yellow")
     for problem in value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from daemon.checkpoints.additions import pin_again
+from daemon.checkpoints.additions import FULL, pin_again
 from daemon.checkpoints.base_models import is_model
 from daemon.checkpoints.inspection import Inspection, fingerprint, identify, inspect
 from daemon.checkpoints.names import run_of
@@ -81,6 +81,13 @@ def export_now(
     settings = _adjusted(settings, found, output, base)
     checkpoint = found.path
     if add:
+        if found.method == FULL:
+            raise Permanent(
+                FaultCode.ADAPTERS_NOT_ADDITIVE, "use --add",
+                "the checkpoint is a whole model without an adapter, and --add is for adapters over one base",
+                "leave --add out; to merge an adapter into this very model, train or name it with this model as its base, and export it",
+                path=checkpoint,
+            )  # fmt: skip
         settings = settings.model_copy(update={"merge": settings.merge.model_copy(update={"add": tuple(map(_added, add))})})
     state = foreground_state(settings.state_directory, checkpoint)
     with engine(settings, state, work_of=lambda now, job: now.work) as parts:

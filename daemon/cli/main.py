@@ -15,7 +15,7 @@ import typer
 
 from daemon.cli import maintenance, queue, toolchain
 from daemon.cli.common import ConfigOption, JsonOption, command_for, configuration_of, load_settings, no_access, print_json
-from daemon.cli.markup import plain
+from daemon.cli.markup import say, say_error
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"ckptd {__version__}")
+        say(f"ckptd {__version__}")
         raise typer.Exit
 
 
@@ -70,7 +70,10 @@ def run(config: ConfigOption = None) -> None:
 @app.command()
 def export(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Checkpoint directory. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH")
+        Path | None,
+        typer.Argument(
+            help="Checkpoint directory, or a Lightning .ckpt file. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH"
+        ),
     ] = None,
     config: ConfigOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the export goes, instead of output.directory.")] = None,
@@ -95,7 +98,9 @@ def export(
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(help="Checkpoint directory, or a run's.")], config: ConfigOption = None, json_: JsonOption = False
+    path: Annotated[Path, typer.Argument(help="Directory of a checkpoint or of a run, or a file in one.")],
+    config: ConfigOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
     from daemon.operating.explain import explain as look
@@ -150,7 +155,7 @@ def _print_daemons(found: list[Instance], *, json_: bool) -> None:
         return
     print(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this box:")
     for row in rows:
-        print(plain(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`"))
+        say(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`")
 
 
 @app.command("list")
@@ -257,10 +262,10 @@ def main() -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:
-        print(f"ckptd: {plain(str(error))}", file=sys.stderr)
+        say_error(f"ckptd: {error}")
         return exit_code_of(error)
     except PermissionError as error:
-        print(f"ckptd: {plain(str(no_access(Path(os.fsdecode(error.filename or '.')))))}", file=sys.stderr)
+        say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
@@ -269,6 +274,6 @@ def main() -> int:
         return 0
     except OSError as error:
         fault = from_oserror(error, "go on")
-        print(f"ckptd: {plain(str(fault))}", file=sys.stderr)
+        say_error(f"ckptd: {fault}")
         return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
     return 0

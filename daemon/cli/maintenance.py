@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.cli.markup import say, terminal
 from daemon.contract.values import Json
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def _print_verification(one: Verification) -> None:
     from daemon.system.box import human
 
     state = "sound" if one.sound else f"{len(one.problems)} differences"
-    print(f"{one.folder}: {state} ({one.files} files, {human(one.bytes)}, {one.seconds:.1f} s)")
+    say(f"{one.folder}: {state} ({one.files} files, {human(one.bytes)}, {one.seconds:.1f} s)")
     for problem in one.problems:
-        print(f"  {problem.sentence()}")
+        say(f"  {problem.sentence()}")
 
 
 @contextmanager
@@ -77,10 +78,9 @@ def _progress(exports: list[Path], *, quiet: bool) -> Iterator[Callable[[int], N
     if total < BIG:
         yield lambda count: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=terminal(stderr=True), transient=True) as bar:
         task = bar.add_task("verify", total=total)
         yield lambda count: bar.advance(task, count)
 
@@ -125,11 +125,11 @@ def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
 
 def _print_findings(one: Findings) -> None:
     summary = f"{len(one.findings)} findings" if one.findings else "nothing lost, nothing twice, nothing half"
-    print(f"{one.state}: {summary} ({one.jobs} jobs, {one.exports} exports, {one.seconds:.1f} s)")
+    say(f"{one.state}: {summary} ({one.jobs} jobs, {one.exports} exports, {one.seconds:.1f} s)")
     for finding in one.findings:
-        print(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")
+        say(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")
     for note in one.notes:
-        print(f"  note: {note.job + ': ' if note.job else ''}{note.text} ({note.path})")
+        say(f"  note: {note.job + ': ' if note.job else ''}{note.text} ({note.path})")
 
 
 def prune_command(
@@ -185,7 +185,7 @@ def _print_removals(removed: list[Removal], kept: list[tuple[Export, str]], *, d
     from daemon.system.box import human
 
     for one in removed:
-        print(f"{'would remove' if dry_run else 'removed'} {one.path} ({human(one.freed)})")
+        say(f"{'would remove' if dry_run else 'removed'} {one.path} ({human(one.freed)})")
     for export, reason in kept:
-        print(f"kept {export.path}: {reason}")
-    print(f"{len(removed)} exports, {human(sum(one.freed for one in removed))} {'would be freed' if dry_run else 'freed'}")
+        say(f"kept {export.path}: {reason}")
+    say(f"{len(removed)} exports, {human(sum(one.freed for one in removed))} {'would be freed' if dry_run else 'freed'}")

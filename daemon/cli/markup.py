@@ -1,20 +1,40 @@
-"""Text out of files and folders' names, for a terminal."""
+"""The one way to the terminal: consoles, lines and error messages, and text out of files and names made harmless for them."""
 
 from __future__ import annotations
 
-import re
+import sys
 
 from rich import markup
+from rich.console import Console
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What moves a cursor, changes colours, or turns the direction of what follows: all controls but tabs and line ends."""
+from daemon.contract.text import printable, printable_lines
 
 
-def plain(text: str) -> str:
-    """The text as a terminal does nothing but show it."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """A console that shows text as it is: no colours for numbers, no pictures for `:words:`."""
+    return Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=soft_wrap)
 
 
 def escape(text: str) -> str:
-    """The same for what rich prints."""
-    return markup.escape(plain(text))
+    """The text in one line, for what a console prints."""
+    return markup.escape(printable(text))
+
+
+def escape_lines(text: str) -> str:
+    """The same with its line ends, for a traceback."""
+    return markup.escape(printable_lines(text))
+
+
+def say(text: str) -> None:
+    """Print one line, without markup."""
+    print(printable(text), flush=True)
+
+
+def say_lines(text: str) -> None:
+    """Print a text that has several lines, without markup."""
+    print(printable_lines(text), flush=True)
+
+
+def say_error(text: str) -> None:
+    """Print a message to stderr, without markup; it may have several lines."""
+    print(printable_lines(text), file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, load_settings
+from daemon.cli.markup import say
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
@@ -68,7 +69,7 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
     settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     retry_job(settings, found.id)
-    print(f"{found.id} is back in the queue.")
+    say(f"{found.id} is back in the queue.")
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
@@ -78,7 +79,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     with _journal(settings) as journal:
         if not journal.controls.cancel(found.id, "cancelled by hand"):
             raise _refuse(found, "cancel", "cancel only what waits or runs; remove a finished export by deleting its folder")
-    print(f"{found.id} is cancelled; `ckptd retry {found.id}` takes it up again.")
+    say(f"{found.id} is cancelled; `ckptd retry {found.id}` takes it up again.")
 
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
@@ -87,13 +88,13 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
     with _journal(settings) as journal:
         if not job:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
-            print(f"The queue {said}; `ckptd resume` lets it go on.")
+            say(f"The queue {said}; `ckptd resume` lets it go on.")
             return
         found = find_job(settings, job)
         if found.state not in OPEN:
             raise _refuse(found, "pause", "pause only what waits or runs")
         said = "is paused now" if journal.controls.pause(found.id, True) else "was paused already"
-        print(f"{found.id} {said}; `ckptd resume {found.id}` lets it go on.")
+        say(f"{found.id} {said}; `ckptd resume {found.id}` lets it go on.")
 
 
 def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
@@ -101,10 +102,10 @@ def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
-            print("The queue goes on." if journal.controls.pause_all(False) else "The queue was not paused.")
+            say("The queue goes on." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
         found = find_job(settings, job)
-        print(f"{found.id} goes on." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
+        say(f"{found.id} goes on." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
@@ -114,7 +115,7 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     with _journal(settings) as journal:
         if not journal.controls.prefer(found.id):
             raise _refuse(found, "prefer", "prefer only what waits")
-    print(f"{found.id} is next{' once it is resumed' if found.paused else ''}.")
+    say(f"{found.id} is next{' once it is resumed' if found.paused else ''}.")
 
 
 def reload(config: ConfigOption = None) -> None:
@@ -122,4 +123,4 @@ def reload(config: ConfigOption = None) -> None:
     from daemon.operating.reload import ask_for_reload
 
     ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))
-    print("The daemon goes on by the new configuration.")
+    say("The daemon goes on by the new configuration.")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.markup import escape
+from daemon.cli.markup import escape, escape_lines, say, say_error, terminal
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
 from daemon.system.box import human
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from daemon.journal.overview import TargetState
     from daemon.journal.rows import StageRow
     from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
@@ -44,7 +44,7 @@ class ExportView:
 
     def __init__(self, found: Inspection, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False)
+        self._console = terminal(stderr=True)
         self._live = self._console.is_terminal and not quiet
         self._said: dict[str, str] = {}
         self._bars: dict[str, TaskID] = {}
@@ -60,7 +60,7 @@ class ExportView:
     def say(self, message: str) -> None:
         """A line of its own."""
         if not self._quiet:
-            self._console.print(message)
+            self._console.print(escape(message))
 
     def show(self, stages: Mapping[str, StageRow], running: Sequence[Running]) -> None:
         """Bring the display up to date."""
@@ -88,7 +88,7 @@ class ExportView:
             return
         self._said[name] = state
         seconds = f" in {stage.result.seconds:.1f} s" if stage.result else ""
-        self._console.print(f"{name}: {state}{seconds}")
+        self._console.print(f"{escape(name)}: {state}{seconds}")
 
     def close(self) -> None:
         """End the live display."""
@@ -100,13 +100,13 @@ class ExportView:
         if self._quiet:
             return
         if report:
-            Console(highlight=False).print(artifact_table(report))
+            terminal().print(artifact_table(report))
         for stage in job.stages:
             if stage.error and stage.state == "failed":
                 self._console.print(f"[red]{escape(stage.error)}[/red]")
         for failure in _rejections(report):
             self._console.print(f"[yellow]{escape(failure)}[/yellow]")
-        Console(highlight=False, soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
+        terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
 
 def _rejections(report: Json | None) -> list[str]:
@@ -132,7 +132,7 @@ def artifact_table(report: Json) -> Table:
     for one in report.get("artifacts", []):
         figures = figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures()
         table.add_row(
-            one["variant"], styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
+            escape(one["variant"]), styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
             _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.error_max, "{:.1g} σ"),
             _percent(figures.agreement), _figure(figures.tokens_per_second, "{:.0f}"),
             _figure(figures.pytorch_tokens_per_second, "{:.0f}"),
@@ -152,18 +152,18 @@ def _state_of(root: RootState) -> str:
 
 def print_status(value: Snapshot) -> None:
     """`ckptd status`."""
-    console = Console(highlight=False)
+    console = terminal()
     daemon = value.daemon
     if daemon.running:
         verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
         health = verdict if verdict == "healthy" else f"[red]{escape(verdict)}[/red]"
-        console.print(f"[green]running[/green] (pid {daemon.pid}, since {daemon.started}, {health})")
+        console.print(f"[green]running[/green] (pid {daemon.pid}, since {escape(str(daemon.started))}, {health})")
     else:
         console.print("[yellow]not running[/yellow]: start it with `ckptd run --config FILE`")
     for notice in _notices(value):
         console.print(notice)
     for root in value.roots:
-        console.print(f"root   {escape(root.path)} ({root.backend}{_state_of(root)})")
+        console.print(f"root   {escape(root.path)} ({escape(root.backend)}{_state_of(root)})")
     for one in value.incomplete:
         console.print(f"[yellow]incomplete[/yellow] {escape(one.path)} for {one.seconds} s: {escape('; '.join(one.missing))}")
     for path, why in list(value.passed_over.items())[:PASSED_OVER]:
@@ -171,7 +171,7 @@ def print_status(value: Snapshot) -> None:
     if len(value.passed_over) > PASSED_OVER:
         console.print(f"[yellow]and {len(value.passed_over) - PASSED_OVER} more that are seen and not watched[/yellow]")
     for row in value.lost[:5]:
-        console.print(f"[red]lost[/red]   {escape(row.path)} at {row.last_seen}: deleted {row.lived:.1f} s after it was first seen")
+        console.print(f"[red]lost[/red]   {escape(row.path)} at {escape(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen")
     for again in value.rewritten[:PASSED_OVER]:
         console.print(f"[yellow]no export ends[/yellow] {escape(again.sentence())}")
     waiting = value.outbox.get("pending", 0)
@@ -199,7 +199,7 @@ def _notices(value: Snapshot) -> list[str]:
     if value.last_end is not None:
         notices.append(f"[red]ckptd ended by itself[/red] at {value.last_end.at}. {escape(value.last_end.why)}")
     if value.paused:
-        notices.append(f"[yellow]paused[/yellow] since {value.paused}: no stage is started; `ckptd resume` lets it go on")
+        notices.append(f"[yellow]paused[/yellow] since {escape(str(value.paused))}: no stage is started; `ckptd resume` lets it go on")
     if (loaded := value.daemon.configuration) and loaded.problem:
         notices.append(f"[red]the last reload was refused[/red]: {escape(loaded.problem)}")
     if (journal := value.daemon.journal) and journal.problem:
@@ -207,7 +207,8 @@ def _notices(value: Snapshot) -> list[str]:
     if value.journal:
         rebuilt = value.journal
         notices.append(
-            f"[yellow]the journal was damaged and rebuilt[/yellow] from {rebuilt.get('from')} at {rebuilt.get('at')};"
+            f"[yellow]the journal was damaged and rebuilt[/yellow] from {escape(str(rebuilt.get('from')))}"
+            f" at {escape(str(rebuilt.get('at')))};"
             f" the damaged file is {escape(str(rebuilt.get('set_aside')))}"
         )
     return notices
@@ -215,7 +216,7 @@ def _notices(value: Snapshot) -> list[str]:
 
 def print_jobs(jobs: Sequence[JobStatus]) -> None:
     """A row per job."""
-    console = Console(highlight=False)
+    console = terminal()
     if not jobs:
         console.print("no checkpoint has been taken yet")
         return
@@ -224,9 +225,9 @@ def print_jobs(jobs: Sequence[JobStatus]) -> None:
         table.add_column(title, overflow="fold", no_wrap=title in ("job", "step", "state"))
     for job in jobs:
         active = next((stage for stage in job.stages if stage.state == "running"), None)
-        what = f"{active.name} {100 * (active.fraction or 0):.0f} %" if active else ""
+        what = f"{escape(active.name)} {100 * (active.fraction or 0):.0f} %" if active else ""
         what = "[yellow]paused[/yellow]" if job.paused and not active and job.state in ("pending", "running") else what
-        verdicts = " ".join(f"{name}:{styled(verdict)}" for name, verdict in job.artifacts.items())
+        verdicts = " ".join(f"{escape(name)}:{styled(verdict)}" for name, verdict in job.artifacts.items())
         loss = "–" if job.loss is None else f"{job.loss:.3f}"
         table.add_row(escape(job.id), escape(job.run), "final" if job.ending else str(job.step), loss, styled(job.state), what, verdicts)
     console.print(table)
@@ -238,7 +239,7 @@ def print_jobs(jobs: Sequence[JobStatus]) -> None:
 
 def print_job(job: JobDetails) -> None:
     """`ckptd show`."""
-    console = Console(highlight=False)
+    console = terminal()
     for key in (
         "id", "run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target", "created",
         "started", "ended",
@@ -251,11 +252,11 @@ def print_job(job: JobDetails) -> None:
         table.add_column(title, overflow="fold")
     for stage in job.stages:
         seconds = "" if stage.seconds is None else f"{stage.seconds:.1f}"
-        table.add_row(stage.name, styled(stage.state), str(stage.attempts), seconds, escape(stage.error or ""))
+        table.add_row(escape(stage.name), styled(stage.state), str(stage.attempts), seconds, escape(stage.error or ""))
     console.print(table)
     for attempt in job.attempts:
         if attempt.outcome not in ("succeeded", None):
-            console.print(f"{attempt.stage} attempt {attempt.number}: {attempt.outcome}; log {escape(attempt.log)}", soft_wrap=True)
+            console.print(f"{escape(attempt.stage)} attempt {attempt.number}: {attempt.outcome}; log {escape(attempt.log)}", soft_wrap=True)
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ("failed", "partial"):
         console.print(f"To run the last failed one by hand: python -m handlers {escape(failed[-1].job_file)}", soft_wrap=True)
@@ -265,9 +266,9 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
     """`ckptd logs`."""
     from daemon.operating.logs import follow as records
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     if not file.exists():
-        print(f"There is no log yet at {file}; the daemon writes it when it runs.", file=sys.stderr)
+        say_error(f"There is no log yet at {file}; the daemon writes it when it runs.")
         if not follow:
             return
     try:
@@ -275,7 +276,7 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
             if job and not str(record.get("job", "")).startswith(job):
                 continue
             if as_json:
-                print(json.dumps(record), flush=True)
+                say(json.dumps(record))
             else:
                 console.print(log_line(record))
     except KeyboardInterrupt:
@@ -292,15 +293,15 @@ def log_line(record: Json) -> str:
     details = " ".join(f"{key}={escape(str(value))}" for key, value in rest.items() if value is not None)
     style = LEVEL_STYLE.get(level, "")
     event = escape(str(record.get("event", "")))
-    text = f"[dim]{when}[/dim] {level:<7} {f'[{style}]{event}[/{style}]' if style else event}"
+    text = f"[dim]{escape(when)}[/dim] {escape(level):<7} {f'[{style}]{event}[/{style}]' if style else event}"
     text += f" [cyan]{where}[/cyan]" if where else ""
     text += f" [dim]{details}[/dim]" if details else ""
-    return text + (f"\n{escape(str(record['exception']))}" if record.get("exception") else "")
+    return text + (f"\n{escape_lines(str(record['exception']))}" if record.get("exception") else "")
 
 
 def print_check(value: Diagnosis) -> None:
     """`ckptd check`."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     for key, fact in value.facts.items():
         console.print(f"[bold]{key:<18}[/bold] {escape(str(fact))}")
     for problem in value.problems:
@@ -319,16 +320,16 @@ def print_formats(value: FormatsHere) -> None:
     for name, row in value.variants.items():
         here = "[yellow]yes, and can't be checked[/yellow]" if row.check_needs else "[green]yes[/green]"
         lacks = f"[yellow]lacks {escape(', '.join(row.lacks))}[/yellow]" if row.lacks else "[red]no, see below[/red]"
-        table.add_row(name, here if row.available else lacks, row.about, escape(row.package))
-    console = Console(highlight=False, soft_wrap=True)
+        table.add_row(escape(name), here if row.available else lacks, escape(row.about), escape(row.package))
+    console = terminal(soft_wrap=True)
     console.print(table)
     for name, row in value.variants.items():
         for need in row.check_needs:
-            console.print(f"[yellow]{name} can't be checked here: {escape(need)}[/yellow]")
+            console.print(f"[yellow]{escape(name)} can't be checked here: {escape(need)}[/yellow]")
     for name, chain in value.toolchains.items():
         hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
         state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"
-        console.print(f"toolchain {name}: {state} ({escape(chain.about)})")
+        console.print(f"toolchain {escape(name)}: {state} ({escape(chain.about)})")
     wrong = [f"{name} can't be made or checked: {flaw}" for name, row in value.variants.items() for flaw in row.wrong]
     for problem in (*value.problems, *wrong):
         console.print(f"[red]{escape(problem)}[/red]")
@@ -345,4 +346,4 @@ def _print_doubts(console: Console, processor: ProcessorHere) -> None:
     for variant, doubt in processor.doubts.items():
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
-        console.print(f"checked only for processors like this one: {', '.join(those)}: {escape(doubt)}", soft_wrap=False)
+        console.print(f"checked only for processors like this one: {escape(', '.join(those))}: {escape(doubt)}", soft_wrap=False)

@@ -5,13 +5,13 @@ Exit codes: 0 done, 1 it can't be made or does not work, 2 usage, 75 temporary (
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
+from daemon.cli.markup import say, say_error
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -45,7 +45,8 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     for name, row in value.items():
         size = human(sum(one.size for one in row.folders))
         hint = f"installed, {size}" if row.installed else f"{row.state}; `{row.command}` brings it, up to {human(row.disk)}"
-        print(f"{name}: {hint}\n  {row.about}")
+        say(f"{name}: {hint}")
+        say(f"  {row.about}")
 
 
 @_app.command()
@@ -61,10 +62,10 @@ def install(
     settings = load_settings(config)
     chains, started = _chains(settings), time.monotonic()
 
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - started:6.1f} s  {line}", file=sys.stderr, flush=True)
+    def told(line: str) -> None:
+        say_error(f"{time.monotonic() - started:6.1f} s  {line}")
 
-    _show(make(chains, name, say, reserve=int(settings.limits.disk_reserve), again=again), "is installed", as_json=json_)
+    _show(make(chains, name, told, reserve=int(settings.limits.disk_reserve), again=again), "is installed", as_json=json_)
 
 
 @_app.command()
@@ -74,7 +75,7 @@ def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = 
     from daemon.toolchains.install import remove as take_away
 
     freed = take_away(_chains(load_settings(config)), name)
-    print_json({"name": name, "freed": freed}) if json_ else print(f"{name} is removed, {human(freed)} are freed.")
+    print_json({"name": name, "freed": freed}) if json_ else say(f"{name} is removed, {human(freed)} are freed.")
 
 
 @_app.command()
@@ -91,4 +92,4 @@ def _show(one: Installed, said: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(one.folder), **one.manifest.model_dump()})
     else:
-        print(f"{one.manifest.name} {said}: {human(one.manifest.size)} in {one.folder}, Python {one.manifest.python}")
+        say(f"{one.manifest.name} {said}: {human(one.manifest.size)} in {one.folder}, Python {one.manifest.python}")

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from daemon.contract.fault_codes import Code, FaultCode
+from daemon.contract.text import printable, printable_lines
 
 
 class Fault(BaseModel):
@@ -35,9 +36,10 @@ class Fault(BaseModel):
 
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show."""
-        where = f" ({self.path})" if self.path else ""
-        end = "" if self.cause.endswith("\n") else ". "  # after a list it begins a line of its own
-        return f"Could not {self.operation}{where}: {self.cause}{end}To fix it: {self.remedy}."
+        where = f" ({printable(self.path)})" if self.path else ""
+        # After a list, which alone has line ends, it begins a line of its own.
+        cause = printable_lines(self.cause) if self.cause.endswith("\n") else f"{printable(self.cause)}. "
+        return f"Could not {printable(self.operation)}{where}: {cause}To fix it: {printable(self.remedy)}."
 
 
 class CkptdError(Exception):

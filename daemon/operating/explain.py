@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from daemon.checkpoints.additions import problems_of
+from daemon.checkpoints.base_models import base_wanted, find_base
 from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect, is_run_alone
 from daemon.checkpoints.layouts import NO_ADAPTER_YET, TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
@@ -22,7 +23,7 @@ from daemon.checkpoints.selection import choice_for
 from daemon.config.paths import StatePaths, foreground_state
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
-from daemon.contract.errors import UsageError, from_oserror
+from daemon.contract.errors import CkptdError, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.database import reading
 from daemon.journal.overview import seen_as
@@ -85,6 +86,10 @@ class CheckpointExplanation:
     step: int
     method: str | None
     base: str | None
+    base_folder: str | None
+    """Where its base model lies; None where it needs none or none is found."""
+    base_problem: str | None
+    """Why its base is not found: where it was looked for, and what to do, as a sentence."""
     complete: bool
     missing: tuple[str, ...]
     """Why it is not complete, as sentences."""
@@ -177,6 +182,7 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
     rest = settings.watch.settle_seconds + found.patience_seconds
     unwatched = _unwatched(settings, path)
     watched = not (unwatched and settings.watch.roots)
+    base_folder, base_problem = _base(settings, found)
     waiting = found.complete and found.refusal is None and watched and quiet is not None and quiet < rest
     return CheckpointExplanation(
         path=str(path),
@@ -186,6 +192,8 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         step=found.step,
         method=found.method or None,
         base=found.base_name,
+        base_folder=base_folder,
+        base_problem=base_problem,
         complete=found.complete,
         missing=found.missing,
         incomplete_seconds=next((one.seconds for one in live.incomplete if one.path == str(path)), None),
@@ -200,6 +208,17 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         daemon_running=live.daemon.running,
         files=files,
     )
+
+
+def _base(settings: Settings, found: Inspection) -> tuple[str | None, str | None]:
+    """The folder of a checkpoint's base, or why there is none, by the rules of an export."""
+    name = base_wanted(found.method, found.layout, found.base_name, settings.base.map) if found.method else None
+    if name is None:
+        return None, None
+    try:
+        return str(find_base(name, found.base_revision, settings.base.search, settings.base.map)), None
+    except CkptdError as error:
+        return None, error.fault.sentence()
 
 
 def _rules(settings: Settings) -> ScanRules:

@@ -20,6 +20,7 @@ from typing import IO, Any
 import structlog
 
 from daemon.config.settings import LogSettings
+from daemon.contract.text import printable, printable_lines
 from daemon.contract.values import Json
 from daemon.system.journald import JournalHandler, JournalStream
 
@@ -41,9 +42,19 @@ def _bound_traceback(_logger: Any, _name: str, event: dict[str, Any]) -> dict[st
     return event
 
 
+def _printable(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    """The record with its texts as a terminal does nothing but show them; a traceback keeps its lines."""
+    shown = {key: printable(value) if isinstance(value, str) and key != "exception" else value for key, value in event.items()}
+    if isinstance(text := event.get("exception"), str):
+        shown["exception"] = printable_lines(text)
+    return shown
+
+
 def _formatter(renderer: Any) -> logging.Formatter:
     tail: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if not isinstance(renderer, structlog.dev.ConsoleRenderer):
+    if isinstance(renderer, structlog.dev.ConsoleRenderer):
+        tail.append(_printable)
+    else:
         tail += [structlog.processors.format_exc_info, _bound_traceback]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])
 

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.runner.conftest import make_toy
+from tests.selection.conftest import desk
 
-__all__ = ["make_toy"]
+__all__ = ["desk", "make_toy"]

@@ -289,7 +289,8 @@ def test_a_weight_that_is_none_is_a_mistake_of_the_command_line(text: str, weigh
 
 def test_a_full_fine_tune_takes_no_additions(box: Box, made: Made) -> None:
     done = box.export("--add", str(made.style), checkpoint=made.base)
-    assert done.returncode == 1 and "the checkpoint is a whole model without an adapter, and merge.add is for" in done.stderr
+    assert done.returncode == 1 and "the checkpoint is a whole model without an adapter, and --add is for" in done.stderr
+    assert "leave --add out" in done.stderr and "merge.add" not in done.stderr and "configuration" not in done.stderr
 
 
 @pytest.mark.slow

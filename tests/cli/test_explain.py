@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -180,3 +181,29 @@ def test_with_a_daemon_it_tells_what_was_taken_skipped_and_since_when_the_rest_i
     assert f"one/checkpoint-4: complete, trainer-adapter, step 4: taken as job {first['journal']['job']}" in text
     assert "the daemon has known it to be incomplete for" in ckptd(service.folder, "explain", unfinished, *config).stdout
     assert service.stop() == 0
+
+
+def test_a_run_says_when_what_is_not_taken_yet_will_have_been_quiet_long_enough(tmp_path: Path, pico_checkpoint: Path) -> None:
+    final = tmp_path / "run" / "final"
+    shutil.copytree(pico_checkpoint, final, ignore=shutil.ignore_patterns(LAST, "training_args.bin"))
+    for path in final.iterdir():
+        os.utime(path)
+    line = ckptd(tmp_path, "explain", tmp_path / "run").stdout.splitlines()[1]
+    assert re.search(r"not taken yet: it is quiet long enough in \d+ s, unless it changes again, once a daemon runs$", line), line
+    for path in final.iterdir():
+        os.utime(path, (1e9, 1e9))
+    assert ckptd(tmp_path, "explain", tmp_path / "run").stdout.splitlines()[1].endswith("not taken yet")
+
+
+def test_the_base_is_named_with_its_folder_or_with_where_it_was_looked_for(tmp_path: Path, pico_checkpoint: Path, pico_base: Path) -> None:
+    value = explained(tmp_path, pico_checkpoint)
+    assert value["base_folder"] == value["base"] and value["base_problem"] is None
+    assert f"base      found: {value['base']}" in ckptd(tmp_path, "explain", pico_checkpoint).stdout
+    stray = shutil.copytree(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+    config = json.loads((stray / "adapter_config.json").read_text())
+    (stray / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "org/absent"}))
+    value = explained(tmp_path, stray)
+    assert value["base_folder"] is None and 'set base.map."org/absent"' in value["base_problem"] and "looked in " in value["base_problem"]
+    assert "base      Could not find the base model" in ckptd(tmp_path, "explain", stray).stdout
+    full = explained(tmp_path, pico_base)
+    assert (full["base_folder"], full["base_problem"]) == (None, None)

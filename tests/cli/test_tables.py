@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,15 +45,18 @@ def test_what_was_not_measured_is_a_dash() -> None:
 
 @pytest.mark.parametrize(("text", "said"), [
     ("run\x1b[31m", "run" + r"\x1b[31m"),
-    ("a\rb", "a\\rb"), ("\u202eab", "\\u202eab"), ("\udcff", "\\udcff"), ("поезд\tдва\nтри", "поезд\tдва\nтри"),
+    ("a\rb", "a\\rb"), ("\u202eab", "\\u202eab"), ("\udcff", "\\udcff"), ("поезд\tдва\nтри", "поезд\\tдва\\nтри"),
+    ("a\u2028b\x85", "a\\u2028b\\x85"), ("größe.v2 東京 (1)", "größe.v2 東京 (1)"),
 ])  # fmt: skip
-def test_a_name_cannot_move_the_cursor_or_change_colours(text: str, said: str) -> None:
+def test_a_name_cannot_move_the_cursor_end_a_line_or_change_colours(text: str, said: str) -> None:
     assert escape(text) == said
 
 
-def test_every_verb_prints_by_the_one_escape() -> None:
+def test_every_verb_prints_by_the_one_way_to_the_terminal() -> None:
     (folder,) = daemon.cli.__path__
-    assert [path.name for path in Path(folder).rglob("*.py") if "from rich.markup" in path.read_text()] == []
+    files = [path for path in Path(folder).glob("*.py") if path.name != "markup.py"]
+    assert len(files) > 5
+    assert [path.name for path in files if re.search(r"from rich.markup|(?<![\w.])(?:print|Console|echo)\(", path.read_text())] == []
 
 
 def test_an_error_about_a_name_with_controls_shows_them(tmp_path: Path) -> None:

@@ -227,6 +227,16 @@ def test_pieces_that_are_not_what_is_said_of_them_end_the_stage_with_a_fault(
     assert ".metadata says" in error.value.fault.cause
 
 
+def test_a_description_without_any_of_its_pieces_names_those_that_are_missing(plain: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "step-4"
+    folder.mkdir(parents=True)
+    shutil.copy(plain / ".metadata", folder)
+    (file,) = plain.glob("*.distcp")
+    assert inspect(folder).missing == (f"the pieces that its .metadata names are not there yet: {file.name}",)
+    (folder / ".metadata").write_bytes(b"no pickle")
+    assert inspect(folder).missing == ("no adapter and no model weights in it yet",)
+
+
 def test_a_file_that_is_cut_short_is_not_complete(plain: Path, tmp_path: Path) -> None:
     checkpoint = copied(plain, tmp_path)
     (file,) = checkpoint.glob("*.distcp")

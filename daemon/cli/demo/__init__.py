@@ -25,7 +25,7 @@ from rich.live import Live
 from daemon.cli.demo import processes, results
 from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
-from daemon.cli.markup import escape
+from daemon.cli.markup import escape, escape_lines
 from daemon.contract.errors import CkptdError, Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
@@ -155,7 +155,7 @@ class Demo:
 
     def say(self, line: str) -> None:
         """A line for everybody."""
-        self.console.print(escape(line), highlight=False, soft_wrap=True)
+        self.console.print(escape_lines(line), highlight=False, soft_wrap=True)
 
     def tell(self, line: str) -> None:
         """A line for those who do not see the live picture."""
@@ -238,7 +238,7 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
     try:
         folder = prepare(keep)
     except UsageError as error:
-        errors.print(escape(str(error)), soft_wrap=True)
+        errors.print(escape_lines(str(error)), soft_wrap=True)
         return 2
     with ExitStack() as order:
         order.enter_context(_signals())
@@ -253,7 +253,7 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
             console.print(f"Ended by {signal.Signals(error.number).name}; ending the demo's processes")
             return 128 + error.number
         except CkptdError as error:
-            errors.print(escape(str(error)), style="red", soft_wrap=True)
+            errors.print(escape_lines(str(error)), style="red", soft_wrap=True)
             return 1
         took = f"The demo took {time.monotonic() - demo.started:.0f} s"
         demo.say(f"{took}; everything is left in {folder}" if keep else f"{took}; its files are removed now (--keep DIR leaves them)")

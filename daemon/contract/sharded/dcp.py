@@ -46,11 +46,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     Raises Unsafe for a `.metadata` that names code, Unreadable, with the reason in words, for one that is damaged or does not fit its
     files; OSError.
     """
-    with open_regular(folder / METADATA, "read the checkpoint") as stream:
-        data = stream.read(MOST_BYTES + 1)
-    metadata = read_pickle(data, _KNOWN)
-    if not isinstance(metadata, Instance) or metadata.name != "Metadata":
-        raise Unreadable("it is no description of torch.distributed.checkpoint")
+    metadata = _metadata(folder)
     described, stored = metadata.field("state_dict_metadata"), metadata.field("storage_data")
     paths = metadata.field("planner_data")
     if not isinstance(described, dict) or not isinstance(stored, dict):
@@ -82,6 +78,23 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
             raise Unreadable(problem)
         found[name] = tensor
     return found
+
+
+def files_named(folder: Path) -> list[str]:
+    """Names, sorted, of the files in which `.metadata` says that pieces lie. Raises Unsafe, Unreadable, OSError."""
+    stored = _metadata(folder).field("storage_data")
+    places = stored.values() if isinstance(stored, dict) else ()
+    files = (place.field("relative_path") for place in places if isinstance(place, Instance))
+    return sorted({tensor_name(file) for file in files if _is_name(file)})
+
+
+def _metadata(folder: Path) -> Instance:
+    with open_regular(folder / METADATA, "read the checkpoint") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    metadata = read_pickle(data, _KNOWN)
+    if not isinstance(metadata, Instance) or metadata.name != "Metadata":
+        raise Unreadable("it is no description of torch.distributed.checkpoint")
+    return metadata
 
 
 _Places = dict[str, Instance]
