@@ -23,6 +23,13 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 
 
+def config_file(named: Path | None) -> Path | None:
+    """The file that --config, $CKPTD_CONFIG or /etc names; None where there is none."""
+    if named is None and os.environ.get("CKPTD_CONFIG"):
+        return Path(os.environ["CKPTD_CONFIG"])
+    return SYSTEM_CONFIG if named is None and SYSTEM_CONFIG.exists() else named
+
+
 def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
     """Settings from the file that --config, $CKPTD_CONFIG or /etc names, else the defaults.
 
@@ -30,11 +37,7 @@ def load_settings(config: Path | None, *, need_roots: bool = False) -> Settings:
     """
     from daemon.config.loading import load
 
-    if config is None and os.environ.get("CKPTD_CONFIG"):
-        config = Path(os.environ["CKPTD_CONFIG"])
-    if config is None and SYSTEM_CONFIG.exists():
-        config = SYSTEM_CONFIG
-    settings = load(config, need_roots=need_roots)
+    settings = load(config_file(config), need_roots=need_roots)
     folder = settings.state_directory
     closed = next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
     if closed is not None:

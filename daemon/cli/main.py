@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from daemon.cli import maintenance, queue, toolchain
-from daemon.cli.common import ConfigOption, JsonOption, load_settings, no_access, print_json
+from daemon.cli.common import ConfigOption, JsonOption, config_file, load_settings, no_access, print_json
 from daemon.cli.markup import plain
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -54,6 +54,7 @@ def run(config: ConfigOption = None) -> None:
 
     paths = prepare(settings.state_directory, settings.output.directory)
     logs.set_up(settings.log, paths.log)
+    logs.say_closed(paths.closed)
     serve(settings, reload=lambda: load_settings(config, need_roots=True))
 
 
@@ -164,7 +165,7 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
     settings = load_settings(config)
     from daemon.operating.doctor import examine
 
-    value = examine(settings)
+    value = examine(settings, config_file(config))
     if json_:
         print_json(value)
     else:

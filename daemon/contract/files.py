@@ -114,12 +114,14 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     return found
 
 
-def write_atomic(path: Path, data: bytes | str, *, durable: bool = True) -> None:
-    """Replace `path` by `data` so that no reader ever sees a part of it."""
+def write_atomic(path: Path, data: bytes | str, *, durable: bool = True, mode: int | None = None) -> None:
+    """Replace `path` by `data` so that no reader ever sees a part of it. `mode`: of the file, else what the umask leaves."""
     temporary = temporary_of(path)
     try:
         with open(temporary, "wb") as stream:
             stream.write(data.encode() if isinstance(data, str) else data)
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import is_model
-from daemon.config.paths import not_writable
+from daemon.config.paths import not_writable, open_to_others
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.formats.catalog import GROUP, catalog
@@ -137,12 +137,26 @@ def _unwritable(key: str, folder: Path) -> list[str]:
     return [str(not_writable(key, folder, cause))]
 
 
-def examine(settings: Settings) -> Diagnosis:
-    """Look at the configuration and this box."""
+def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
+    """Who may read what only the daemon should: its state, and URLs of notifications."""
+    found = []
+    if (mode := open_to_others(settings.state_directory)) is not None:
+        found.append(
+            f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), in which pins of checkpoints lie; the daemon"
+            " closes it when it starts, unless something else lies in it: then `chmod 700` it, or give state.directory a folder of its own"
+        )
+    if config is not None and settings.notify.urls and (mode := open_to_others(config)) is not None and mode & 0o044:
+        found.append(f"notify.urls: others may read {config} (mode {mode:04o}), and such URLs hold keys; `chmod 600` it")
+    return found
+
+
+def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
+    """Look at the configuration, read from the file `config`, and this box."""
     problems: list[str] = []
     warnings: list[str] = []
     for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
         problems += _unwritable(key, folder)
+    warnings += _readable_by_others(settings, config)
     here = formats_here(settings.state_directory)
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs

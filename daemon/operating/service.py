@@ -38,8 +38,10 @@ from daemon.running.executor import Executor
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.system.lock import locked
+from daemon.system.private import private_files
 from daemon.system.rounds import Complaints
-from daemon.watching.intake import Intake, target_of
+from daemon.watching.intake import Intake
+from daemon.watching.places import target_of
 from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("daemon")
@@ -77,7 +79,7 @@ def engine(
     """
     executor = executor or LocalExecutor()
     paths = prepare(state, settings.output.directory)
-    with locked(paths.lock):
+    with private_files(), locked(paths.lock):
         executor.prepare()
         journal = open_journal(
             paths, target_of=lambda seen: target_of(settings, paths, seen), reserve=int(settings.limits.disk_reserve)
