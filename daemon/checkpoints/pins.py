@@ -92,6 +92,7 @@ def make_pin(
     rules = rules or PinRules()
     remove_tree(target)
     target.mkdir(parents=True)
+    target.chmod(0o700)  # as private as the most private of its files, wherever pin.directory is
     try:
         linked = [name for name in export_files(checkpoint) if _snapshot(checkpoint / name, target / name, rules)]
         beside = weights_beside(checkpoint)

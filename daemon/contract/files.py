@@ -174,7 +174,7 @@ def odd_below(folder: Path) -> list[str]:
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> tuple[FileEntry, ...]:
     """Make everything below `folder` durable and readable as the umask says; give its files with their digests.
 
-    Libraries leave files with mode 0600 behind; a published model must be as readable as any other file. `known`: digests
+    Libraries leave files of several modes behind; what is published gets the mode that its sources allow. `known`: digests
     by relative path that were taken of the finished files already, so that these need not be read again.
     """
     umask = os.umask(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import importlib.metadata
 import os
 from dataclasses import dataclass
@@ -150,6 +151,19 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
     return found
 
 
+def not_of_group(name: str) -> list[str]:
+    """The problem with a group that this user may not give files to: every publication would fail."""
+    if not name or os.geteuid() == 0:
+        return []
+    try:
+        group = grp.getgrnam(name).gr_gid
+    except KeyError:
+        return [f"output.group: there is no group {name!r} on this box any more; name another one, or '' for none"]
+    if group in (os.getegid(), *os.getgroups()):
+        return []
+    return [f"output.group: this user is no member of {name!r} and may not give files to it; `usermod -aG {name}` the daemon's user"]
+
+
 def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     """Look at the configuration, read from the file `config`, and this box."""
     problems: list[str] = []
@@ -157,6 +171,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
         problems += _unwritable(key, folder)
     warnings += _readable_by_others(settings, config)
+    problems += not_of_group(settings.output.group)
     here = formats_here(settings.state_directory)
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs

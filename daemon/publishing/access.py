@@ -7,6 +7,7 @@ and groups alone: an access control list may have allowed more.
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 from collections.abc import Iterable, Sequence
@@ -70,9 +71,11 @@ def narrowed(most: int, sources: Iterable[SourceMode], group: int, *, chosen: bo
 
 
 def access_of(job: JobRow, output: OutputSettings) -> Access:
-    """What the export of a job gets. Raises KeyError where there is no such group as `output.group`."""
-    most = ceiling(output)
-    group = grp.getgrnam(output.group).gr_gid if output.group else None
+    """What the export of a job gets. Where `output.group` was removed from the box since, the group that files get by themselves."""
+    most, group = ceiling(output), None
+    if output.group:
+        with contextlib.suppress(KeyError):
+            group = grp.getgrnam(output.group).gr_gid
     around = folder_mode(most)
     if output.wider_than_sources:
         return Access(most, group, None, around)

@@ -29,7 +29,7 @@ import structlog
 
 from daemon.contract import failpoints
 from daemon.contract.errors import Retryable
-from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, holds_exports
+from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, holds_exports, read_manifest
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, temporary_of, walk, write_atomic
 from daemon.contract.placing import duplicate, hard_link, place
@@ -131,7 +131,7 @@ def is_export(path: Path) -> bool:
     Raises OSError where that can't be found out: what can't be read now is not for that reason somebody else's.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_manifest(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return not path.is_symlink() and isinstance(manifest, dict) and "manifest_version" in manifest

@@ -23,13 +23,12 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from daemon.contract.errors import UsageError
-from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.export_layout import MANIFEST, MANIFEST_LIMIT, MANIFEST_VERSION
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry
 from daemon.contract.values import Json
 
 _BLOCK = 1 << 22
-_MANIFEST_LIMIT = 64 << 20
 _LOOKS = 5
 _LINK = "symlink"
 
@@ -211,10 +210,10 @@ def _manifest(look: _Look, found: set[str]) -> Json:
         return {}
     try:
         with _opened(look, MANIFEST) as handle:
-            if os.fstat(handle).st_size > _MANIFEST_LIMIT:
-                raise ValueError(f"it is larger than {_MANIFEST_LIMIT >> 20} MiB")
+            if os.fstat(handle).st_size > MANIFEST_LIMIT:
+                raise ValueError(f"it is larger than {MANIFEST_LIMIT >> 20} MiB")
             with open(handle, "rb", closefd=False) as stream:
-                value = json.loads(stream.read(_MANIFEST_LIMIT))
+                value = json.loads(stream.read(MANIFEST_LIMIT))
         if not isinstance(value, dict):
             raise ValueError("it is no object")
         return value

@@ -10,7 +10,7 @@ import pytest
 from daemon.config.paths import foreground_state, make_private, prepare
 from daemon.config.settings import Settings
 from daemon.operating import metrics
-from daemon.operating.doctor import examine
+from daemon.operating.doctor import examine, not_of_group
 from daemon.system.private import inherited_umask, private_files
 
 
@@ -85,3 +85,13 @@ def test_check_says_who_else_may_read_state_and_notification_urls(tmp_path: Path
     config.chmod(0o600)
     (tmp_path / "state").chmod(0o700)
     assert "others may read" not in "\n".join(examine(Settings(**sections), config).warnings)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_check_says_that_the_daemons_user_is_not_in_the_group_that_is_configured() -> None:
+    assert not_of_group("daemon") == []
+    os.seteuid(65534)
+    try:
+        assert any("no member of 'daemon'" in problem for problem in not_of_group("daemon"))
+    finally:
+        os.seteuid(0)

@@ -36,6 +36,7 @@ def test_a_pin_holds_exactly_what_an_export_reads_and_survives_rotation(checkpoi
     assert "adapter_model.safetensors" in expected
     assert "optimizer.pt" not in expected
     assert inspect(tmp_path / "pin").complete
+    assert (tmp_path / "pin").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_pin_holds_every_file_of_a_tokenizer_that_an_export_copies(checkpoint: Path, tmp_path: Path) -> None:

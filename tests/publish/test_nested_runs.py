@@ -214,6 +214,22 @@ def test_a_link_that_is_put_there_in_the_middle_of_a_publication_leads_it_nowher
     assert verify(tmp_path / "moved" / "step-1").sound
 
 
+@pytest.mark.parametrize("kind", ["pipe", "huge", "deep"])
+def test_what_somebody_puts_in_the_place_of_a_manifest_does_not_stop_a_publication(printer: Printer, kind: str) -> None:
+    theirs = printer.paths.output / "run" / "theirs"
+    theirs.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(theirs / MANIFEST)
+    elif kind == "huge":
+        with open(theirs / MANIFEST, "wb") as stream:
+            stream.truncate(1 << 40)
+    else:
+        (theirs / MANIFEST).write_text("[" * 100_000)
+    (theirs.parent / "latest").symlink_to("theirs")
+    theirs.parent.joinpath("step-1").symlink_to("theirs")
+    assert verify(printer.publish(printer.take("run"))).sound
+
+
 def test_what_earlier_versions_put_into_an_export_stays_where_it_is_and_readable(printer: Printer) -> None:
     outer = printer.publish(printer.take("nest", 500))
     inner = printer.publish(printer.take("elsewhere", 1))

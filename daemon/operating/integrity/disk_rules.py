@@ -13,6 +13,7 @@ from pathlib import Path
 
 from daemon.checkpoints.additions import changed
 from daemon.checkpoints.inspection import export_files, identify
+from daemon.config.places import is_marked
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
@@ -85,7 +86,8 @@ def check_folder(scene: Scene, folder: Path, targets: set[str]) -> None:
     for entry in os.scandir(folder):
         path = Path(entry.path)
         if entry.is_symlink():
-            if entry.name in LINKS or entry.name.endswith(tuple(f"-{name}" for name in LINKS)):
+            plain = entry.name.rpartition("~")[0] if is_marked(entry.name) else entry.name
+            if plain in LINKS or plain.endswith(tuple(f"-{name}" for name in LINKS)):
                 _check_link(scene, path)
         elif entry.is_dir() and entry.name.removesuffix(FAILED_SUFFIX) in targets and not is_export(path) and os.listdir(path):
             scene.find("export-half", f"a folder with the name of an export holds no {MANIFEST}", "move it away", path=path)
