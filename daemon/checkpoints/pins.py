@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.checkpoints.inspection import Fingerprint, export_files, fingerprint, weights_beside
+from daemon.checkpoints.source_modes import remember
 from daemon.config.paths import Paths
 from daemon.config.settings import PinSettings
 from daemon.contract.errors import Retryable
@@ -79,15 +80,20 @@ def pins_of(settings: PinSettings, paths: Paths) -> Path:
     return settings.directory / f"ckptd-pins-{paths.instance}" if settings.directory else paths.pins
 
 
-def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRules | None = None, borrowed: Collection[Path] = ()) -> None:
+def make_pin(
+    checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRules | None = None, borrowed: Collection[Path] = (),
+    top: Path | None = None,
+) -> None:  # fmt: skip
     """Snapshot the export files of `checkpoint`, and those that it borrows from its run's directory, into the new folder `target`.
 
+    `top`: the folder above it, a root, from which on its folders count for who may read it; by default it alone.
     Raises, leaving nothing behind: Moved unless the files still have the fingerprint `expected` afterwards,
     Retryable where a copy would take what `limits.disk_reserve` keeps, OSError where permission or room is lacking.
     """
     rules = rules or PinRules()
     remove_tree(target)
     target.mkdir(parents=True)
+    target.chmod(0o700)  # as private as the most private of its files, wherever pin.directory is
     try:
         linked = [name for name in export_files(checkpoint) if _snapshot(checkpoint / name, target / name, rules)]
         beside = weights_beside(checkpoint)
@@ -101,6 +107,7 @@ def make_pin(checkpoint: Path, target: Path, expected: Fingerprint, rules: PinRu
             write_atomic(target / LINKED, json.dumps([row for row in expected if row[0] in linked]))
         if beside:
             write_atomic(target / BESIDE / BESIDE_STATES, json.dumps([row for row in expected if row[0] in beside]))
+        remember(target, [*(checkpoint / name for name in (*export_files(target), *beside)), *borrowed], top or checkpoint)
         if left := _left_out(checkpoint):
             write_atomic(target / LEFT_OUT, json.dumps(left))
         for name in export_files(target):

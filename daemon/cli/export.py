@@ -92,6 +92,7 @@ def export_now(
     state = foreground_state(settings.state_directory, checkpoint)
     with engine(settings, state, work_of=lambda now, job: now.work) as parts:
         logs.set_up(settings.log, parts.paths.log, stderr=False)
+        logs.say_closed(parts.paths.closed)
         job, finished = _enter(parts, found, force=force)
         view = ExportView(found, quiet=quiet)
         if finished:
@@ -293,7 +294,7 @@ def _where(row: JobRow, journal: Journal) -> Path:
 
 def _pin_again(row: JobRow, checkpoint: Path, operation: str) -> None:
     try:
-        make_pin(checkpoint, row.pin, fingerprint(checkpoint), borrowed=inspect(checkpoint).borrowed)
+        make_pin(checkpoint, row.pin, fingerprint(checkpoint), borrowed=inspect(checkpoint).borrowed, top=Path(row.checkpoint.root))
         same = identify(row.pin) == row.checkpoint.digest
     except (OSError, Moved):
         same = False

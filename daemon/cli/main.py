@@ -63,6 +63,7 @@ def run(config: ConfigOption = None) -> None:
 
     paths = prepare(settings.state_directory, settings.output.directory)
     logs.set_up(settings.log, paths.log)
+    logs.say_closed(paths.closed)
     with announced(configuration_of(config), settings.state_directory):
         serve(settings, reload=lambda: load_settings(config, need_roots=True, serves=True))
 
@@ -207,7 +208,7 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
     settings = load_settings(config, own_state=True)
     from daemon.operating.doctor import examine
 
-    value = examine(settings)
+    value = examine(settings, configuration_of(config))
     if json_:
         print_json(value)
     else:

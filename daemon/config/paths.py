@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import secrets
+import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +20,8 @@ from daemon.contract.values import digest_of
 
 STAGING = ".staging"
 KEPT = ".kept"
+FOREGROUND = "foreground"
+"""Folder of a state directory that holds those of exports in the foreground."""
 
 
 JOB_FILE = "job.json"
@@ -93,6 +99,8 @@ class Paths(StatePaths):
 
     output: Path
     instance: str
+    closed: tuple[str, ...] = ()
+    """What others could read and now can't, as sentences."""
 
     @property
     def staging(self) -> Path:
@@ -118,7 +126,7 @@ def existing(state: Path) -> Path:
 
 def foreground_state(state: Path, checkpoint: Path) -> Path:
     """State directory of the `ckptd export` of one checkpoint: a journal of its own, found again by the same path."""
-    return state / "foreground" / digest_of(str(checkpoint))[:16]
+    return state / FOREGROUND / digest_of(str(checkpoint))[:16]
 
 
 def not_writable(key: str, folder: Path, cause: str, number: int | None = None) -> UsageError:
@@ -133,10 +141,48 @@ def not_writable(key: str, folder: Path, cause: str, number: int | None = None) 
     return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
+OURS = re.compile(r"""journal\..*|lock|live\.json|ckptd\.log.*|pins|pins\.lock|jobs|cache|instance|backups|foreground|toolchains.*|\..*""")
+"""What lies in a state directory, and nowhere else beside it."""
+
+
+def open_to_others(path: Path) -> int | None:
+    """The mode of a file or folder that others than its owner have access to; None where they have none, or it isn't there."""
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError:
+        return None
+    return mode if mode & 0o077 else None
+
+
+def make_private(state: Path, outside: Sequence[Path] = ()) -> list[str]:
+    """Make a state directory that nobody but its owner may read, or close one that others may; gives what was closed, as sentences.
+
+    Where something else lies in it, or in it one of the folders `outside`, it stays as open as it is, and what is ours in it is closed.
+    """
+    if not state.exists():
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700)
+    entries = list(state.iterdir())
+    strange = any(not OURS.fullmatch(entry.name) for entry in entries) or any(state in folder.parents for folder in outside)
+    said = []
+    for path in entries if strange else [state]:
+        mode = open_to_others(path)
+        if mode is None or path.is_symlink() or not OURS.fullmatch(path.name if strange else "lock"):
+            continue
+        with contextlib.suppress(OSError):  # another user's: `ckptd check` says it
+            path.chmod(mode & 0o700)
+            said.append(f"{path} could be read by others (mode {mode:04o}) and is now this user's alone ({mode & 0o700:04o})")
+    return said
+
+
 def prepare(state: Path, output: Path) -> Paths:
     """Make the folders. Raises UsageError naming the key whose folder can't be written, Retryable where it can't be made on a full disk."""
+    closed = []
     for key, folder in (("state.directory", state), ("output.directory", output)):
         try:
+            if key == "state.directory":
+                for whole in (state.parent.parent, state) if state.parent.name == FOREGROUND else (state,):
+                    closed += make_private(whole, (output,))
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()  # without a name, so that nothing is left over
         except OSError as error:
@@ -146,8 +192,10 @@ def prepare(state: Path, output: Path) -> Paths:
                 raise from_oserror(error, f"make {key}", str(folder)) from None
     marker = state / "instance"
     if not marker.exists():
-        write_atomic(marker, secrets.token_hex(4))
-    paths = Paths(state, output, marker.read_text().strip())
+        write_atomic(marker, secrets.token_hex(4), mode=0o600)
+    paths = Paths(state, output, marker.read_text().strip(), tuple(closed))
     for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
         folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):
+            folder.chmod(0o700)  # what is published gets its mode then; until then it is as private as the pin
     return paths

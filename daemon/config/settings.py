@@ -6,7 +6,9 @@ config.toml says what a key means, its unit, and why it has that default. Other 
 
 from __future__ import annotations
 
+import grp
 import os
+import re
 import string
 import warnings
 from pathlib import Path
@@ -68,6 +70,26 @@ class OutputSettings(Section):
     naming: str = "{run}/step-{step}"
     keep_rejected: bool = False
     kept_size: ByteSize = Field(default=ByteSize(4 << 30), ge=0, validate_default=True)
+    mode: str = ""
+    group: str = ""
+    wider_than_sources: bool = False
+
+    @field_validator("mode")
+    @classmethod
+    def _mode_is_of_files(cls, value: str) -> str:
+        if value and (not re.fullmatch("0?[0-7]{3}", value) or int(value, 8) & 0o111 or int(value, 8) & 0o600 != 0o600):
+            raise ValueError("is no mode of files that their owner can read and write; for example '0640', or '' to go by the umask")
+        return value
+
+    @field_validator("group")
+    @classmethod
+    def _group_exists(cls, value: str) -> str:
+        if value:
+            try:
+                grp.getgrnam(value)
+            except KeyError:
+                raise ValueError(f"there is no group {value!r} on this box; name one of `getent group`, or '' for none") from None
+        return value
 
     @field_validator("naming")
     @classmethod

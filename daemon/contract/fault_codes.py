@@ -177,7 +177,7 @@ class FaultCode(StrEnum):
     STAGE_OUTPUT_GONE = "stage-output-gone"
     """The output of a finished stage is no longer there; the stage is made again."""
     TARGET_TAKEN = "target-taken"
-    """Another checkpoint was published in the export's folder meanwhile, from another journal."""
+    """Another checkpoint was published in the export's folder meanwhile, from another journal, or a link or an export is in the way."""
     TIMEOUT = "timeout"
     """The attempt ran longer than `limits.stage_timeout`."""
     TIMING = "timing"

@@ -114,12 +114,14 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     return found
 
 
-def write_atomic(path: Path, data: bytes | str, *, durable: bool = True) -> None:
-    """Replace `path` by `data` so that no reader ever sees a part of it."""
+def write_atomic(path: Path, data: bytes | str, *, durable: bool = True, mode: int | None = None) -> None:
+    """Replace `path` by `data` so that no reader ever sees a part of it. `mode`: of the file, else what the umask leaves."""
     temporary = temporary_of(path)
     try:
         with open(temporary, "wb") as stream:
             stream.write(data.encode() if isinstance(data, str) else data)
+            if mode is not None:
+                os.fchmod(stream.fileno(), mode)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -172,7 +174,7 @@ def odd_below(folder: Path) -> list[str]:
 def seal(folder: Path, known: Mapping[str, str] | None = None) -> tuple[FileEntry, ...]:
     """Make everything below `folder` durable and readable as the umask says; give its files with their digests.
 
-    Libraries leave files with mode 0600 behind; a published model must be as readable as any other file. `known`: digests
+    Libraries leave files of several modes behind; what is published gets the mode that its sources allow. `known`: digests
     by relative path that were taken of the finished files already, so that these need not be read again.
     """
     umask = os.umask(0)

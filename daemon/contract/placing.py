@@ -6,9 +6,11 @@ writes into a published file must not reach anything else by it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from daemon.contract.export_layout import MANIFEST
@@ -44,6 +46,14 @@ def hard_link(source: Path, target: Path) -> bool:
             raise
         return False
     return True
+
+
+def copy_access(source: Path, target: Path) -> None:
+    """Give `target` the mode and, as far as this user may, the group of `source`. Raises OSError."""
+    status = os.stat(source)
+    with contextlib.suppress(PermissionError):
+        os.chown(target, -1, status.st_gid)
+    os.chmod(target, stat.S_IMODE(status.st_mode))
 
 
 def duplicate(source: Path, target: Path) -> str:

@@ -135,10 +135,14 @@ class Jobs:
         """All jobs whose export's folder is `target`, the newest first."""
         return [job_of(row) for row in self._database.read("SELECT * FROM job WHERE target = ? ORDER BY created DESC, id", str(target))]
 
-    def roots_of(self, run: str) -> list[str]:
-        """Roots below which a run of that name has had jobs, the earliest first."""
-        rows = self._database.read("SELECT root FROM job WHERE run = ? GROUP BY root ORDER BY min(created), min(rowid)", run)
-        return [str(row[0]) for row in rows]
+    def places(self) -> list[tuple[str, str]]:
+        """Id and export's folder of every job, but for superseded ones: these publish nothing."""
+        return [(str(row[0]), str(row[1])) for row in self._database.read("SELECT id, target FROM job WHERE state != 'superseded'")]
+
+    def runs(self) -> list[tuple[str, str]]:
+        """Root and name of every run that has had jobs, the earliest first."""
+        rows = self._database.read("SELECT root, run FROM job GROUP BY root, run ORDER BY min(created), min(rowid)")
+        return [(str(row[0]), str(row[1])) for row in rows]
 
     def rewrites(self, run: str, path: str) -> int:
         """How many exports in a row of a directory gave way to its next content, without one that ended."""

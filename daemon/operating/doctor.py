@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import importlib.metadata
 import os
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import is_model
-from daemon.config.paths import StatePaths, not_writable
+from daemon.config.paths import StatePaths, not_writable, open_to_others
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.answers import ask
@@ -161,13 +162,41 @@ def _without_room(settings: Settings) -> list[str]:
     return [f"There is no room: {one.sentence()}. {advice(one, paths, settings.output.directory)}" for one in found]
 
 
-def examine(settings: Settings) -> Diagnosis:
-    """Look at the configuration and this box."""
+def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
+    """Who may read what only the daemon should: its state, and URLs of notifications."""
+    found = []
+    if (mode := open_to_others(settings.state_directory)) is not None:
+        found.append(
+            f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), in which pins of checkpoints lie; the daemon"
+            " closes it when it starts, unless something else lies in it: then `chmod 700` it, or give state.directory a folder of its own"
+        )
+    if config is not None and settings.notify.urls and (mode := open_to_others(config)) is not None and mode & 0o044:
+        found.append(f"notify.urls: others may read {config} (mode {mode:04o}), and such URLs hold keys; `chmod 600` it")
+    return found
+
+
+def not_of_group(name: str) -> list[str]:
+    """The problem with a group that this user may not give files to: every publication would fail."""
+    if not name or os.geteuid() == 0:
+        return []
+    try:
+        group = grp.getgrnam(name).gr_gid
+    except KeyError:
+        return [f"output.group: there is no group {name!r} on this box any more; name another one, or '' for none"]
+    if group in (os.getegid(), *os.getgroups()):
+        return []
+    return [f"output.group: this user is no member of {name!r} and may not give files to it; `usermod -aG {name}` the daemon's user"]
+
+
+def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
+    """Look at the configuration, read from the file `config`, and this box."""
     problems: list[str] = []
     warnings: list[str] = []
     for key, folder in (("state.directory", settings.state_directory), ("output.directory", settings.output.directory)):
         problems += _unwritable(key, folder)
     problems += _without_room(settings)
+    warnings += _readable_by_others(settings, config)
+    problems += not_of_group(settings.output.group)
     here = formats_here(settings.state_directory)
     problems += [
         f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs

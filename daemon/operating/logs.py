@@ -13,7 +13,7 @@ import logging.handlers
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -123,6 +123,12 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )  # fmt: skip
+
+
+def say_closed(sentences: Iterable[str]) -> None:
+    """Log what others could read of the state, and now can't."""
+    for sentence in sentences:
+        structlog.get_logger("daemon").warning(sentence)
 
 
 def follow(file: Path, *, tail: int, forever: bool) -> Iterator[Json]:

@@ -32,5 +32,7 @@ def render(jobs: Mapping[str, int], gauges: Mapping[str, float]) -> str:
 
 def write(file: Path, text: str) -> None:
     """Replace the file; a collector never reads half of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, text, durable=False)
+    for folder in reversed([folder for folder in file.parents if not folder.exists()]):
+        folder.mkdir()
+        folder.chmod(0o755)  # counts alone, for a collector that runs as another user
+    write_atomic(file, text, durable=False, mode=0o644)

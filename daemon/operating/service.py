@@ -42,10 +42,12 @@ from daemon.running.workers.executor import LocalExecutor
 from daemon.system.box import free_disk
 from daemon.system.disks import Place, Refusals, Shortage
 from daemon.system.lock import locked
+from daemon.system.private import private_files
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
 from daemon.watching.groups import Watchers
-from daemon.watching.intake import Intake, target_of
+from daemon.watching.intake import Intake
+from daemon.watching.places import target_of
 
 log = structlog.get_logger("daemon")
 
@@ -96,7 +98,7 @@ def engine(
     """
     executor = executor or LocalExecutor()
     paths = prepare(state, settings.output.directory)
-    with locked(paths.lock):
+    with private_files(), locked(paths.lock):
         executor.prepare()
         journal = open_journal(
             paths, target_of=lambda seen: target_of(settings, paths, seen), reserve=int(settings.limits.disk_reserve)

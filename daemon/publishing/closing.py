@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,20 @@ from daemon.checkpoints.names import step_of
 from daemon.checkpoints.pins import held
 from daemon.checkpoints.selection import best_step
 from daemon.config.paths import Paths
+from daemon.config.places import clipped, is_marked, marked
 from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import make_folders, remove_tree
-from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.files import remove_tree
+from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Verdict
 from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, status_that_follows
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.access import Access, access_of
+from daemon.publishing.beneath import Spot, held_below
 from daemon.publishing.lending import PUBLISH, lend_others, lend_staged, take_back
-from daemon.publishing.publication import ExportPart, assemble, is_export, link_to, swap_in
+from daemon.publishing.publication import ExportPart, assemble, is_export, link_beside, put_in
 from daemon.publishing.retention import prune
 from daemon.system.box import human
 
@@ -66,8 +70,10 @@ class Published:
     checks: tuple[ArtifactCheck, ...]
 
 
-def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool) -> Published:
-    """Put the export in its place and move the run's links. Can be repeated after a crash."""
+def publish_job(
+    job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool, access: Access | None = None
+) -> Published:  # fmt: skip
+    """Put the export in its place, readable as `access` says, and move the run's links. Can be repeated after a crash."""
     checks = judge(facts)
     state = status_that_follows(facts)
     unverified = facts.work.validation.publish_unverified
@@ -82,37 +88,73 @@ def publish_job(job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], pa
         "checked_on": checked_on(facts),
         "needs": {check.variant: found for check in checks if is_published(check, unverified) and (found := needs(check))},
     }  # fmt: skip
-    assemble(parts_of(checks, stages, unverified=unverified, keep_rejected=keep_rejected), staging / PUBLISH, head, replaced=target)
-    make_folders(target.parent)
-    try:
-        lend_staged(staging, target, (paths.kept, job.pin))
-        swap_in(staging / PUBLISH, target)
-    except BaseException:
-        with contextlib.suppress(OSError):  # then what was finished is no longer whole, and is made again
-            take_back(staging)
-        raise
-    lend_others(staging, target, paths.kept, job.pin)
-    earlier = job.target.with_name(job.target.name + FAILED_SUFFIX)
-    if state != "failed" and is_export(earlier):
-        remove_tree(earlier)
-    if any(check.verdict == Verdict.PASSED for check in checks):
-        _move_links(job, target)
+    assemble(
+        parts_of(checks, stages, unverified=unverified, keep_rejected=keep_rejected),
+        staging / PUBLISH,
+        head,
+        replaced=target,
+        access=access,
+    )
+    top = top_of(target, paths)
+    with held_below(top, target.parent, make=True, access=access) as around:
+        place = around.spot(target.name)
+        try:
+            lend_staged(staging, target, (paths.kept, job.pin))
+            put_in(staging / PUBLISH, place, top)
+        except BaseException:
+            with contextlib.suppress(OSError):  # then what was finished is no longer whole, and is made again
+                take_back(staging)
+            raise
+        lend_others(staging, target, paths.kept, job.pin)
+        earlier = around.at / (job.target.name + FAILED_SUFFIX)
+        if state != "failed" and is_export(earlier):
+            remove_tree(earlier)
+        if any(check.verdict == Verdict.PASSED for check in checks):
+            _move_links(job, place)
     return Published(state, target, checks)
 
 
-def _link(job: JobRow, target: Path, name: str) -> Path:
-    """The run's link beside its exports; where several runs share the folder, the run's name is part of it."""
-    run = job.checkpoint.run
-    return target.with_name(name if target.parent.name == Path(run).name else f"{run.replace('/', '-')}-{name}")
+def top_of(target: Path, paths: Paths) -> Path:
+    """From where on no link is followed to an export: the output, or the folder around what a former configuration placed elsewhere."""
+    return paths.output if paths.output in target.parents else target.parent
 
 
-def _move_links(job: JobRow, target: Path) -> None:
+def _link(job: JobRow, target: Spot, name: str) -> Spot | None:
+    """The run's link beside its exports; where several runs share the folder, the run's name is part of it.
+
+    A link that leads to another run's export is that run's, and what is no link is not ours; None where nothing else is left.
+    """
+    run, leaf = job.checkpoint.run, Path(job.checkpoint.run).name
+    shared = clipped(f"{run.replace('/', '-')}-{name}")
+    own = target.path.parent.name == leaf or (
+        is_marked(target.path.parent.name) and not target.beside(shared).at.is_symlink()  # versions before this one linked by that name
+    )
+    plain = name if own else shared
+    names = (target.beside(one) for one in (plain, marked(plain, job.checkpoint.root, run)))
+    return next((link for link in names if _is_free(link, job.checkpoint)), None)
+
+
+def _is_free(link: Spot, seen: CheckpointRef) -> bool:
+    if not os.path.lexists(link.at):
+        return True
+    manifest = manifest_of(link.at)
+    return link.at.is_symlink() and manifest.get("run", seen.run) == seen.run and manifest.get("root", seen.root) == seen.root
+
+
+def _move_links(job: JobRow, target: Spot) -> None:
     """`latest` never goes back in the order of training; `best` goes where the trainer's own best checkpoint is."""
+    wanted = []
     latest = _link(job, target, "latest")
-    if _place_in_training(manifest_of(latest)) <= (job.checkpoint.step, job.checkpoint.ending, job.created):
-        link_to(latest, target)
+    if latest is None or _place_in_training(manifest_of(latest.at)) <= (job.checkpoint.step, job.checkpoint.ending, job.created):
+        wanted.append(("latest", latest))
     if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
-        link_to(_link(job, target, "best"), target)
+        wanted.append(("best", _link(job, target, "best")))
+    for name, link in wanted:
+        if link is None:
+            log.warning("a run's link was not moved, since what lies under its names is not this run's", run=job.checkpoint.run, link=name,
+                        folder=str(target.path.parent))  # fmt: skip
+        else:
+            link_beside(link, target.path)
 
 
 def _refuse_anothers(target: Path, job: JobRow) -> None:
@@ -152,7 +194,8 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     if current is None or current.state != "running":
         return None
     try:
-        published = publish_job(job, facts_of(journal, job), stages, paths, keep_rejected=settings.output.keep_rejected)
+        access, rejected = access_of(job, settings.output), settings.output.keep_rejected
+        published = publish_job(job, facts_of(journal, job), stages, paths, keep_rejected=rejected, access=access)
     except CkptdError as error:
         return error.fault
     except OSError as error:
@@ -162,19 +205,24 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return None  # superseded or cancelled while it was published: the newer export replaces this one
     log.info("export finished", state=published.state, target=str(published.target),
              artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip
-    _prune(job, published.target.parent, journal, paths, settings.retention)
+    if access.why:
+        log.warning(access.why, target=str(published.target))
+    _prune(job, published.target, journal, paths, settings.retention)
     return None
 
 
-def _prune(job: JobRow, folder: Path, journal: Journal, paths: Paths, rules: RetentionSettings) -> None:
+def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, rules: RetentionSettings) -> None:
     """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
     if not (rules.keep_last or rules.keep_best or rules.keep_days):
         return
+    folder, top = target.parent, top_of(target, paths)
     try:
-        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, busy=journal.jobs.open_ids()):
+        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, top=top, busy=journal.jobs.open_ids()):
             log.info("removed an old export", path=str(gone.path), freed=human(gone.freed))
     except OSError as error:
         log.warning(from_oserror(error, "remove old exports").fault.sentence())
+    except CkptdError as error:
+        log.warning(error.fault.sentence())
 
 
 def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:

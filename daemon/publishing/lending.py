@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract import failpoints
 from daemon.contract.files import exchange, files_below, fsync_directory, odd_below, remove_tree, temporary_of, write_atomic
-from daemon.contract.placing import duplicate
+from daemon.contract.placing import copy_access, duplicate
 from daemon.contract.values import Frozen
 from daemon.publishing.swap import NO_EXCHANGE, remove_any
 from daemon.publishing.verification import exports_below
@@ -245,6 +245,7 @@ def _part(path: Path, why: str) -> None:
     temporary.unlink(missing_ok=True)
     try:
         how = duplicate(path, temporary)
+        copy_access(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -29,13 +29,16 @@ import structlog
 
 from daemon.contract import failpoints
 from daemon.contract.errors import Retryable
-from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, holds_exports, read_manifest
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, temporary_of, walk, write_atomic
 from daemon.contract.placing import duplicate, hard_link, place
 from daemon.contract.version import __version__
+from daemon.publishing.access import Access, apply
+from daemon.publishing.beneath import Spot, held_below
 from daemon.publishing.lending import is_as_lent
 from daemon.publishing.swap import complete_swap, remove_any, swap
+from daemon.system.private import inherited_umask
 
 log = structlog.get_logger("publish")
 
@@ -51,8 +54,10 @@ class ExportPart:
     files: tuple[FileEntry, ...]
 
 
-def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object], replaced: Path | None = None) -> None:
-    """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last.
+def assemble(
+    parts: list[ExportPart], folder: Path, facts: Mapping[str, object], replaced: Path | None = None, access: Access | None = None
+) -> None:  # fmt: skip
+    """Put the parts together in the new folder `folder`, by hard link, with MANIFEST.json written last, readable as `access` says.
 
     A file that lies in another export is copied, but for one in `replaced`, whose place the new export takes: that one goes.
     Raises Retryable where a stage's output is gone, OSError where the file system refuses.
@@ -76,6 +81,8 @@ def assemble(parts: list[ExportPart], folder: Path, facts: Mapping[str, object],
         "manifest_version": MANIFEST_VERSION, "ckptd": __version__, **facts, "files": sorted(entries, key=lambda item: str(item["path"])),
     }  # fmt: skip
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    apply(folder, access or Access(0o666 & ~inherited_umask()))
+    fsync_directory(folder)
     failpoints.point("publish.manifest")
 
 
@@ -98,17 +105,24 @@ def _gone(path: Path) -> Retryable:
     )  # fmt: skip
 
 
-def swap_in(folder: Path, target: Path) -> None:
-    """Make `folder` the new `target`; a reader sees the old export or the new one, whole. The old one is removed.
+def swap_in(folder: Path, target: Path, top: Path | None = None) -> None:
+    """Make `folder` the new `target`, below `top`; a reader sees the old export or the new one, whole. The old one is removed.
 
-    What lies at the target and is no export of ours is set aside, never destroyed.
+    No link is followed between `top` (by default the folder around `target`) and `target`. What lies at the target and is no export of
+    ours is set aside, never destroyed. Raises Retryable where it holds exports of others, OSError.
     """
-    make_folders(target.parent)
+    top = top or target.parent
+    with held_below(top, target.parent, make=True) as around:
+        put_in(folder, around.spot(target.name), top)
+
+
+def put_in(folder: Path, target: Spot, top: Path) -> None:
+    """As `swap_in`, in a folder below `top` that is held open."""
     complete_swap(folder)
-    if os.path.lexists(target) and not is_export(target) and not _is_empty_folder(target):
+    if os.path.lexists(target.at) and not is_export(target.at) and not _is_empty_folder(target.at):
         _set_aside(target)
     failpoints.point("publish.before-rename")
-    swap(folder, target)
+    swap(folder, target, top)
 
 
 def is_export(path: Path) -> bool:
@@ -117,7 +131,7 @@ def is_export(path: Path) -> bool:
     Raises OSError where that can't be found out: what can't be read now is not for that reason somebody else's.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = read_manifest(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return not path.is_symlink() and isinstance(manifest, dict) and "manifest_version" in manifest
@@ -127,33 +141,44 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not os.listdir(path)
 
 
-def _set_aside(target: Path) -> None:
+def _set_aside(target: Spot) -> None:
     """Rename what is not ours, so that its name is free and its content stays."""
-    stem = f"{target.name}{SET_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-    names = (target.with_name(stem if number == 0 else f"{stem}-{number}") for number in range(1000))
-    aside = next(name for name in names if not os.path.lexists(name))
-    os.rename(target, aside)
-    fsync_directory(target.parent)
-    log.warning("what lay at the export's place is no export; it was set aside", path=str(target), now=str(aside))
+    if not target.at.is_symlink() and holds_exports(target.at):
+        raise Retryable(
+            FaultCode.TARGET_TAKEN, "publish the export", "what lies there holds exports of another run, which would be moved with it",
+            "move that folder away, or cancel the job and run `ckptd export` on its checkpoint, which gives it another place",
+            path=target.path,
+        )  # fmt: skip
+    stem = f"{target.path.name}{SET_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    names = (target.beside(stem if number == 0 else f"{stem}-{number}") for number in range(1000))
+    aside = next(name for name in names if not os.path.lexists(name.at))
+    os.rename(target.at, aside.at)
+    fsync_directory(target.at.parent)
+    log.warning("what lay at the export's place is no export; it was set aside", path=str(target.path), now=str(aside.path))
     failpoints.point("publish.set-aside")
 
 
 def link_to(link: Path, target: Path) -> None:
     """Point the symlink `link` at `target` (in the same folder or below), atomically. A real file there is left alone."""
-    if link.exists() and not link.is_symlink():
-        raise FileExistsError(errno.EEXIST, "is in the way of the symlink and was not made by ckptd", str(link))
-    for left in dead_temporaries(link.parent):
-        if left.name.startswith(f".{link.name}."):
+    link_beside(Spot(link, link), target)
+
+
+def link_beside(link: Spot, target: Path) -> None:
+    """As `link_to`, in a folder that is held open."""
+    if os.path.lexists(link.at) and not link.at.is_symlink():
+        raise FileExistsError(errno.EEXIST, "is in the way of the symlink and was not made by ckptd", str(link.path))
+    for left in dead_temporaries(link.at.parent):
+        if left.name.startswith(f".{link.path.name}."):
             left.unlink(missing_ok=True)
-    temporary = temporary_of(link)
+    temporary = temporary_of(link.at)
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     failpoints.point("publish.before-link")
-    temporary.symlink_to(os.path.relpath(target, link.parent))
+    temporary.symlink_to(os.path.relpath(target, link.path.parent))
     failpoints.point("publish.link-made")
-    os.replace(temporary, link)
+    os.replace(temporary, link.at)
     failpoints.point("publish.linked")
-    fsync_directory(link.parent)
+    fsync_directory(link.at.parent)
     failpoints.point("publish.link-durable")
 
 

@@ -27,8 +27,8 @@ from daemon.contract import failpoints
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import fsync_directory, make_folders, remove_tree
 from daemon.contract.values import Json
+from daemon.publishing.beneath import held_below
 from daemon.publishing.publication import is_export
-from daemon.publishing.swap import hidden
 
 GONE = ".ckptd-gone"
 """Ending of the hidden name of what is being removed where staging is on another file system."""
@@ -193,23 +193,24 @@ def _training(path: Path) -> Json:
 
 def prune(
     folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
-    busy: Collection[str] = (), now: float | None = None,
+    top: Path | None = None, busy: Collection[str] = (), now: float | None = None,
 ) -> list[Removal]:  # fmt: skip
     """Remove from `folders` what no rule keeps of `run` (None: of each run there).
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
-    first, so that readers see an export whole or not at all. `busy`: ids of open jobs, whose exports stay.
-    Raises OSError.
+    first, so that readers see an export whole or not at all. `top`: from where on no link is followed, by default the folder itself.
+    `busy`: ids of open jobs, whose exports stay. Raises OSError, Retryable where a link is in the way.
     """
     removals = []
     counted: dict[tuple[int, int], int] = {}
     for folder in folders:
-        if not dry_run:
-            sweep_removed(folder)
-        for export in plan_removal(read_exports(folder, run, busy), rules, time.time() if now is None else now).removed:
-            freed = _freed(export.path, counted)
-            if dry_run or _remove(export, staging):
-                removals.append(Removal(export.path, export.run, export.step, freed))
+        with held_below(top or folder, folder) as held:  # what its name stands for may be changed by others meanwhile
+            if not dry_run:
+                sweep_removed(held.at)
+            for export in plan_removal(read_exports(held.at, run, busy), rules, time.time() if now is None else now).removed:
+                freed = _freed(export.path, counted)
+                if dry_run or _remove(export, staging):
+                    removals.append(Removal(folder / export.path.name, export.run, export.step, freed))
     return removals
 
 
@@ -232,7 +233,7 @@ def _remove(export: Export, staging: Path) -> bool:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        gone = hidden(export.path, GONE)
+        gone = export.path.with_name(f".{export.path.name}{GONE}")
         remove_tree(gone)
         os.rename(export.path, gone)
     failpoints.point("retention.renamed")

@@ -13,23 +13,24 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
 from daemon.contract.errors import UsageError
-from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION
+from daemon.contract.export_layout import MANIFEST, MANIFEST_LIMIT, MANIFEST_VERSION
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry
 from daemon.contract.values import Json
 
 _BLOCK = 1 << 22
-_MANIFEST_LIMIT = 64 << 20
 _LOOKS = 5
+_LINK = "symlink"
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,12 @@ class Problem:
     code: str
     path: str
     text: str
+    remedy: str | None = None
+    """What to do about it, where that is not to make the export again."""
 
     def sentence(self) -> str:
         """The difference in words."""
-        return f"{self.path}: {self.text}"
+        return f"{self.path}: {self.text}" + (f". To fix it: {self.remedy}" if self.remedy else "")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Verification:
 class _Look:
     """The work on one open folder. `inside`: only what lies below this part of the export."""
 
+    folder: Path
     root: int
     inside: str
     deep: bool
@@ -75,8 +79,8 @@ class _Look:
     files: int = 0
     bytes: int = 0
 
-    def add(self, code: str, path: str, text: str) -> None:
-        self.problems.append(Problem(code, path, text))
+    def add(self, code: str, path: str, text: str, remedy: str | None = None) -> None:
+        self.problems.append(Problem(code, path, text, remedy))
 
 
 def verify(folder: Path, *, inside: str = "", deep: bool = True, on_bytes: Callable[[int], None] = lambda count: None) -> Verification:
@@ -89,7 +93,7 @@ def verify(folder: Path, *, inside: str = "", deep: bool = True, on_bytes: Calla
     for left in reversed(range(_LOOKS)):
         root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            look = _Look(root, inside.strip("/"), deep, on_bytes)
+            look = _Look(folder, root, inside.strip("/"), deep, on_bytes)
             manifest = _compare(look)
             if not look.problems or not left or _is_still(root, folder):
                 break
@@ -116,8 +120,9 @@ def _compare(look: _Look) -> Json:
     entries = _entries(look, manifest)
     if entries is None:
         return manifest
+    others = _exports_inside(look, found - entries.keys() - {MANIFEST})
     for path in sorted(found - entries.keys() - {MANIFEST}):
-        if _is_inside(look, path):
+        if _is_inside(look, path) and not any(path.startswith(f"{other}/") for other in others):
             look.add("extra", path, "is there, but the manifest does not name it")
     for path, entry in entries.items():
         if _is_inside(look, path):
@@ -128,6 +133,36 @@ def _compare(look: _Look) -> Json:
             elif not any(problem.path == path for problem in look.problems):
                 look.add("missing", path, "the manifest names it, but it is not there")
     return manifest
+
+
+def _exports_inside(look: _Look, unnamed: set[str]) -> list[str]:
+    """Folders of exports that lie in this one, as versions before places were told apart put them, and people; each is a problem.
+
+    Links that lead to them, the ones of their run, are a part of that problem.
+    """
+    found: list[str] = []
+    for path in sorted((path for path in unnamed if path.endswith(f"/{MANIFEST}")), key=len):
+        inner = path.removesuffix(f"/{MANIFEST}")
+        if not any(inner.startswith(f"{other}/") for other in found):
+            found.append(inner)
+    for inner in filter(lambda inner: _is_inside(look, inner), found):
+        there = look.folder.with_name(f"{look.folder.name}-{inner.replace('/', '-')}")
+        move = f"`mv {shlex.quote(str(look.folder / inner))} {shlex.quote(str(there))}`, after which both can be verified"
+        look.add("inside", inner, "is another export, whole or not; an earlier version, or a person, put it into this one", move)
+    links = {problem.path for problem in look.problems if problem.code == _LINK and _leads_to(look, problem.path) in found}
+    look.problems = [
+        replace(problem, text="is a link to an export that lies in this one", remedy=f"`rm {shlex.quote(str(look.folder / problem.path))}`")
+        if problem.path in links else problem for problem in look.problems
+    ]  # fmt: skip
+    return found
+
+
+def _leads_to(look: _Look, link: str) -> str:
+    """Where a link below the export leads to, as a path below it; "" for one that can't be read."""
+    try:
+        return os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link, dir_fd=look.root)))
+    except OSError:
+        return ""
 
 
 def _is_inside(look: _Look, path: str) -> bool:
@@ -152,7 +187,7 @@ def _walk(look: _Look) -> set[str]:
             if stat.S_ISREG(mode):
                 found.add(path)
             elif _is_inside(look, path) and stat.S_ISLNK(mode):
-                look.add("symlink", path, "is a symbolic link; an export holds none")
+                look.add(_LINK, path, "is a symbolic link; an export holds none")
             elif _is_inside(look, path) and not stat.S_ISDIR(mode):
                 look.add("special", path, "is neither a file nor a folder")
     return found
@@ -175,10 +210,10 @@ def _manifest(look: _Look, found: set[str]) -> Json:
         return {}
     try:
         with _opened(look, MANIFEST) as handle:
-            if os.fstat(handle).st_size > _MANIFEST_LIMIT:
-                raise ValueError(f"it is larger than {_MANIFEST_LIMIT >> 20} MiB")
+            if os.fstat(handle).st_size > MANIFEST_LIMIT:
+                raise ValueError(f"it is larger than {MANIFEST_LIMIT >> 20} MiB")
             with open(handle, "rb", closefd=False) as stream:
-                value = json.loads(stream.read(_MANIFEST_LIMIT))
+                value = json.loads(stream.read(MANIFEST_LIMIT))
         if not isinstance(value, dict):
             raise ValueError("it is no object")
         return value

@@ -122,6 +122,8 @@ class Grant:
     """Of the base, from which the need was estimated."""
     need: Estimate
     """What is promised to it, of memory and disk."""
+    remarks: tuple[str, ...] = ()
+    """What the report says beside what the journal knows."""
 
 
 class Children:
@@ -168,7 +170,9 @@ class Children:
             return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
         context = make_context(ready, self._paths, limits, grant.threads)
         if spec.name == "report":
-            context = context.model_copy(update={"facts": facts_of(self._journal, job)})
+            facts = facts_of(self._journal, job)
+            facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks)})
+            context = context.model_copy(update={"facts": facts})
         if not self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key)):
             return None, False
         try:

@@ -24,6 +24,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import find_spec, spec_of
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, JobRow, StageRow
+from daemon.publishing.access import access_of
 from daemon.running.children import Children, Grant
 from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
@@ -122,7 +123,7 @@ class Starter:
         self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
-        fault, claimed = self._children.start(one, Grant(threads, size, need), limits)
+        fault, claimed = self._children.start(one, Grant(threads, size, need, self._remarks(job, spec)), limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
         if fault and claimed:
@@ -131,6 +132,10 @@ class Starter:
         elif fault:
             self._waits.add(job.id, fault, WAIT_SECONDS)
         return False
+
+    def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:
+        why = access_of(job, self._settings.output).why if spec.name == "report" else None
+        return (why,) if why else ()
 
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside what runs."""

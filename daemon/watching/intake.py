@@ -6,7 +6,6 @@ import os
 import re
 import threading
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,11 @@ from daemon.journal.jobs import NewJob
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import OFTEN, REMEDY
 from daemon.journal.rows import now
+from daemon.watching.places import Places
 
 log = structlog.get_logger("intake")
 
 INCOMING = ".incoming"
-_STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
 
 
 def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
@@ -126,7 +125,7 @@ class Intake:
         mine = mine or Effective(self.settings)
         incoming = self.pins / self.incoming
         rules = PinRules(int(self.settings.pin.copy_limit), int(self.settings.limits.disk_reserve))
-        make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed)
+        make_pin(inspection.path, incoming, fingerprint, rules, inspection.borrowed, top=root)
         digest = identify(incoming)
         if rewritten(incoming):
             remove_tree(incoming)
@@ -170,19 +169,18 @@ class Intake:
 
     def enter(self, candidate: Candidate) -> str | None:
         """Commit the job; gives its id, None where the journal had it already."""
-        reference, warning = candidate.reference, candidate.effective.warning
+        warning = candidate.effective.warning
         warnings = (*((warning,) if warning else ()), *candidate.warnings)
         pin = self.pins / candidate.job
         if candidate.fault is None:
             remove_tree(pin)
             os.rename(candidate.pin, pin)
-        folder = self._folder_name(reference)
         with self._entering:
-            return self._enter(candidate, pin, folder, warnings)
+            return self._enter(candidate, pin, warnings)
 
-    def _enter(self, candidate: Candidate, pin: Path, folder: str, warnings: tuple[str, ...]) -> str | None:
+    def _enter(self, candidate: Candidate, pin: Path, warnings: tuple[str, ...]) -> str | None:
         reference, settings = candidate.reference, candidate.effective.settings
-        target, latest = self._place(reference, folder), settings.select.policy == "latest"
+        target, latest = Places(self.settings, self.journal, self.paths).of(reference), settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, JobEntry(
@@ -241,40 +239,6 @@ class Intake:
             return False
         return job.state not in ("succeeded", "partial") or manifest_of(job.target).get("export_id") == name
 
-    def _place(self, reference: CheckpointRef, folder: str) -> Path:
-        """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
-        plain = target_of(self.settings, self.paths, reference, folder)
-        owner = self._owner(plain, reference)
-        if owner is None:
-            return plain
-        own = plain.with_name(f"{plain.name}-{(reference.identity if reference.mixture else reference.digest)[:8]}")
-        log.warning("the export's plain name is another checkpoint's", path=reference.path, taken=str(plain), by=owner, target=str(own))
-        return own
-
-    def _owner(self, target: Path, reference: CheckpointRef) -> str | None:
-        """The path of another checkpoint that has this folder, by the journal or by what is published there; None where it is free.
-
-        A checkpoint that is written again at its path takes over what was exported of it with the same additions.
-        """
-        for other in self.journal.jobs.at(target):
-            places = self.journal.sightings.places(other.id) or {other.checkpoint.path: ""}
-            mine = reference.path in places and other.checkpoint.mixture == reference.mixture
-            if not mine and other.checkpoint.identity != reference.identity and other.state != "superseded":
-                return next(iter(places))
-        return reference.other_than(manifest_of(target))
-
-    def _folder_name(self, reference: CheckpointRef) -> str:
-        """The run's name in its exports' folder: runs of one name below two roots must not publish over each other.
-
-        The root that had a run of that name first keeps the plain name for as long as that run is there.
-        """
-        for root in self.journal.jobs.roots_of(reference.run):
-            if root == reference.root:
-                return reference.run
-            if Path(root, reference.run).is_dir():
-                return f"{reference.run}~{digest_of(reference.root)[:6]}"
-        return reference.run
-
     def _effective(self, run: Path) -> Effective:
         """The settings that count for a run; what is wrong with its own file is said once."""
         mine = effective(self.settings, run)
@@ -282,15 +246,6 @@ class Intake:
             self._said.add(mine.warning)
             log.warning(mine.warning, code=FaultCode.RUN_CONFIG_INVALID)
         return mine
-
-
-def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: str = "") -> Path:
-    """The export's folder by `output.naming`; `run` where the run goes by another name there. What has no number is called `final`."""
-    pattern = _STEP.sub("final", settings.output.naming) if reference.ending else settings.output.naming
-    name = pattern.format(
-        run=run or reference.run, step=reference.step, identity=reference.identity[:12], date=datetime.now(UTC).strftime("%Y-%m-%d")
-    )
-    return paths.output / name
 
 
 def job_id(reference: CheckpointRef, settings: Settings) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from daemon.checkpoints.inspection import export_files, fingerprint, identify, inspect
 from daemon.checkpoints.pins import LEFT_OUT, Moved, make_pin, rewritten
+from daemon.checkpoints.source_modes import ACCESS
 from daemon.contract.files import sha256_file
 from daemon.contract.jobs.messages import BESIDE
 from handlers.models import left_out
@@ -30,11 +31,12 @@ def test_a_pin_holds_exactly_what_an_export_reads_and_survives_rotation(checkpoi
     expected = {name: sha256_file(checkpoint / name) for name in export_files(checkpoint)}
     make_pin(checkpoint, tmp_path / "pin", fingerprint(checkpoint))
     shutil.rmtree(checkpoint.parent)
-    pinned = {path.name: sha256_file(path) for path in (tmp_path / "pin").iterdir() if path.name != LEFT_OUT}
+    pinned = {path.name: sha256_file(path) for path in (tmp_path / "pin").iterdir() if path.name not in (ACCESS, LEFT_OUT)}
     assert pinned == expected
     assert "adapter_model.safetensors" in expected
     assert "optimizer.pt" not in expected
     assert inspect(tmp_path / "pin").complete
+    assert (tmp_path / "pin").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_pin_holds_every_file_of_a_tokenizer_that_an_export_copies(checkpoint: Path, tmp_path: Path) -> None:

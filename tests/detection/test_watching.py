@@ -9,6 +9,7 @@ from pathlib import Path
 
 from daemon.checkpoints.inspection import export_files, identify, inspect
 from daemon.checkpoints.pins import LEFT_OUT
+from daemon.checkpoints.source_modes import ACCESS
 from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
@@ -37,7 +38,7 @@ def test_a_checkpoint_that_is_written_slowly_is_taken_once_and_never_before_its_
     (job,) = here.wait_for_jobs(1)
     assert (job.checkpoint.run, job.checkpoint.step, job.checkpoint.path) == ("run", 4, str(target))
     assert job.checkpoint.digest == identify(job.pin) == identify(target)
-    assert sorted(path.name for path in job.pin.iterdir() if path.name != LEFT_OUT) == export_files(target)
+    assert sorted(path.name for path in job.pin.iterdir() if path.name not in (ACCESS, LEFT_OUT)) == export_files(target)
     here.wait_for_scans()
     assert (len(here.jobs()), here.taken) == (1, 1)
 

@@ -14,6 +14,7 @@ import array
 import contextlib
 import fcntl
 import os
+import re
 import select
 import socket
 import struct
@@ -34,6 +35,7 @@ INSTALL = Path(__file__).with_name("install.py")
 RECEIVE, SEND, STILL_THERE = 0xC0502100, 0xC0182101, 0x40082102
 CONTINUE = 1
 AT_FDCWD = -100
+_HELD = re.compile(r"/proc/self/fd/([0-9]+)(?:/(.*))?")
 PAGE = 4096
 
 
@@ -243,6 +245,8 @@ def _path(pid: int, name: str, arguments: Sequence[int]) -> str:
     text = _text(pid, arguments[at] if name.startswith("path") else arguments[at + 1])
     if not os.path.isabs(text):
         text = os.path.join(_handle(pid, AT_FDCWD if name.startswith("path") else _signed(arguments[at])), text)
+    if held := _HELD.fullmatch(text):  # a folder that is held open: its name in the process's own words
+        text = os.path.join(_handle(pid, int(held[1])), held[2] or "")
     return os.path.normpath(text)
 
 

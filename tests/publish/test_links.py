@@ -14,6 +14,7 @@ from daemon.contract.files import FileEntry, files_below, remove_tree, seal
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Outcome, StageFacts, StageResult, Verdict
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing import closing
+from daemon.publishing.beneath import Spot
 from daemon.publishing.closing import publish_job
 from daemon.publishing.publication import link_to
 from daemon.publishing.retention import prune
@@ -141,15 +142,16 @@ def test_pruning_counts_the_exports_of_each_run_by_itself_where_runs_share_a_fol
 
 
 def test_a_publication_that_can_not_be_renamed_gives_the_outputs_their_files_again(press: Press, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: Path, target: Path) -> None:
+    def refuse(folder: Path, target: Spot, top: Path) -> None:
         assert all(path.is_symlink() for path in outputs), "they had been handed to the export"
-        raise OSError(errno.EIO, "Input/output error", str(target))
+        raise OSError(errno.EIO, "Input/output error", str(target.at))
 
     outputs = [press.paths.staging / "run-4" / name / "file" for name in ("pytorch", "onnx", "onnx-int8", "report")]
     with monkeypatch.context() as patched:
-        patched.setattr(closing, "swap_in", refuse)
-        with pytest.raises(OSError, match="Input/output"):
+        patched.setattr(closing, "put_in", refuse)
+        with pytest.raises(OSError, match="Input/output") as caught:
             press.publish(4)
+        assert caught.value.filename == str(press.paths.output / "run" / "step-4"), "the name that people know"
     assert [path.read_text() for path in outputs if not path.is_symlink()] == [f"{path.parent.name} of run 4" for path in outputs]
     target = press.publish(4)
     assert [path for path in files_below(target) if path.stat().st_nlink != 1] == []

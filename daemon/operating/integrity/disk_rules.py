@@ -6,12 +6,14 @@ Called by `daemon.operating.integrity.fsck` with what the journal said an instan
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
 from daemon.checkpoints.additions import changed
 from daemon.checkpoints.inspection import export_files, identify
+from daemon.config.places import is_marked
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
@@ -54,7 +56,7 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
         scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd retry`",
                    path=target, job=job["id"])  # fmt: skip
     elif not manifest:
-        scene.find("export-half", "what lies at the export's place has no manifest that can be read", "`ckptd retry` makes it again",
+        scene.find("export-half", "what lies at the export's place has no manifest that can be read", _again(job),
                    path=target, job=job["id"])  # fmt: skip
     elif manifest.get("export_id") != job["id"]:
         scene.note("export-replaced", f"another export took its place: {manifest.get('export_id')}", "nothing", path=target, job=job["id"])
@@ -62,12 +64,20 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
         scene.exports += 1
         if manifest.get("status") != job["state"]:
             scene.find("export-status", f"its manifest says {manifest.get('status')}, the journal {job['state']}",
-                       "`ckptd retry` makes it again", path=target, job=job["id"])  # fmt: skip
+                       _again(job), path=target, job=job["id"])  # fmt: skip
         problems = verify(target, deep=scene.deep).problems
         for problem in problems:
             scene.find(
-                f"export-{problem.code}", problem.sentence(), "`ckptd retry` makes it again", path=target / problem.path, job=job["id"]
-            )
+                f"export-{problem.code}", f"{problem.path}: {problem.text}", problem.remedy or _again(job), path=target / problem.path,
+                job=job["id"],
+            )  # fmt: skip
+
+
+def _again(job: sqlite3.Row) -> str:
+    """How an ended job's export is made anew: what succeeded is not retried."""
+    if job["state"] != "succeeded":
+        return f"`ckptd retry {job['id']}` makes it again"
+    return f"`ckptd export --force {shlex.quote(job['seen_at'])}` makes it again while that checkpoint is there"
 
 
 def check_folder(scene: Scene, folder: Path, targets: set[str]) -> None:
@@ -76,7 +86,8 @@ def check_folder(scene: Scene, folder: Path, targets: set[str]) -> None:
     for entry in os.scandir(folder):
         path = Path(entry.path)
         if entry.is_symlink():
-            if entry.name in LINKS or entry.name.endswith(tuple(f"-{name}" for name in LINKS)):
+            plain = entry.name.rpartition("~")[0] if is_marked(entry.name) else entry.name
+            if plain in LINKS or plain.endswith(tuple(f"-{name}" for name in LINKS)):
                 _check_link(scene, path)
         elif entry.is_dir() and entry.name.removesuffix(FAILED_SUFFIX) in targets and not is_export(path) and os.listdir(path):
             scene.find("export-half", f"a folder with the name of an export holds no {MANIFEST}", "move it away", path=path)

@@ -1,0 +1,124 @@
+"""A folder of the output, reached from the top name by name without following a link, and held open while something is published in it.
+
+Called by `daemon.publishing.closing`, `.publication` and `.retention`. Whoever may write in the output could put a link in the place of one
+of its folders between a look and a rename; so the folder is opened once, and all that is done in it goes through that handle. A
+handle also has a path, `/proc/self/fd/N`, which leads to that very folder whatever its name stands for by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.errors import Retryable
+from daemon.contract.export_layout import MANIFEST
+from daemon.contract.fault_codes import FaultCode
+from daemon.publishing.access import Access
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A name in a folder that is held open. `path`: for people and records; `at`: for system calls."""
+
+    path: Path
+    at: Path
+
+    def hidden(self, ending: str) -> Spot:
+        """The hidden name beside it with an ending of ours."""
+        return self.beside(f".{self.path.name}{ending}")
+
+    def beside(self, name: str) -> Spot:
+        """Another name in the same folder."""
+        return Spot(self.path.with_name(name), self.at.with_name(name))
+
+
+@dataclass(frozen=True)
+class Held:
+    """The folder `path`, which is held open as `at`."""
+
+    path: Path
+    at: Path
+
+    def spot(self, name: str) -> Spot:
+        """A name in it."""
+        return Spot(self.path / name, self.at / name)
+
+
+@contextlib.contextmanager
+def held_below(top: Path, folder: Path, *, make: bool = False, access: Access | None = None) -> Iterator[Held]:
+    """The folder `folder`, below `top` or `top` itself, held open; `make`: with what is missing, durable; `access`: who may enter that.
+
+    `top` itself may be reached through links: that is the configuration's word. Raises Retryable where a link, a file or (with `make`)
+    another export is on the way, OSError where the file system refuses or, without `make`, nothing is there.
+    """
+    if make:
+        top.mkdir(parents=True, exist_ok=True)
+    handle = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        path = top
+        for name in folder.relative_to(top).parts:
+            path = path / name
+            inner = _enter(handle, name, path, as_place=make, make=make, access=access)
+            os.close(handle)
+            handle = inner
+        at = Path(f"/proc/self/fd/{handle}")
+        try:
+            yield Held(path, at)
+        except OSError as error:  # said by the name that people know
+            error.filename, error.filename2 = (_named(name, at, path) for name in (error.filename, error.filename2))
+            raise
+    finally:
+        os.close(handle)
+
+
+def _named(name: object, at: Path, path: Path) -> object:
+    return str(path) + name.removeprefix(str(at)) if isinstance(name, str) and name.startswith(str(at)) else name
+
+
+def _enter(folder: int, name: str, path: Path, *, as_place: bool, make: bool, access: Access | None) -> int:
+    """The folder `name` in an open one, open; `as_place`: it is no export, in which nothing else is ever put."""
+    try:
+        inner = os.open(name, _FLAGS, dir_fd=folder)
+    except FileNotFoundError as error:
+        if not make:
+            error.filename = str(path)
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+            os.fsync(folder)
+        inner = _enter(folder, name, path, as_place=as_place, make=False, access=access)
+        if access is not None:
+            if access.group is not None:
+                os.chown(inner, -1, access.group)
+            os.chmod(inner, access.around)
+        return inner
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise _in_the_way(path, "is a link" if path.is_symlink() else "is no folder") from None
+        error.filename = str(path)
+        raise
+    if as_place and _is_export(inner):
+        os.close(inner)
+        raise _in_the_way(path, "is another export")
+    return inner
+
+
+def _is_export(folder: int) -> bool:
+    try:
+        os.stat(MANIFEST, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _in_the_way(path: Path, what: str) -> Retryable:
+    return Retryable(
+        FaultCode.TARGET_TAKEN, "publish the export", f"its place would be below {path}, which {what}; nothing is written through it",
+        "move that away, or cancel the job and run `ckptd export` on its checkpoint, which gives it another place", path=path,
+    )  # fmt: skip

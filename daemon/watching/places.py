@@ -1,0 +1,162 @@
+"""Where a checkpoint's export goes: a folder that is nobody else's, in nobody else's, and reached through no link.
+
+Called by `daemon.watching.intake` when a job is entered. The names come from `output.naming`; what they would make equal, or put one into
+the other, is told apart by a digest. The journal and the output are asked; `daemon.publishing.beneath` makes sure of it again when the
+export is published, since the output may be changed by others meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from daemon.config.paths import Paths
+from daemon.config.places import folded, marked, safe_run
+from daemon.config.settings import Settings
+from daemon.contract.answers import ask
+from daemon.contract.export_layout import MANIFEST, holds_exports, manifest_of
+from daemon.contract.jobs.messages import CheckpointRef
+from daemon.contract.values import digest_of
+from daemon.journal.journal import Journal
+
+log = structlog.get_logger("intake")
+
+_STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
+_FAILED = ".failed"
+_ROUNDS = 64
+ANSWER_SECONDS = 5.0
+"""What the file system of another root may take to answer."""
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What has a place already. `depth`: the part of the path, below the output, that has to be another one; -1 for the last."""
+
+    by: str
+    depth: int = -1
+
+
+@dataclass(frozen=True)
+class Places:
+    """Gives places, by one configuration and one journal."""
+
+    settings: Settings
+    journal: Journal
+    paths: Paths
+
+    def of(self, reference: CheckpointRef) -> Path:
+        """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
+        plain = target = target_of(self.settings, self.paths, reference, self._folder_name(reference))
+        others, taken = self._others(), None
+        digest = reference.identity if reference.mixture else reference.digest
+        for number in range(_ROUNDS):
+            found = self._taken(target, reference, others)
+            if found is None:
+                break
+            taken, parts = taken or found.by, list(target.relative_to(self.paths.output).parts)
+            if found.depth in (-1, len(parts) - 1):
+                parts[-1] = f"{plain.name}-{(digest if number < 1 else digest_of([digest, number]))[:8]}"
+            else:
+                parts[found.depth] = marked(parts[found.depth], reference.root, reference.run, str(number))
+            target = self.paths.output.joinpath(*parts)
+        if taken is not None:
+            event = "the export's plain name is another checkpoint's"
+            log.warning(event, path=reference.path, taken=str(plain), by=taken, target=str(target))
+        return target
+
+    def _taken(self, target: Path, reference: CheckpointRef, others: list[tuple[str, Key]]) -> _Taken | None:
+        """What keeps the export from this folder, by the journal or by what lies there; None where it is free."""
+        mine = _key(target.relative_to(self.paths.output).parts)
+        for job, theirs in others:
+            if (depth := _clash(mine, theirs)) is not None and (owner := self._owner(job, target, reference)):
+                return _Taken(owner, depth)
+        return self._on_disk(target, reference)
+
+    def _owner(self, job: str, target: Path, reference: CheckpointRef) -> str | None:
+        """The path of another checkpoint, whose job this is; None where it is this one.
+
+        A checkpoint that is written again at its path takes over what was exported of it with the same additions.
+        """
+        other = self.journal.jobs.get(job)
+        if other is None or other.checkpoint.identity == reference.identity:
+            return None
+        places = self.journal.sightings.places(job) or {other.checkpoint.path: ""}
+        rewritten = other.target == target and reference.path in places and other.checkpoint.mixture == reference.mixture
+        return None if rewritten else next(iter(places))
+
+    def _others(self) -> list[tuple[str, Key]]:
+        """Job → what its folder below the output is called, of all jobs that have one there."""
+        top = f"{self.paths.output}/"
+        return [(job, _key(place[len(top) :].split("/"))) for job, place in self.journal.jobs.places() if place.startswith(top)]
+
+    def _on_disk(self, target: Path, reference: CheckpointRef) -> _Taken | None:
+        path = self.paths.output
+        parts = target.relative_to(path).parts
+        for depth, part in enumerate(parts):
+            path = path / part
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                return None
+            if stat.S_ISLNK(mode):
+                return _Taken(f"a link at {path}", depth)
+            if depth < len(parts) - 1 and (not stat.S_ISDIR(mode) or os.path.lexists(path / MANIFEST)):
+                return _Taken(f"what lies at {path}", depth)
+        if manifest := manifest_of(target):
+            owner = reference.other_than(manifest)
+            return _Taken(owner) if owner else None
+        return _Taken(f"the exports below {target}") if holds_exports(target) else None
+
+    def _folder_name(self, reference: CheckpointRef) -> str:
+        """The run's name in its exports' folder: runs whose names are one to some file system must not publish over each other.
+
+        Of them the one that came first keeps the plain name for as long as that run is there.
+        """
+        name = safe_run(reference.run)
+        key = _key(name.split("/"))
+        for root, run in self.journal.jobs.runs():
+            if (root, run) == (reference.root, reference.run):
+                return name
+            if _key(safe_run(run).split("/")) == key and _is_there(Path(root, run)):
+                return f"{name}~{digest_of(reference.root if run == reference.run else [ascii(reference.root), ascii(reference.run)])[:6]}"
+        return name
+
+
+def _is_there(run: Path) -> bool:
+    """Whether a run's directory is there; where its file system does not answer it may be."""
+    try:
+        return ask(f"run {run}", run.is_dir, ANSWER_SECONDS)
+    except TimeoutError:
+        return True
+
+
+def _key(parts: list[str] | Key) -> Key:
+    return tuple(map(folded, parts))
+
+
+def _clash(mine: Key, theirs: Key) -> int | None:
+    """The depth at which two exports' folders would be one, or one be inside of the other, also as failed ones; None where neither is."""
+    short = min(len(mine), len(theirs))
+    if mine[: short - 1] != theirs[: short - 1]:
+        return None
+    one, other = mine[short - 1], theirs[short - 1]
+    if one == other or one == other + _FAILED or other == one + _FAILED:
+        return short - 1
+    return None
+
+
+def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: str = "") -> Path:
+    """The export's folder by `output.naming`; `run` where the run goes by another name there. What has no number is called `final`."""
+    pattern = _STEP.sub("final", settings.output.naming) if reference.ending else settings.output.naming
+    name = pattern.format(
+        run=run or safe_run(reference.run), step=reference.step, identity=reference.identity[:12],
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )  # fmt: skip
+    return paths.output / name
