@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Configuration file. Default: $CKPTD_CONFIG, then /etc/ckptd/config.toml.")
+    Path | None,
+    typer.Option("--config", "-c", readable=False, help="Configuration file. Default: $CKPTD_CONFIG, then /etc/ckptd/config.toml."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 

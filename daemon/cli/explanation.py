@@ -60,7 +60,7 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "none is recognized yet")
     if value.method:
         line("model", value.method + (f" on {value.base}" if value.base else ""))
-    for problem in value.missing:
+    for problem in () if value.unreadable else value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:
         line("since", f"the daemon has known it to be incomplete for {value.incomplete_seconds} s")
@@ -68,6 +68,8 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         line("quiet", f"what an export reads last changed {value.quiet_seconds:.0f} s ago")
     if value.settles_in_seconds is not None:
         line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
+    if value.unreadable:
+        line("no right", value.unreadable, "red")
     if value.refusal:
         line("refused", value.refusal, "yellow")
     for problem in value.unmergeable:

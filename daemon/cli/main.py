@@ -66,7 +66,8 @@ def run(config: ConfigOption = None) -> None:
 @app.command()
 def export(
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Checkpoint directory. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH")
+        Path | None,
+        typer.Argument(readable=False, help="Checkpoint directory. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH"),
     ] = None,
     config: ConfigOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the export goes, instead of output.directory.")] = None,
@@ -91,7 +92,9 @@ def export(
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(help="Checkpoint directory, or a run's.")], config: ConfigOption = None, json_: JsonOption = False
+    path: Annotated[Path, typer.Argument(readable=False, help="Checkpoint directory, or a run's.")],
+    config: ConfigOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
     from daemon.operating.explain import explain as look

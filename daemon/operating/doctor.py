@@ -9,12 +9,14 @@ from pathlib import Path
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import is_model
+from daemon.checkpoints.readable import closed_directory
 from daemon.config.paths import not_writable
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
+from daemon.operating.readability import tried
 from daemon.system.box import free_disk, human, memory
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
@@ -159,15 +161,18 @@ def examine(settings: Settings) -> Diagnosis:
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:
-        if not root.is_dir():
+        if (barred := closed_directory(root)) is not None:
+            problems.append(f"watch.roots: {barred.cause}; {barred.remedy}")
+        elif not root.is_dir():
             warnings.append(f"the root {root} does not exist yet")
-        elif not os.access(root, os.R_OK | os.X_OK):
-            problems.append(f"watch.roots: {root} can't be read by this user; give it access")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
     warnings += catalog().problems
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
-    warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not folder.is_dir()]
+    warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not os.path.isdir(folder)]
+    reading = tried(settings)
+    problems += reading.problems
+    warnings += reading.warnings
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
     cores = len(os.sched_getaffinity(0))
     threads = settings.limits.effective_threads
@@ -180,6 +185,7 @@ def examine(settings: Settings) -> Diagnosis:
         "roots": ", ".join(map(str, settings.watch.roots)) or "none",
         "output": f"{settings.output.directory} ({human(free_disk(settings.output.directory))} free)",
         "state": f"{settings.state_directory} ({human(free_disk(settings.state_directory))} free)",
+        "reads": reading.summary,
         "variants": ", ".join(settings.variants),
         "toolchains": "; ".join(
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()

@@ -89,6 +89,8 @@ class LiveFile:
     incomplete: tuple[IncompleteState, ...] = ()
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -113,12 +115,13 @@ def live_file(
         healthy=healthy,
         configuration=loaded,
         journal=care,
-        roots=tuple(RootState(str(root), watcher.backend_of(root), root.is_dir()) for root in settings.watch.roots),
+        roots=tuple(RootState(str(root), watcher.backend_of(root), os.path.isdir(root)) for root in settings.watch.roots),
         incomplete=tuple(
             IncompleteState(str(path), tuple(entry.missing), round(time.monotonic() - entry.since))
             for path, entry in dict(watcher.tracker.incomplete).items()
         ),
         passed_over={str(path): why for path, why in watcher.tracker.passed_over.items()},
+        unreadable={str(path): fault.sentence() for path, fault in watcher.tracker.unreadable.items()},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
     )
