@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli import maintenance, queue, toolchain
-from daemon.cli.common import ConfigOption, JsonOption, command_for, configuration_of, load_settings, no_access, print_json
+from daemon.cli.common import (
+    ConfigOption,
+    JsonOption,
+    command_for,
+    configuration_of,
+    load_settings,
+    no_access,
+    print_json,
+    refuse_second_journal,
+)
 from daemon.cli.markup import plain
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -52,6 +61,7 @@ def _common(
 def run(config: ConfigOption = None) -> None:
     """Watch the configured roots and export what appears there: the service."""
     settings = load_settings(config, need_roots=True, serves=True)
+    refuse_second_journal(configuration_of(config), settings)
     from daemon.config.instances import announced
     from daemon.config.paths import prepare
     from daemon.operating import logs

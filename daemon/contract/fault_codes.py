@@ -66,6 +66,8 @@ class FaultCode(StrEnum):
     """A run's own `ckptd.toml` is wrong and not used."""
     SEVERAL_DAEMONS = "several-daemons"
     """Several daemons run, and the command names none of them."""
+    STATE_ELSEWHERE = "state-elsewhere"
+    """The journal of an earlier version lies in the user's own state directory, and the daemon would begin an empty one in /var/lib."""
     WRONG_STATE = "wrong-state"
     """The export is in a state in which the command can't do anything to it."""
 

@@ -6,6 +6,7 @@ The daemon writes it, `status`, `explain` and `reload` read it. What another ver
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import time
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from daemon.watching.watcher import Watcher
 
 log = structlog.get_logger("daemon")
+
+MOST_UNREADABLE = 200
+"""Directories that can't be read, of those that are told: they have a cause or two."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class LiveFile:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do."""
+    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +125,7 @@ def live_file(
             for path, entry in dict(watcher.tracker.incomplete).items()
         ),
         passed_over={str(path): why for path, why in watcher.tracker.passed_over.items()},
-        unreadable={str(path): fault.sentence() for path, fault in watcher.tracker.unreadable.items()},
+        unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.tracker.unreadable.items(), MOST_UNREADABLE)},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
     )

@@ -15,6 +15,7 @@ import structlog
 
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, is_run_alone, refusal_of, weights_follow_state
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
+from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import WatchSettings
@@ -275,7 +276,9 @@ class Tracker:
             self.say_once(f"read:{path}", f"Cannot read {path} ({why}); it is passed over until that changes")
             return
         if self.unreadable.get(path) != fault:
-            log.warning(fault.sentence(), path=str(path), code=fault.code)
+            # One sentence a run: a training that ends with fifty such checkpoints has one cause.
+            known = any(run_of(other) == run_of(path) and other != path for other in self.unreadable)
+            (log.debug if known else log.warning)(fault.sentence(), path=str(path), code=fault.code)
         self.unreadable = {**self.unreadable, path: fault}
 
     def _open(self, path: Path) -> None:
