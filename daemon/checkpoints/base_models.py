@@ -12,13 +12,14 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError, Fault, Permanent
+from daemon.contract.errors import CkptdError, Fault, Permanent, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.plan import SHARDED
 from daemon.contract.safetensors import model_size, parse_header
 from daemon.contract.sharded.forms import is_sharded, read_tensors
+from daemon.system import access
 
 UNNAMED = ""
 """Key of `base.map` for the base of checkpoints that name none."""
@@ -30,7 +31,10 @@ def is_model(folder: Path) -> bool:
     """Whether a folder looks like a transformers model: a config and weights."""
     if not os.path.isfile(folder / "config.json"):  # False too for a name that no file system takes
         return False
-    return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    try:
+        return any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin"))
+    except OSError:
+        return False
 
 
 def _is_plain(name: str) -> bool:
@@ -109,6 +113,12 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
     looked = ", ".join(str(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
     if led_out := [one for one in strange if os.path.lexists(one)]:
         looked += f"; {led_out[0]} leads out of base.search by a link that belongs to neither root, this user nor that folder's owner"
+    closed = next(filter(None, (access.denial(candidate, "list") for candidate in candidates)), None)
+    if closed is not None:
+        raise Permanent(
+            FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"{closed.cause}; looked in {looked}",
+            access.remedy(closed, Path(closed.path)), path=closed.path,
+        )  # fmt: skip
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
         f'set base.map."{name}" = "/folder/of/the/model", or add the folder that holds it to base.search',
@@ -168,6 +178,8 @@ class Bases:
             self._remember(folder)
         except CkptdError as error:
             return None, error.fault
+        except OSError as error:
+            return None, from_oserror(error, "read the base model").fault
         return folder, None
 
     def size(self, folder: Path) -> ModelSize:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from daemon.checkpoints.inspection import Inspection, inspect
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.checkpoints.readable import closed_to_me
 from daemon.contract.errors import Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.sharded.forms import newest_module
@@ -28,6 +29,8 @@ def checkpoint_at(path: Path) -> Inspection:
 
     Raises UsageError for what is none, naming the directory to give; Permanent for a layout that is not exported.
     """
+    if (barred := closed_to_me(path)) is not None:
+        raise UsageError(**barred.model_copy(update={"operation": _OPERATION}).model_dump())
     if not path.exists():
         raise UsageError(FaultCode.NO_SUCH_PATH, _OPERATION, "there is no such directory", "check the path", path=path)
     if not path.is_dir():

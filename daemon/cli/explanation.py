@@ -82,7 +82,7 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         line("base", f"found: {value.base_folder}")
     if value.base_problem:
         line("base", value.base_problem, "yellow")
-    for problem in value.missing:
+    for problem in () if value.unreadable else value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:
         line("since", f"the daemon has known it to be incomplete for {value.incomplete_seconds} s")
@@ -90,6 +90,8 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         line("quiet", f"what an export reads last changed {value.quiet_seconds:.0f} s ago")
     if value.settles_in_seconds is not None:
         line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
+    if value.unreadable:
+        line("no right", value.unreadable, "red")
     if value.refusal:
         line("refused", value.refusal, "yellow")
     for problem in value.unmergeable:

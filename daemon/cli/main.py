@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli import maintenance, queue, toolchain
-from daemon.cli.common import ConfigOption, JsonOption, command_for, configuration_of, load_settings, no_access, print_json
+from daemon.cli.common import (
+    ConfigOption,
+    JsonOption,
+    command_for,
+    configuration_of,
+    load_settings,
+    no_access,
+    print_json,
+    refuse_second_journal,
+)
 from daemon.cli.markup import say, say_error
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
@@ -56,6 +65,7 @@ def _common(
 def run(config: ConfigOption = None) -> None:
     """Watch the configured roots and export what appears there: the service."""
     settings = load_settings(config, need_roots=True, serves=True)
+    refuse_second_journal(configuration_of(config), settings)
     from daemon.config.instances import announced
     from daemon.config.paths import prepare
     from daemon.operating import logs
@@ -73,7 +83,9 @@ def export(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            help="Checkpoint directory, or a Lightning .ckpt file. Default: $EXPORT_CHECKPOINT_PATH.", envvar="EXPORT_CHECKPOINT_PATH"
+            readable=False,
+            help="Checkpoint directory, or a Lightning .ckpt file. Default: $EXPORT_CHECKPOINT_PATH.",
+            envvar="EXPORT_CHECKPOINT_PATH",
         ),
     ] = None,
     config: ConfigOption = None,
@@ -99,7 +111,7 @@ def export(
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(help="Directory of a checkpoint or of a run, or a file in one.")],
+    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in one.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:

@@ -170,6 +170,10 @@ def print_status(value: Snapshot) -> None:
         console.print(f"[yellow]seen, not watched[/yellow] {escape(path)}: {escape(why)}")
     if len(value.passed_over) > PASSED_OVER:
         console.print(f"[yellow]and {len(value.passed_over) - PASSED_OVER} more that are seen and not watched[/yellow]")
+    for path, why in list(value.unreadable.items())[:PASSED_OVER]:
+        console.print(f"[red]not readable[/red] {escape(path)}: {escape(why)}", soft_wrap=True)
+    if len(value.unreadable) > PASSED_OVER:
+        console.print(f"[red]and {len(value.unreadable) - PASSED_OVER} more that can't be read[/red]")
     for row in value.lost[:5]:
         console.print(f"[red]lost[/red]   {escape(row.path)} at {escape(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen")
     for again in value.rewritten[:PASSED_OVER]:

@@ -137,7 +137,9 @@ def not_writable(key: str, folder: Path, cause: str, number: int | None = None) 
             f" (the folder must exist); or set {key} to a folder that it may write, for example below /var/lib/ckptd"
         )
     else:
-        remedy = f"give this user access, or set {key} to a folder that can be written"
+        remedy = (
+            f"give this user access (to what another user made by `sudo chown -R`), or set {key} to a folder that can be written"
+        )  # fmt: skip
     return UsageError(FaultCode.NOT_WRITABLE, f"write to {key}", cause, remedy, path=folder)
 
 
@@ -195,7 +197,11 @@ def prepare(state: Path, output: Path) -> Paths:
         write_atomic(marker, secrets.token_hex(4), mode=0o600)
     paths = Paths(state, output, marker.read_text().strip(), tuple(closed))
     for folder in (paths.pins, paths.jobs, paths.cache, paths.staging, paths.kept):
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # as that of another user, as whom the daemon ran before
+            key = "output.directory" if output in folder.parents else "state.directory"
+            raise not_writable(key, Path(error.filename or folder), error.strerror or str(error), error.errno) from None
         with contextlib.suppress(PermissionError):
             folder.chmod(0o700)  # what is published gets its mode then; until then it is as private as the pin
     return paths

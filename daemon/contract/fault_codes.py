@@ -66,6 +66,8 @@ class FaultCode(StrEnum):
     """A run's own `ckptd.toml` is wrong and not used."""
     SEVERAL_DAEMONS = "several-daemons"
     """Several daemons run, and the command names none of them."""
+    STATE_ELSEWHERE = "state-elsewhere"
+    """The journal of an earlier version lies in the user's own state directory, and the daemon would begin an empty one in /var/lib."""
     THREAD_LOST = "thread-lost"
     """A thread of the daemon died again and again, or met the same error in every round; the daemon ended."""
     WRONG_STATE = "wrong-state"

@@ -6,19 +6,23 @@ import grp
 import importlib.metadata
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import is_model
+from daemon.checkpoints.readable import closed_directory
 from daemon.config.paths import StatePaths, not_writable, open_to_others
 from daemon.config.settings import Settings
 from daemon.contract import cpu
 from daemon.contract.answers import ask
+from daemon.contract.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.declared_code import flaws
 from daemon.operating.disk_watch import advice, places_of
 from daemon.operating.live import read_live
+from daemon.operating.readability import tried
 from daemon.publishing.notifier import place_of
 from daemon.publishing.sending import fault_of
 from daemon.system.box import free_disk, human, memory
@@ -188,6 +192,11 @@ def not_of_group(name: str) -> list[str]:
     return [f"output.group: this user is no member of {name!r} and may not give files to it; `usermod -aG {name}` the daemon's user"]
 
 
+def _access_to(root: Path) -> tuple[Fault | None, bool]:
+    """What keeps this user out of a root, and whether it is there."""
+    return closed_directory(root), os.path.isdir(root)
+
+
 def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     """Look at the configuration, read from the file `config`, and this box."""
     problems: list[str] = []
@@ -214,19 +223,22 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:
         try:
-            there = ask(str(root), root.is_dir, ANSWER_SECONDS)
+            barred, there = ask(str(root), partial(_access_to, root), ANSWER_SECONDS)
         except TimeoutError:
             problems.append(f"watch.roots: the file system of {root} does not answer; look at the mount and its server")
             continue
-        if not there:
+        if barred is not None:
+            problems.append(f"watch.roots: {barred.cause}; {barred.remedy}")
+        elif not there:
             warnings.append(f"the root {root} does not exist yet")
-        elif not os.access(root, os.R_OK | os.X_OK):
-            problems.append(f"watch.roots: {root} can't be read by this user; give it access")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
     warnings += catalog().problems
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
-    warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not folder.is_dir()]
+    warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not os.path.isdir(folder)]
+    reading = tried(settings)
+    problems += reading.problems
+    warnings += reading.warnings
     problems += [
         f"{place_of(number, url)}: {fault}; correct it, or leave it out (the other services are notified all the same)"
         for number, url in enumerate(settings.notify.urls) if (fault := fault_of(url))
@@ -243,6 +255,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         "roots": ", ".join(map(str, settings.watch.roots)) or "none",
         "output": f"{settings.output.directory} ({human(free_disk(settings.output.directory))} free)",
         "state": f"{settings.state_directory} ({human(free_disk(settings.state_directory))} free)",
+        "reads": reading.summary,
         "variants": ", ".join(settings.variants),
         "toolchains": "; ".join(
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()

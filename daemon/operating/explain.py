@@ -19,6 +19,7 @@ from daemon.checkpoints.base_models import base_wanted, find_base
 from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect, is_run_alone
 from daemon.checkpoints.layouts import NO_ADAPTER_YET, TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
+from daemon.checkpoints.readable import closed_to_me
 from daemon.checkpoints.selection import choice_for
 from daemon.config.paths import StatePaths, foreground_state
 from daemon.config.run_overrides import effective
@@ -101,6 +102,8 @@ class CheckpointExplanation:
     """Until the daemon takes it, unless it changes again; None where it does not wait for that."""
     refusal: str | None
     """Why it is not exported as it is."""
+    unreadable: str | None
+    """Who may not read it, the running daemon's user or the one who asks, which right on which path is lacking, and what to do."""
     unmergeable: tuple[str, ...]
     """Why adapters of `merge.add` can't be merged beside it, as sentences."""
     journal: Remembered | None
@@ -133,9 +136,11 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
     Raises UsageError for a path that is not there, and whatever keeps it from being read.
     """
     path = Path(os.path.abspath(path))
-    if not path.exists():
+    if not os.path.exists(path):
+        if (barred := closed_to_me(path)) is not None:
+            raise UsageError(**barred.model_dump())
         raise UsageError(FaultCode.NO_SUCH_PATH, "explain", "there is no such file or directory", "check the path", path=path)
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent
     unreadable: list[str] = []
     try:
         inside = [] if is_checkpoint_name(folder.name) else _below(folder, settings, unreadable)
@@ -176,9 +181,12 @@ def _below(folder: Path, settings: Settings, unreadable: list[str]) -> list[Path
 
 
 def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExplanation:
-    found = inspect(path)
+    mine = closed_to_me(path)
+    # What can't be read has no content to speak of: only its name is known.
+    found = inspect(path) if mine is None else Inspection(path, step=step_of(path) or 0, missing=(mine.cause,))
+    unreadable = live.unreadable.get(str(path)) or (mine.sentence() if mine else None)
     layout = next((row for row in TABLE if row.name == found.layout), None)
-    files, quiet = _files(path)
+    files, quiet = _files(path) if mine is None or os.access(path, os.R_OK | os.X_OK, effective_ids=True) else ((), None)
     rest = settings.watch.settle_seconds + found.patience_seconds
     unwatched = _unwatched(settings, path)
     watched = not (unwatched and settings.watch.roots)
@@ -200,9 +208,10 @@ def _checkpoint(settings: Settings, path: Path, live: Snapshot) -> CheckpointExp
         quiet_seconds=quiet,
         settles_in_seconds=round(rest - quiet, 1) if waiting and quiet is not None else None,
         refusal=found.refusal.sentence() if found.refusal else None,
+        unreadable=unreadable,
         unmergeable=tuple(problems_of(settings.merge, settings.base, found)) if found.complete and found.refusal is None else (),
         journal=_remembered(settings, path),
-        selected=None if unwatched and settings.watch.roots else _selection(settings, found),
+        selected=None if mine or (unwatched and settings.watch.roots) else _selection(settings, found),
         watched=not unwatched,
         unwatched=unwatched,
         daemon_running=live.daemon.running,
@@ -274,7 +283,7 @@ def _remembered(settings: Settings, path: Path) -> Remembered | None:
         except (FileNotFoundError, sqlite3.OperationalError):
             continue  # no journal there, or one that can't be read now
         if row is not None:
-            current = row.fingerprint == digest_of_fingerprint(fingerprint(path))
+            current = os.access(path, os.R_OK | os.X_OK) and row.fingerprint == digest_of_fingerprint(fingerprint(path))
             return Remembered(by, row.verdict, row.at, row.job, row.job_state, current)
     return None
 

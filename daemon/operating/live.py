@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import time
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from daemon.watching.groups import Watchers
 
 READ_TRIES = 3
+
+MOST_UNREADABLE = 200
+"""Directories that can't be read, of those that are told: they have a cause or two."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class LiveFile:
     incomplete: tuple[IncompleteState, ...] = ()
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +154,7 @@ def live_file(
             for path, entry in dict(watcher.incomplete).items()
         ),
         passed_over={str(path): why for path, why in watcher.passed_over.items()},
+        unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
         **vars(condition),

@@ -141,6 +141,8 @@ class Snapshot:
     incomplete: tuple[IncompleteState, ...]
     passed_over: Mapping[str, str]
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
+    unreadable: Mapping[str, str]
+    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do."""
     lost: tuple[LostRow, ...]
     """Checkpoints that were deleted before they could be pinned, newest first."""
     rewritten: tuple[Rewritten, ...]
@@ -182,6 +184,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         roots=live.roots,
         incomplete=live.incomplete,
         passed_over=live.passed_over,
+        unreadable=live.unreadable,
         lost=seen.lost,
         rewritten=seen.rewritten,
         jobs=tuple(_job(view, live) for view in seen.jobs),

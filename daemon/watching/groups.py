@@ -17,6 +17,7 @@ import structlog
 
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask, silent_for
+from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.watching.intake import INCOMING, Intake
 from daemon.watching.tracker import Incomplete
@@ -114,6 +115,11 @@ class Watchers:
     def passed_over(self) -> dict[Path, str]:
         """Directory that holds a checkpoint → why it is not taken, and what to set."""
         return {path: why for watcher in self.each for path, why in watcher.tracker.passed_over.items()}
+
+    @property
+    def unreadable(self) -> dict[Path, Fault]:
+        """Directory that this process's user may not read → who lacks what, and the command."""
+        return {path: fault for watcher in self.each for path, fault in watcher.tracker.unreadable.items()}
 
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip

@@ -6,8 +6,9 @@ is remembered in the journal by the state it was seen in.
 
 from __future__ import annotations
 
+import os
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import structlog
 
 from daemon.checkpoints.inspection import Fingerprint, Inspection, fingerprint, inspect, is_run_alone, refusal_of, weights_follow_state
 from daemon.checkpoints.layouts import PATIENCE_SECONDS
+from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
+from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import WatchSettings
 from daemon.contract.errors import Fault, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -59,6 +62,8 @@ class Tracker:
         self._sighted: dict[Path, Sighting] = {}
         self._scanner = Scanner(replace(rules_of(settings, intake.paths.state), elsewhere=frozenset(elsewhere)))
         self.incomplete: dict[Path, Incomplete] = {}
+        self.unreadable: dict[Path, Fault] = {}
+        """Directory that this process's user may not read → who lacks what, and the command. Replaced as a whole, as `_refused`."""
         self._runs: set[Path] = set()
         """Directories of runs with an adapter's configuration and no weights: no checkpoints yet, and none is lost when they go."""
         self._refused: dict[Path, str] = {}
@@ -93,10 +98,10 @@ class Tracker:
 
     def scan(self, root: Path, now: float) -> None:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
-        found, passed = set(), {}
+        found, passed, errors = set(), {}, list[OSError]()
         known = self._intake.journal.sightings.fingerprints_below(str(root))
         skipped = self._intake.journal.sightings.skipped_below(str(root)) if root not in self._scanned else frozenset()
-        for checkpoint, passed_over in self._scanner.find(root, self._unreadable):
+        for checkpoint, passed_over in self._scanner.find(root, errors.append):
             if passed_over:
                 passed[checkpoint] = passed_over
                 continue
@@ -110,6 +115,7 @@ class Tracker:
                 self._list_refused(checkpoint)
         self._scanned.add(root)
         self._note_passed_over(root, found, passed)
+        self._note_closed(root, found, errors)
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
@@ -163,7 +169,7 @@ class Tracker:
             self._note_gone(path, now)
             self._forget(path)
         except OSError as error:
-            self._unreadable(error)
+            self._say_unreadable(path, closed(path), error)
             self._settler.forget(str(path))
         except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             self._not_understood(path, error)
@@ -183,6 +189,10 @@ class Tracker:
     def _decide(self, path: Path, seen: Fingerprint, now: float) -> None:
         """A directory is quiet: take it if it is complete, else remember why not."""
         root = next(root for root in self._settings.roots if root in path.parents)
+        if (fault := closed(path)) is not None:
+            self._say_unreadable(path, fault)
+            return  # the next rescan tries again
+        self._open(path)
         found = inspect(path)
         self._refused = {other: why for other, why in self._refused.items() if other != path}
         if not found.complete and is_run_alone(found):
@@ -246,7 +256,7 @@ class Tracker:
     def _note_gone(self, path: Path, now: float) -> None:
         """A directory is gone: say so where it was never decided upon. A root that went as a whole is no loss of one."""
         entry = self._sighted.get(path)
-        if entry is None or path in self._runs or not any(root in path.parents and root.is_dir() for root in self._settings.roots):
+        if entry is None or path in self._runs or not any(root in path.parents and os.path.isdir(root) for root in self._settings.roots):
             return
         lived = round(now - entry.since, 3)
         log.warning(
@@ -259,14 +269,51 @@ class Tracker:
     def _forget(self, path: Path) -> None:
         if path in self._unpinned:
             self._unpinned = {other: why for other, why in self._unpinned.items() if other != path}
+        self._open(path)
         self._settler.forget(str(path))
         self._undecided.discard(str(path))
         self._sighted.pop(path, None)
         self.incomplete.pop(path, None)
         self._runs.discard(path)
 
-    def _unreadable(self, error: OSError) -> None:
-        self.say_once(f"read:{error.filename}", f"Cannot read {error.filename} ({error.strerror}); it is passed over until that changes")
+    def _note_closed(self, root: Path, found: Collection[Path], errors: Sequence[OSError]) -> None:
+        """Remember which directories a scan could not list; what can be read again, or is gone, is listed no longer."""
+        said = {}
+        for error in errors:
+            path = Path(os.fsdecode(error.filename or root))
+            fault = closed_directory(path)
+            self._say_unreadable(path, fault, error)
+            if fault is not None:
+                said[path] = fault
+        for path in [path for path in self.unreadable if path not in said and path not in found and (path == root or root in path.parents)]:
+            self._open(path)
+
+    def is_closed(self, root: Path) -> bool:
+        """Whether a root can't be come to for want of a right, which is listed then."""
+        fault = closed_directory(root)
+        if fault is None:
+            self._open(root)
+        else:
+            self._say_unreadable(root, fault)
+        return fault is not None
+
+    def _say_unreadable(self, path: Path, fault: Fault | None, error: OSError | None = None) -> None:
+        """List a directory that can't be read, and say it once; what no right is lacking for is an error of the disk."""
+        if fault is None:
+            why = error.strerror if error else ""
+            self.say_once(f"read:{path}", f"Cannot read {path} ({why}); it is passed over until that changes")
+            return
+        if self.unreadable.get(path) != fault:
+            # One sentence a run: a training that ends with fifty such checkpoints has one cause.
+            known = any(run_of(other) == run_of(path) and other != path for other in self.unreadable)
+            (log.debug if known else log.warning)(fault.sentence(), path=str(path), code=fault.code)
+        self.unreadable = {**self.unreadable, path: fault}
+
+    def _open(self, path: Path) -> None:
+        """A directory can be read: whatever was said of it no longer holds."""
+        self.unsay(f"read:{path}")
+        if path in self.unreadable:
+            self.unreadable = {other: why for other, why in self.unreadable.items() if other != path}
 
     def say_once(self, key: str, message: str) -> None:
         """Log a warning unless the same `key` has been said already."""

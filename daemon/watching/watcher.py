@@ -175,6 +175,8 @@ class Watcher:
     def _scan(self, roots: Iterable[Path], now: float) -> None:
         for root in roots:
             self._working_since = time.monotonic()
+            if self._observers.roots[root] is None and self.tracker.is_closed(root):
+                continue
             if self._observers.roots[root] is None:
                 self.tracker.say_once(f"root:{root}", f"The watched root {root} does not exist yet; it is taken up as soon as it does. "
                                       "If the path is wrong, correct watch.roots.")  # fmt: skip

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from daemon.cli.common import command_for
+from daemon.cli.common import command_for, refuse_second_journal
+from daemon.cli.main import app
 from daemon.config import instances
 from daemon.config.instances import Instance, announced, running, state_of
 from daemon.config.loading import load, state_of_system
@@ -73,12 +75,7 @@ def test_verbs_find_the_state_that_only_the_service_knows(make_service: Make, ow
     value = json.loads(told(service, "status", "--json"))
     assert value["daemon"] == {**value["daemon"], "running": True, "pid": service.process.pid}
     assert value["state_directory"] == str(service.state)
-    assert "ckptd is watching" in told(service, "logs")
-    assert "is paused now" in told(service, "pause")
-    assert "The queue goes on" in told(service, "resume")
     assert "new configuration" in told(service, "reload")
-    assert str(service.state) in told(service, "check")
-    assert str(service.state) in told(service, "fsck")
     # And a link to the file is the file.
     link = service.folder / "link.toml"
     link.symlink_to(service.config)
@@ -94,6 +91,61 @@ def test_verbs_find_the_state_that_only_the_service_knows(make_service: Make, ow
     assert not list(own_places.iterdir())
 
 
+@pytest.mark.slow
+def test_all_verbs_find_it(make_service: Make) -> None:
+    service = unit_like(make_service())
+    service.start()
+    service.wait_for(is_up, 30)
+    assert "ckptd is watching" in told(service, "logs")
+    assert "is paused now" in told(service, "pause")
+    assert "The queue goes on" in told(service, "resume")
+    for verb in ("check", "fsck"):
+        assert str(service.state) in told(service, verb)
+    for verb in ("list", "formats", "prune"):
+        told(service, verb)
+    for verb in ("show", "retry", "cancel", "first"):
+        assert service.run_verb(verb, "x") == 2 and "no job begins with 'x'" in service.said
+
+
+def test_a_journal_of_before_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the service and the verbs agreed, a daemon without systemd kept it in its user's own state directory."""
+    monkeypatch.setattr("daemon.config.loading.ETC", tmp_path / "etc")
+    monkeypatch.setattr("daemon.config.loading.VAR_LIB", tmp_path / "lib")
+    file = tmp_path / "etc" / "ckptd" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f'[output]\ndirectory = "{tmp_path}/exports"\n')
+    settings = load(file)
+    assert settings.state_directory == tmp_path / "lib" / "ckptd"
+    refuse_second_journal(file, settings)
+    (tmp_path / "xdg" / "ckptd").mkdir(parents=True)
+    (tmp_path / "xdg" / "ckptd" / "journal.sqlite3").touch()
+    with pytest.raises(UsageError) as caught:
+        refuse_second_journal(file, settings)
+    assert caught.value.fault.code is FaultCode.STATE_ELSEWHERE
+    assert f"mv -T {tmp_path}/xdg/ckptd {tmp_path}/lib/ckptd" in str(caught.value)
+    settings.state_directory.mkdir(parents=True)
+    (settings.state_directory / "journal.sqlite3").touch()
+    refuse_second_journal(file, settings)
+
+
+def test_of_several_daemons_status_lists_the_commands_and_nothing_is_done_to_one(own_places: Path, tmp_path: Path) -> None:
+    with announced(tmp_path / "one.toml", tmp_path / "a"):
+        (file,) = own_places.iterdir()
+        known = json.loads(file.read_text())
+        other = {**known, "pid": os.getppid(), "started": instances._started(os.getppid()), "config": str(tmp_path / "two.toml")}
+        (own_places / "other.json").write_text(json.dumps(other))
+        said = CliRunner().invoke(app, ["status"])
+        assert said.exit_code == 0 and "2 daemons run on this box" in said.stdout
+        for name in ("one", "two"):
+            assert f"`ckptd status --config {tmp_path}/{name}.toml`" in said.stdout
+        rows = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["daemons"]
+        assert [row["pid"] for row in rows] == [os.getpid(), os.getppid()]
+        with pytest.raises(UsageError) as caught:
+            CliRunner().invoke(app, ["pause"], catch_exceptions=False)
+        assert caught.value.fault.code is FaultCode.SEVERAL_DAEMONS
+
+
+@pytest.mark.slow
 def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make_service: Make) -> None:
     code, said = without_arguments("status")
     assert code == 0 and "not running" in said
@@ -101,7 +153,6 @@ def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make
     first.start()
     first.wait_for(is_up, 30)
     assert json.loads(without_arguments("status", "--json")[1])["state_directory"] == str(first.state)
-    assert without_arguments("list")[0] == 0
     assert without_arguments("reload") == (0, "The daemon goes on by the new configuration.\n")
     second.start()
     second.wait_for(is_up, 30)

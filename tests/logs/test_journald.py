@@ -46,7 +46,7 @@ def said(script: str, *arguments: str, folder: Path, journal: bool = True) -> li
     return file.read_text().splitlines()
 
 
-@pytest.mark.parametrize("form", ["auto", "console"])
+@pytest.mark.parametrize("form", ["auto", pytest.param("console", marks=pytest.mark.slow)])
 def test_each_line_in_the_journal_has_the_priority_of_its_record(form: str, tmp_path: Path) -> None:
     lines = said(SCRIPT, form, folder=tmp_path)
     assert all(re.match(r"<[0-7]>", line) for line in lines), lines

@@ -150,3 +150,37 @@ def test_without_the_drop_in_the_sentence_names_what_the_unit_needs(box: Booted)
     box.drop_in("output", "[Service]\nRestart=no\n")
     assert box.systemctl("start", "ckptd", check=False).returncode != 0
     assert "ReadWritePaths=/srv/exports" in box.journal() and "systemctl edit ckptd" in box.journal()
+
+
+def test_files_that_the_trainer_alone_may_read_are_listed_and_the_drop_in_for_that_mends_it(box: Booted) -> None:
+    box.systemctl("start", "ckptd")
+    save(box, "go-rwx,u+rwX")
+    value = wait_for(box, lambda v: bool(v["unreadable"]))
+    ((path, sentence),) = value["unreadable"].items()
+    assert path == "/home/trainer/runs/run/checkpoint-4"
+    assert f"the user ckptd has no right to list {path} (mode 0700, owner trainer, group trainer)" in sentence
+    diagnosis = json.loads(box.verb("check", "--json", check=False).stdout)
+    assert diagnosis["facts"]["reads"].startswith("as ckptd: 0 checkpoints")
+    assert any("the user ckptd has no right to list" in one for one in diagnosis["problems"])
+    # As safetensors leaves it: the directory is open, the file is not.
+    box.run("sh", "-c", f"chmod 755 {path} && chmod 644 {path}/*.json && chmod 600 {path}/*.safetensors")
+    value = wait_for(box, lambda v: "no right to read" in str(v["unreadable"]))
+    assert f"no right to read {path}/adapter_model.safetensors (mode 0600, owner trainer" in value["unreadable"][path]
+    assert "run the service as trainer" in value["unreadable"][path]
+    box.drop_in("trainer", (UNITS / "drop-ins" / "trainer.conf").read_text())
+    assert box.systemctl("restart", "ckptd", check=False).returncode != 0
+    assert "Could not write to output.directory" in box.journal() and "chown -R" in box.journal()
+    box.run("chown", "-R", "trainer:", "/srv/exports")
+    box.systemctl("restart", "ckptd")
+    value = wait_for(box, ended, 280)
+    assert [job["state"] for job in value["jobs"]] == ["succeeded"] and not value["unreadable"]
+
+
+def test_the_drop_in_for_notifications_opens_the_network_and_nothing_else(box: Booted) -> None:
+    shutil.copyfile(Path(__file__).with_name("probe.py"), box.lab / "probe.py")
+    box.drop_in("notifications", (UNITS / "drop-ins" / "notifications.conf").read_text())
+    box.drop_in("probe", f"[Service]\nType=oneshot\nRestart=no\nExecStart=\nExecStart={PYTHON} /srv/lab/probe.py\n")
+    box.systemctl("start", "ckptd")
+    found = json.loads(box.run("cat", "/srv/exports/probe.json").stdout)
+    assert {what for what, how in found["denied"].items() if how == "ok"} == {"AF_INET", "AF_INET6"}
+    assert {folder for folder, how in found["writes"].items() if how == "ok"} == set(MAY_WRITE)

@@ -1,0 +1,56 @@
+"""Whether this process's user may read a checkpoint; where not, who lacks which right on which path, and the command that mends it.
+
+Called by the watcher before it looks into a quiet directory, by `ckptd export`, `explain` and `check`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from daemon.checkpoints.inspection import export_files, weights_beside
+from daemon.checkpoints.names import run_of
+from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
+from daemon.system import access
+from daemon.system.access import Denial
+
+_OPERATION = "read the checkpoint"
+
+
+def closed(path: Path) -> Fault | None:
+    """Why the daemon's user can't read the checkpoint in the directory `path`, with the command that mends it; None where it can."""
+    found = _denial(path)
+    return None if found is None else _fault(path, found, access.remedy(found, run_of(path)))
+
+
+def closed_directory(path: Path) -> Fault | None:
+    """The same for a directory in which checkpoints are looked for."""
+    found = access.denial(path, "list")
+    return None if found is None else _fault(path, found, access.remedy(found, path))
+
+
+def closed_to_me(path: Path) -> Fault | None:
+    """The same for a checkpoint, or a file in one, that the user who types a command names."""
+    found = _denial(path)
+    if found is None:
+        return None
+    give = " && ".join(f"sudo {command}" for command in access.commands(found, path))
+    owner = f"do it as {found.owner} (`sudo -u {shlex.quote(found.owner)} …`), or " if found.owner else ""
+    return _fault(path, found, f"{owner}give {found.user} access: `{give}`")
+
+
+def _fault(path: Path, found: Denial, remedy: str) -> Fault:
+    return Fault(code=FaultCode.NO_PERMISSION, operation=_OPERATION, cause=found.cause, remedy=remedy, path=str(path))
+
+
+def _denial(path: Path) -> Denial | None:
+    is_folder = os.path.isdir(path)
+    found = access.denial(path, "list" if is_folder else "read")  # what lies above it comes first
+    if found is not None or not is_folder:
+        return found
+    try:
+        return access.denial_below(path, (*export_files(path), *weights_beside(path)))
+    except OSError:
+        return None  # gone meanwhile: whoever reads it says so

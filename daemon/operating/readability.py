@@ -1,0 +1,145 @@
+"""Tries, for `ckptd check`, whether the service's user can read what lies below the roots: by the rights, and by reading.
+
+Asked by root, it answers for the user of the service, which is the owner of the state directory: a child process becomes that user
+and looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from daemon.checkpoints.inspection import export_files
+from daemon.checkpoints.readable import closed, closed_directory
+from daemon.config.paths import StatePaths
+from daemon.config.settings import Settings
+from daemon.contract.errors import from_oserror
+from daemon.contract.files import open_plain
+from daemon.system.access import user_name
+from daemon.watching.scan import Scanner, rules_of
+
+_SECONDS = 5.0
+_MOST = 2000
+"""Checkpoints that are looked at below one root."""
+_SAID = 5
+"""Directories of one root that are named."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came of it."""
+
+    summary: str
+    problems: list[str] = field(default_factory=list)
+    """Roots below which nothing can be read."""
+    warnings: list[str] = field(default_factory=list)
+    """Directories that can't be read, below roots where others can."""
+
+
+def tried(settings: Settings) -> Reading:
+    """What the service's user can read, or this process's where that is not root or no other is known."""
+    user = _user_of_service(settings)
+    if user is None:
+        return _tried(settings)
+    return _as_user(user, lambda: _tried(settings))
+
+
+def _user_of_service(settings: Settings) -> int | None:
+    """The owner of the state directory, where this process is root and may become it; None where it is the same."""
+    try:
+        owner = StatePaths(settings.state_directory).state.stat().st_uid
+    except OSError:
+        return None
+    return owner if os.geteuid() == 0 and owner != 0 else None
+
+
+def _tried(settings: Settings) -> Reading:
+    state, kinds = StatePaths(settings.state_directory).state, set[str]()
+    count, problems, warnings = 0, list[str](), list[str]()
+    for root in settings.watch.roots:
+        found, barred = 0, list[str]()
+        for one in Scanner(rules_of(settings.watch, state), most_seconds=_SECONDS).find(root, _noting(barred)):
+            found += 1
+            barred += _barred(one.path, kinds)
+            if found >= _MOST:
+                break
+        count += found - min(found, len(barred))
+        said = [f"watch.roots: {one}" for one in barred[:_SAID]]
+        said += [f"watch.roots: {len(barred) - _SAID} more below {root} can't be read"] if len(barred) > _SAID else []
+        if barred and len(barred) >= found:
+            problems += said
+        else:
+            warnings += said
+    return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings)
+
+
+def _noting(barred: list[str]) -> Callable[[OSError], None]:
+    def note(error: OSError) -> None:
+        fault = closed_directory(Path(os.fsdecode(error.filename)))
+        if fault is not None:
+            barred.append(f"{fault.cause}; {fault.remedy}")
+
+    return note
+
+
+def _barred(checkpoint: Path, kinds: set[str]) -> list[str]:
+    """Why the checkpoint can't be read; of each kind of file, which is its name, one is really read."""
+    fault = closed(checkpoint)
+    if fault is not None:
+        return [f"{fault.cause}; {fault.remedy}"]
+    with contextlib.suppress(FileNotFoundError):  # it was rotated away
+        for name in export_files(checkpoint):
+            kind = name.rpartition("/")[2]
+            if kind in kinds:
+                continue
+            try:
+                with open_plain(checkpoint / name) as stream:
+                    stream.read(1)
+            except FileNotFoundError:
+                continue
+            except ValueError:
+                continue  # no regular file: what that means is for the look at it
+            except OSError as error:
+                fault = from_oserror(error, "read the checkpoint", str(checkpoint / name)).fault
+                return [f"{checkpoint / name}: {fault.cause}; {fault.remedy}"]
+            kinds.add(kind)
+    return []
+
+
+def _as_user(user: int, work: Callable[[], Reading]) -> Reading:
+    """The same done by a child process that is this user, with its groups and without any right of root's."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(reading)
+            entry = pwd.getpwuid(user) if _is_named(user) else None
+            os.setgroups(os.getgrouplist(entry.pw_name, entry.pw_gid) if entry else [])
+            os.setgid(entry.pw_gid if entry else 65534)
+            os.setuid(user)
+            with os.fdopen(writing, "w") as stream:
+                json.dump(asdict(work()), stream)
+            status = 0
+        finally:
+            os._exit(status)  # nothing of the parent's is to be flushed or cleaned up twice
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        answer = stream.read()
+    _, code = os.waitpid(child, 0)
+    if code:
+        return Reading(f"could not be tried as {user_name(user)}")
+    return Reading(**json.loads(answer))
+
+
+def _is_named(user: int) -> bool:
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return True
