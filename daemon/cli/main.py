@@ -102,7 +102,11 @@ def explain(
 
 
 @app.command()
-def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
+def status(
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every directory, not the first few of each kind.")] = False,
+    json_: JsonOption = False,
+) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
     from daemon.operating.status import snapshot
 
@@ -112,7 +116,7 @@ def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
     else:
         from daemon.cli.tables import print_status
 
-        print_status(value)
+        print_status(value, everything=everything)
 
 
 @app.command("list")

@@ -30,7 +30,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, now
 from daemon.operating import logs, metrics, systemd
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import ConfigLoad, live_file, write_live
+from daemon.operating.live import ConfigLoad, LiveWriter, live_file
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -109,6 +109,7 @@ class Daemon:
         self._watcher = self._make_watcher()
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
+        self._live = LiveWriter(parts.paths.live)
         self._announce_rebuilding()
 
     def _announce_rebuilding(self) -> None:
@@ -126,9 +127,9 @@ class Daemon:
 
     def _make_ticks(self) -> Ticks:
         settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
+        metrics_tick = {"metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics))}
         return Ticks({
-            "outbox": (30.0, self._notifier.wake),
-            "metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics)),
+            **(metrics_tick if settings.metrics.textfile else {}),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
             "integrity": (settings.schedule.integrity_hours * HOUR, self._maintenance.check_integrity),
             "backup": (settings.schedule.backup_hours * HOUR, self._maintenance.back_up),
@@ -171,7 +172,7 @@ class Daemon:
         watchdog = systemd.watchdog_seconds()
         pause = min(IDLE_SECONDS, watchdog / 3) if watchdog else IDLE_SECONDS
         while not self._stop.is_set():
-            self._parts.attention.wait(pause)
+            news = self._parts.attention.wait(pause)
             self._parts.attention.clear()
             if self._stop.is_set():
                 return
@@ -185,10 +186,12 @@ class Daemon:
             if self._ticks.look_at_clock():
                 self._notifier.clock_jumped()
             self._write_live()
-            self._notifier.wake()
+            if news:
+                self._notifier.wake()
             if watchdog and self.healthy():
                 systemd.notify("WATCHDOG=1")
-            self._stop.wait(LIVE_SECONDS)
+            if news:
+                self._stop.wait(LIVE_SECONDS)
 
     def _take_over_configuration(self) -> None:
         """Go on by the configuration as it is now, if all of it is valid and can be changed while we run."""
@@ -238,10 +241,10 @@ class Daemon:
             self._journal_written = time.monotonic()
 
     def _write_live(self) -> None:
-        write_live(self._parts.paths.live, live_file(
+        self._live.write(live_file(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, healthy=self.healthy(), loaded=self._loaded,
             care=self._maintenance.state(),
-        ))  # fmt: skip
+        ), self._watcher)  # fmt: skip
 
     def _write_metrics(self) -> None:
         file = self._parts.settings.metrics.textfile

@@ -6,7 +6,7 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
@@ -158,7 +158,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         paused=seen.paused_since,
         journal=seen.rebuilt,
         roots=live.roots,
-        incomplete=live.incomplete,
+        incomplete=tuple(replace(one, seconds=round(one.seconds + live.listed)) for one in live.incomplete),
         passed_over=live.passed_over,
         lost=seen.lost,
         rewritten=seen.rewritten,
