@@ -37,6 +37,7 @@ from daemon.publishing.notifier import Notifier
 from daemon.running.executor import Executor
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
+from daemon.system.allocator import give_back_early
 from daemon.system.lock import locked
 from daemon.system.rounds import Complaints
 from daemon.watching.intake import Intake, target_of
@@ -262,5 +263,6 @@ class Daemon:
 
 def serve(settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None) -> None:
     """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `executor`: as for `engine`."""
+    give_back_early()
     with engine(settings, settings.state_directory, executor=executor) as parts:
         Daemon(parts, reload).run()
