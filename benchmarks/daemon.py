@@ -8,6 +8,7 @@ script that takes no notice of events, idle on the same roots at the same time. 
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import struct
 import subprocess
@@ -109,11 +110,15 @@ def cpu_seconds(process: psutil.Popen) -> float:
 
 
 def idle_beside(trees: dict[str, Path], settle: float, seconds: float) -> dict[str, dict[str, float]]:
-    """The daemon and a watchdog script on each tree (name → configuration), all at the same time: name → figures."""
+    """The daemon and a watchdog script on each tree (name → configuration), all at the same time: name → figures.
+
+    The script has a copy of the tree to itself: it asks for events of opening too, and the daemon's scans would keep it busy.
+    """
     running: dict[tuple[str, str], psutil.Popen] = {}
     try:
         for name, config in trees.items():
-            script = [sys.executable, "-c", WATCHDOG_SCRIPT, str(config.parent / "runs")]
+            copy = shutil.copytree(config.parent / "runs", config.parent / "copy")
+            script = [sys.executable, "-c", WATCHDOG_SCRIPT, str(copy)]
             for who, argv in (("ckptd", [sys.executable, "-m", "daemon", "run", "--config", str(config)]), ("watchdog", script)):
                 running[name, who] = psutil.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(settle)

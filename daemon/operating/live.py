@@ -144,8 +144,8 @@ class LiveWriter:
         if not changed and timeless == self._last and now - self._written < REWRITE_SECONDS:
             return
         small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
-        if _write(self._file, f"{self._lists}, {json.dumps(small)[1:]}"):
-            self._last, self._written = timeless, now
+        written = _write(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        self._last, self._written = timeless if written else None, now
 
     def _list(self, watcher: Watcher, now: float) -> bool:
         """Whether the lists are others than those that were written last. Long ones are made anew for a twentieth of the time at most."""
