@@ -31,7 +31,8 @@ BATCH = 50
 class Instant:
     """A child that has ended as soon as it began, with one small file."""
 
-    id, wait_handle, memory, peak = "instant", None, 0, 0
+    id, memory, peak = "instant", 0, 0
+    wait_handle: int | None = None
 
     def __init__(self, order: Order) -> None:
         self.context, self.progress = order.context, Progress()

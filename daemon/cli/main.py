@@ -137,7 +137,11 @@ def explain(
 
 
 @app.command()
-def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
+def status(
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every directory, not the first few of each kind.")] = False,
+    json_: JsonOption = False,
+) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
     from daemon.config.instances import running
     from daemon.operating.status import snapshot
@@ -152,7 +156,7 @@ def status(config: ConfigOption = None, json_: JsonOption = False) -> None:
         return
     from daemon.cli.tables import print_status
 
-    print_status(value)
+    print_status(value, everything=everything)
     if config is None and not value.daemon.running and others:
         _print_daemons(others, json_=False)
 

@@ -141,7 +141,7 @@ def artifact_table(report: Json) -> Table:
 
 
 PASSED_OVER = 5
-"""Directories of one kind that `ckptd status` lists."""
+"""Directories of one kind that `ckptd status` lists; `--all` lists them all."""
 
 
 def _state_of(root: RootState) -> str:
@@ -150,8 +150,9 @@ def _state_of(root: RootState) -> str:
     return "" if root.exists else ", [yellow]does not exist yet[/yellow]"
 
 
-def print_status(value: Snapshot) -> None:
-    """`ckptd status`."""
+def print_status(value: Snapshot, *, everything: bool = False) -> None:
+    """`ckptd status`; of what may be thousands the first few and a count, unless `everything` is asked for."""
+    most = None if everything else PASSED_OVER
     console = terminal()
     daemon = value.daemon
     if daemon.running:
@@ -164,19 +165,21 @@ def print_status(value: Snapshot) -> None:
         console.print(notice)
     for root in value.roots:
         console.print(f"root   {escape(root.path)} ({escape(root.backend)}{_state_of(root)})")
-    for one in value.incomplete:
+    for one in value.incomplete[:most]:
         console.print(f"[yellow]incomplete[/yellow] {escape(one.path)} for {one.seconds} s: {escape('; '.join(one.missing))}")
-    for path, why in list(value.passed_over.items())[:PASSED_OVER]:
+    if more := len(value.incomplete[PASSED_OVER:]) * (not everything):
+        console.print(f"[yellow]and {more} more that are incomplete[/yellow]; `ckptd status --all` lists them")
+    for path, why in list(value.passed_over.items())[:most]:
         console.print(f"[yellow]seen, not watched[/yellow] {escape(path)}: {escape(why)}")
-    if len(value.passed_over) > PASSED_OVER:
+    if len(value.passed_over) > PASSED_OVER and not everything:
         console.print(f"[yellow]and {len(value.passed_over) - PASSED_OVER} more that are seen and not watched[/yellow]")
-    for path, why in list(value.unreadable.items())[:PASSED_OVER]:
+    for path, why in list(value.unreadable.items())[:most]:
         console.print(f"[red]not readable[/red] {escape(path)}: {escape(why)}", soft_wrap=True)
-    if len(value.unreadable) > PASSED_OVER:
+    if len(value.unreadable) > PASSED_OVER and not everything:
         console.print(f"[red]and {len(value.unreadable) - PASSED_OVER} more that can't be read[/red]")
-    for row in value.lost[:5]:
+    for row in value.lost[:most]:
         console.print(f"[red]lost[/red]   {escape(row.path)} at {escape(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen")
-    for again in value.rewritten[:PASSED_OVER]:
+    for again in value.rewritten[:most]:
         console.print(f"[yellow]no export ends[/yellow] {escape(again.sentence())}")
     waiting = value.outbox.get("pending", 0)
     if waiting:

@@ -52,6 +52,7 @@ class Database:
         self._file = (0, 0)
         self._thread = Owner("journal")
         self._connection: sqlite3.Connection | None = None
+        self._openings = 0
         self._refused = False
         try:
             self._ask("open the journal", self._open)
@@ -80,6 +81,7 @@ class Database:
         """The connection; a new one if the last was closed after an error."""
         if self._connection is None:
             self._connection = _connect(self.path)
+            self._openings += 1
             status = os.stat(self.path)
             self._file = (status.st_dev, status.st_ino)
         return self._connection
@@ -165,6 +167,16 @@ class Database:
                 return self._connected().execute(statement, values).fetchall()
 
         return self._ask("read the journal", run)
+
+    def state(self) -> tuple[int, ...]:
+        """Differs from what it was as soon as anybody has changed the file since. Raises as `read` does."""
+
+        def look() -> tuple[int, ...]:
+            with self._explaining("read the journal"):
+                connection = self._connected()
+                return self._openings, int(connection.execute("PRAGMA data_version").fetchone()[0]), connection.total_changes
+
+        return self._thread.submit(look).result()
 
     def check(self, *, full: bool) -> list[str]:
         """What is wrong with the file, [] for nothing: the quick check, or (`full`) everything that can be found out.

@@ -1,4 +1,4 @@
-"""The live file: what only the running daemon knows, for `ckptd status`. Rewritten every few seconds; nothing depends on it.
+"""The live file: what only the running daemon knows, for `ckptd status`. Rewritten when it changes and every half minute; nothing needs it.
 
 The daemon writes it, `status`, `explain` and `reload` read it. What another version of ckptd wrote is read as far as it has these names.
 """
@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,10 @@ READ_TRIES = 3
 
 MOST_UNREADABLE = 200
 """Directories that can't be read, of those that are told: they have a cause or two."""
+
+REWRITE_SECONDS = 30.0
+LIST_SHARE = 20
+_LISTS = ("incomplete", "passed_over")
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class LiveFile:
     """Folders that it writes to, and how much must be free there."""
     disks: tuple[Shortage, ...] = ()
     """File systems without room, as of the last look."""
+    listed: float = 0.0
+    """Seconds between the time of the list `incomplete` and that of the file: its entries are known for so much longer."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Condition:
 def live_file(
     settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare
 ) -> LiveFile:
-    """The content at this moment."""
+    """The content at this moment, without the lists of directories (`LiveWriter`)."""
     progress: dict[str, dict[str, StageProgress]] = {}
     for (job, stage), running in dict(runner.children.running).items():
         said = running.attempt.progress
@@ -149,11 +155,6 @@ def live_file(
         configuration=loaded,
         journal=care,
         roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
-        incomplete=tuple(
-            IncompleteState(str(path), tuple(entry.missing), round(time.monotonic() - entry.since))
-            for path, entry in dict(watcher.incomplete).items()
-        ),
-        passed_over={str(path): why for path, why in watcher.passed_over.items()},
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
         progress=progress,
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
@@ -166,6 +167,47 @@ def _root_state(root: Path, watchers: Watchers) -> RootState:
     return RootState(
         str(root), watchers.backend_of(root), watchers.exists(root), None if since is None else round(time.monotonic() - since, 1)
     )  # fmt: skip
+
+
+class LiveWriter:
+    """Writes the live file. What may be thousands of directories is put into words only when it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[list[tuple[Path, tuple[str, ...]]], dict[Path, str]] | None = None
+        self._lists = ""
+        self._listed = self._list_again = 0.0
+        self._last: LiveFile | None = None
+        self._written = float("-inf")
+
+    def write(self, value: LiveFile, watcher: Watchers) -> None:
+        """Replace the file by `value` with the watcher's directories, where anything but the time differs from what is there.
+
+        It is replaced also on a full disk, in the room that it has. Raises OSError where that fails.
+        """
+        now = time.monotonic()
+        changed = self._list(watcher, now)
+        timeless = replace(value, time=None)
+        if not changed and timeless == self._last and now - self._written < REWRITE_SECONDS:
+            return
+        small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
+        self._last = None  # until it is written
+        write_padded(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        self._last, self._written = timeless, now
+
+    def _list(self, watcher: Watchers, now: float) -> bool:
+        """Whether the lists are others than those that were written last. Long ones are made anew for a twentieth of the time at most."""
+        incomplete = watcher.incomplete
+        seen = ([(path, entry.missing) for path, entry in incomplete.items()], watcher.passed_over)
+        if seen == self._seen or now < self._list_again:
+            return False
+        states = [
+            {"path": str(path), "missing": entry.missing, "seconds": round(now - entry.since)} for path, entry in incomplete.items()
+        ]  # fmt: skip
+        self._lists = json.dumps({"incomplete": states, "passed_over": {str(path): why for path, why in seen[1].items()}})[:-1]
+        self._seen, self._listed, done = seen, now, time.monotonic()
+        self._list_again = done + LIST_SHARE * (done - now)
+        return True
 
 
 def write_live(file: Path, value: LiveFile) -> None:

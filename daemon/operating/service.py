@@ -32,13 +32,14 @@ from daemon.journal.rows import JobRow, now
 from daemon.operating import last_end, logs, metrics, systemd
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import Condition, ConfigLoad, live_file, write_live
+from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
 from daemon.running.executor import Executor
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
+from daemon.system.allocator import give_back_early
 from daemon.system.box import free_disk
 from daemon.system.disks import Place, Refusals, Shortage
 from daemon.system.lock import locked
@@ -128,7 +129,7 @@ class Daemon:
         self._end: Permanent | None = None
         """Why the daemon ends by itself."""
         self._complaints = Complaints(log, "the heartbeat")
-        self._reload_wanted = False
+        self._reload_wanted = self._news = False
         self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
         self._refusals = Refusals(parts.attention.set)
@@ -146,6 +147,7 @@ class Daemon:
         for thread in (self._runner, self._notifier.thread):
             thread.lost = parts.attention.set
         self._steps = {name: (Complaints(log, f"the daemon's main loop ({name})"), step) for name, step in self._what_is_done().items()}
+        self._live = LiveWriter(parts.paths.live)
         self._announce_rebuilding()
         if self._last_end is not None:
             log.warning(f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
@@ -196,9 +198,9 @@ class Daemon:
 
     def _make_ticks(self) -> Ticks:
         settings, metrics_complaints = self._parts.settings, Complaints(log, "the metrics")
+        metrics_tick = {"metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics))}
         return Ticks({
-            "outbox": (30.0, self._notifier.wake),
-            "metrics": (15.0, lambda: metrics_complaints.during(self._write_metrics)),
+            **(metrics_tick if settings.metrics.textfile else {}),
             "heartbeat": (max(5.0, settings.watch.rescan_seconds), self._write_journal),
             "integrity": (settings.schedule.integrity_hours * HOUR, self._maintenance.check_integrity),
             "backup": (settings.schedule.backup_hours * HOUR, self._maintenance.back_up),
@@ -247,7 +249,7 @@ class Daemon:
         watchdog = systemd.watchdog_seconds()
         pause = min(IDLE_SECONDS, watchdog / 3) if watchdog else IDLE_SECONDS
         while not self._stop.is_set():
-            self._parts.attention.wait(min(pause, SHORT_SECONDS) if self._disks.episodes else pause)
+            self._news = self._parts.attention.wait(min(pause, SHORT_SECONDS) if self._disks.episodes else pause)
             self._parts.attention.clear()
             for complaints, step in self._steps.values():
                 if self._stop.is_set():
@@ -256,7 +258,8 @@ class Daemon:
             self._end = self._end or self._lost()
             if self._end is not None:
                 raise self._end
-            self._stop.wait(LIVE_SECONDS)
+            if self._news:
+                self._stop.wait(LIVE_SECONDS)
 
     def _what_is_done(self) -> dict[str, Callable[[], object]]:
         """Step of the main loop → what it does. One that fails keeps none of the others from its turn."""
@@ -268,7 +271,7 @@ class Daemon:
             "the mounts": self._watcher_looks,
             "the ticks": self._look_at_threads,
             "the live file": self._write_live,
-            "the notifier": self._notifier.wake,
+            "the notifier": self._hint_notifier,
             "the watchdog": self._feed_watchdog,
         }
 
@@ -303,6 +306,10 @@ class Daemon:
             self._ticks.stop()
             self._ticks = self._make_ticks()
             self._ticks.start()
+
+    def _hint_notifier(self) -> None:
+        if self._news:
+            self._notifier.wake()
 
     def _feed_watchdog(self) -> None:
         if self.alive():
@@ -410,10 +417,10 @@ class Daemon:
             self._journal_written = time.monotonic()
 
     def _write_live(self) -> None:
-        write_live(self._parts.paths.live, live_file(
+        self._live.write(live_file(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, condition=self.condition(), loaded=self._loaded,
             care=self._maintenance.state(),
-        ))  # fmt: skip
+        ), self._watcher)  # fmt: skip
 
     def _write_metrics(self) -> None:
         file = self._parts.settings.metrics.textfile
@@ -441,5 +448,6 @@ def _thread_lost(cause: str) -> Permanent:
 
 def serve(settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None) -> None:
     """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `executor`: as for `engine`."""
+    give_back_early()
     with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
         Daemon(parts, reload).run()

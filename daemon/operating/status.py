@@ -182,7 +182,7 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         paused=seen.paused_since,
         journal=seen.rebuilt,
         roots=live.roots,
-        incomplete=live.incomplete,
+        incomplete=tuple(replace(one, seconds=round(one.seconds + live.listed)) for one in live.incomplete),
         passed_over=live.passed_over,
         unreadable=live.unreadable,
         lost=seen.lost,

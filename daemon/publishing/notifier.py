@@ -44,8 +44,8 @@ AT_ONCE = 4
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.5
 """Pause between looks at what is being sent; its end wakes the thread at once."""
-SAFE_SECONDS = 600.0
-"""Longest pause, should a hint have been lost."""
+SAFE_SECONDS = 30.0
+"""Longest pause: not everybody who enters a message says so."""
 _ROUNDS = 100_000
 """Of the digest of a URL: its secrets may be short, and each guess should cost something."""
 

@@ -74,6 +74,8 @@ class Runner:
         self._wake = threading.Event()
         self._stopping = self._hurry = self._room = self._recovered = False
         self._adopted: Settings | None = None
+        self._nothing_since: tuple[int, ...] | None = None
+        """The journal's state when there was nothing left to do; None while there may be something."""
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
         self.complaints = Complaints(log, "the runner")
@@ -130,7 +132,7 @@ class Runner:
     def _round(self) -> None:
         if not self._recovered:
             self.recover()
-        self.tick()
+        self.tick_if_needed()
         self._sleep()
 
     def stop(self) -> None:
@@ -190,6 +192,20 @@ class Runner:
             time.sleep(0.02)
 
     # Work
+
+    def tick_if_needed(self) -> None:
+        """A round, unless there was nothing left to do after the last one and the journal has not changed since."""
+        state = self.journal.database.state()
+        if state == self._nothing_since and self._adopted is None:
+            return
+        self._nothing_since = None
+        self.tick()
+        if self._is_idle() and state == self.journal.database.state():
+            self._nothing_since = state
+
+    def _is_idle(self) -> bool:
+        jobs = self.journal.jobs
+        return not (self.children.running or self._left or len(self.waits) or jobs.open_ids() or jobs.untidy())
 
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
@@ -339,6 +355,7 @@ class Runner:
         self._left[job.id] = job
         self._tidy_left()
         self._forget(job.id)
+        self.wake()  # the next one need not wait for the end of a pause
         self.changed()
 
     def _tidy_left(self) -> None:

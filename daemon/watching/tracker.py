@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,11 @@ from daemon.watching.settle import Quiet, Settler
 
 log = structlog.get_logger("watch")
 
+MAPPED_SECONDS = 60.0
+"""So long after a change more may have been written through a mapping than a file's time tells: until the kernel has written its pages."""
+LOOK_AGAIN_SECONDS = 600.0
+"""How often scans have a directory that is incomplete looked at though nothing in it seems to have changed."""
+
 
 @dataclass
 class Incomplete:
@@ -37,6 +43,11 @@ class Incomplete:
     missing: tuple[str, ...]
     since: float
     reported: bool = False
+    state: int | None = None
+    """What its files looked like at the last scan; None where that can't be known."""
+    state_since: float = 0.0
+    look_again: float = 0.0
+    """When a scan has it looked at though its files look the same."""
 
 
 @dataclass
@@ -98,7 +109,7 @@ class Tracker:
 
     def scan(self, root: Path, now: float) -> None:
         """Hint at every checkpoint directory below `root` that is not as the journal knows it."""
-        found, passed, errors = set(), {}, list[OSError]()
+        found, passed, errors, told = set(), {}, list[OSError](), wall_clock()
         known = self._intake.journal.sightings.fingerprints_below(str(root))
         skipped = self._intake.journal.sightings.skipped_below(str(root)) if root not in self._scanned else frozenset()
         for checkpoint, passed_over in self._scanner.find(root, errors.append):
@@ -109,7 +120,7 @@ class Tracker:
             before = known.get(str(checkpoint))
             if before is None:
                 self._undecided.add(str(checkpoint))
-            if not _is_as_known(checkpoint, before):
+            if not (self._is_as_it_was(checkpoint, now, told) or _is_as_known(checkpoint, before)):
                 self._settler.hint(str(checkpoint), now)
             elif str(checkpoint) in skipped:
                 self._list_refused(checkpoint)
@@ -119,6 +130,24 @@ class Tracker:
         for path in {*self._sighted, *self.incomplete} - found:
             if root in path.parents:
                 self._settler.hint(str(path), now)  # it may have gone without an event
+
+    def _is_as_it_was(self, path: Path, now: float, told: str) -> bool:
+        """Whether a scan may pass over a directory that is known to be incomplete: no file in it has changed in any way since.
+
+        What changed lately is looked at all the same, since writes through a mapping show late, and so is everything now and then.
+        """
+        entry = self.incomplete.get(path)
+        if entry is None or (not entry.reported and now - entry.since >= self._settings.stale_seconds):
+            return False
+        state = _state_of(path)
+        if state is None or state != entry.state:
+            entry.state, entry.state_since = state, now
+        elif now - entry.state_since >= MAPPED_SECONDS and now < entry.look_again:
+            if path in self._sighted:
+                self._sighted[path].last = told
+            return True
+        entry.look_again = now + LOOK_AGAIN_SECONDS * (0.75 + (hash(path) % 1024) / 2048)  # not all in one scan
+        return False
 
     def _list_refused(self, path: Path) -> None:
         """List a directory whose layout was refused before the start and that has not changed; it has been said already."""
@@ -324,6 +353,32 @@ class Tracker:
     def unsay(self, key: str) -> None:
         """The cause of a warning is gone: say it again when it comes back."""
         self._said.discard(key)
+
+
+def _state_of(path: Path) -> int | None:
+    """A digest of all that can be known of a directory's entries without reading them, permissions included.
+
+    None where a part of it can't be known: something in it is no plain file, or can't be asked.
+    """
+    rows, run = [], run_of(path)
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False):
+                    return None
+                rows.append(_row(entry.name, entry.stat(follow_symlinks=False)))
+        # What it lacks may be put into its run's directory.
+        rows += [_row(str(folder), os.stat(folder)) for folder in (path, run)]
+        for name in ("adapter_config.json", "config.json"):
+            with suppress(FileNotFoundError):
+                rows.append(_row(name, os.lstat(run / name)))
+    except OSError:
+        return None
+    return hash(tuple(sorted(rows)))
+
+
+def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
+    return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _why(refusal: Fault) -> str:

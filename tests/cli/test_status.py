@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 from daemon.cli.tables import print_status
 from daemon.journal.overview import JournalCare
-from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live, write_live
+from daemon.operating import live
+from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, LiveWriter, RootState, StageProgress, read_live, write_live
 from daemon.operating.status import snapshot
 from daemon.system.lock import locked
+from daemon.watching.tracker import Incomplete
 
 FULL = LiveFile(
     pid=4711,
@@ -59,3 +62,62 @@ def test_a_live_file_that_can_not_be_read_is_as_good_as_none(tmp_path: Path) -> 
         (tmp_path / "live.json").write_text(text)
         assert read_live(tmp_path / "live.json") == LiveFile()
     assert read_live(tmp_path / "gone.json") == LiveFile()
+
+
+def test_of_thousands_of_directories_the_first_few_and_a_count_are_shown_and_all_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = tuple(IncompleteState(f"/r/{number}", ("no weights yet",), 5) for number in range(5000))
+    passed = {f"/models/{number}": "no training" for number in range(5000)}
+    write_live(tmp_path / "live.json", LiveFile(pid=1, incomplete=many, passed_over=passed))
+    with locked(tmp_path / "lock"):
+        value = snapshot(tmp_path)
+    print_status(value)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 20
+    assert "and 4995 more that are incomplete; `ckptd status --all` lists them" in lines
+    print_status(value, everything=True)
+    shown = capsys.readouterr().out
+    assert all(f"incomplete /r/{number} for" in shown and f"/models/{number}:" in shown for number in (0, 2500, 4999))
+    assert "more that are" not in shown
+    assert len(asdict(value)["incomplete"]) == 5000
+
+
+@dataclass
+class Watch:
+    """As much of a watcher as the live file needs."""
+
+    incomplete: dict[Path, Incomplete]
+    passed_over: dict[Path, str]
+
+    @property
+    def tracker(self) -> Watch:
+        return self
+
+
+def test_the_live_file_is_not_written_again_where_nothing_but_the_time_has_changed(tmp_path: Path) -> None:
+    file, watch = tmp_path / "live.json", Watch({Path("/r/checkpoint-1"): Incomplete(("no weights",), time.monotonic() - 7)}, {})
+    writer, inodes = LiveWriter(file), list[int]()
+    for value in (LiveFile(pid=1, time="a"), LiveFile(pid=1, time="b"), LiveFile(pid=1, time="c", healthy=True)):
+        writer.write(value, watch)  # type: ignore[arg-type]
+        inodes.append(file.stat().st_mtime_ns)
+    assert inodes[0] == inodes[1] < inodes[2]
+    assert read_live(file) == LiveFile(pid=1, time="c", healthy=True, incomplete=(IncompleteState("/r/checkpoint-1", ("no weights",), 7),))
+
+
+def test_the_live_file_tells_of_a_directory_that_comes_or_goes_at_once_and_how_long_one_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LIST_SHARE", 0)
+    file, watch, value = tmp_path / "live.json", Watch({}, {}), LiveFile(pid=1)
+    writer = LiveWriter(file)
+    writer.write(value, watch)  # type: ignore[arg-type]
+    since = time.monotonic()
+    watch.incomplete[Path("/r/checkpoint-1")] = Incomplete(("no weights",), since)
+    watch.passed_over = {Path("/m"): "no training"}
+    writer.write(value, watch)  # type: ignore[arg-type]
+    assert [one.path for one in read_live(file).incomplete] == ["/r/checkpoint-1"] and read_live(file).passed_over == {"/m": "no training"}
+    monkeypatch.setattr(time, "monotonic", lambda: since + 60)
+    writer.write(value, watch)  # type: ignore[arg-type]
+    with locked(tmp_path / "lock"):
+        assert [one.seconds for one in snapshot(tmp_path).incomplete] == [60]
