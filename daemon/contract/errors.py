@@ -8,10 +8,11 @@ they are raised where the failure is understood and nowhere else.
 from __future__ import annotations
 
 import errno
+import unicodedata
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from daemon.contract.fault_codes import Code, FaultCode
 from daemon.contract.text import printable, printable_lines
@@ -33,6 +34,20 @@ class Fault(BaseModel):
     path: str | None = None
     details: str | None = None
     """A bounded traceback or the end of a log: for the report's small print, never for the sentence."""
+
+    @field_validator("operation", "cause", "remedy", "path", "details", mode="before")
+    @classmethod
+    def _writable(cls, value: object) -> object:
+        """Text that UTF-8 can hold: names of files and values of JSON may hold lone halves of surrogate pairs."""
+        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+    @field_validator("operation", "cause", "remedy", mode="after")
+    @classmethod
+    def _visible(cls, value: str) -> str:
+        """Words without characters that act on a terminal or turn the text around, which a file may bring into them."""
+        if value.isprintable():
+            return value
+        return "".join(ascii(one)[1:-1] if unicodedata.category(one)[0] == "C" and one not in "\n\t" else one for one in value)
 
     def sentence(self) -> str:
         """The fault as the one sentence that terminal, log and report show."""

@@ -8,12 +8,14 @@ reference that the journal keeps, and where it is taken, planned as the merge's 
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
 import shutil
 import struct
 import tempfile
 import traceback
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -160,7 +162,24 @@ def make_sources(folder: Path) -> dict[str, Path]:
     pieces = folder / "pieces"
     dcp.save({name: torch.zeros(2, 2) for name in ("model.a", "model.b")}, checkpoint_id=str(pieces), no_dist=True)
     shutil.copy(base / "config.json", pieces / "config.json")
-    return {"base": base, "adapter": adapter, "full": full, "pieces": pieces}
+    lightning = folder / "lightning"
+    lightning.mkdir()
+    state = {"state_dict": {"model.a": torch.zeros(2, 2)}, "epoch": 0, "global_step": 4, "pytorch-lightning_version": "2.5.0"}
+    torch.save(state, lightning / "epoch=0-step=4.ckpt")
+    shutil.copy(base / "config.json", lightning / "config.json")
+    return {"base": base, "adapter": adapter, "full": full, "pieces": pieces, "lightning": lightning}
+
+
+def mutated_archive(rng: random.Random, data: bytes) -> bytes:
+    """A file of torch.save whose pickle, or whose own bytes, are other than they were."""
+    if rng.random() < 0.2:
+        return mutated_bytes(rng, data)
+    written = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as before, zipfile.ZipFile(written, "w") as after:
+        for entry in before.infolist():
+            content = before.read(entry)
+            after.writestr(entry.filename, mutated_bytes(rng, content) if entry.filename.endswith("data.pkl") else content)
+    return written.getvalue()
 
 
 @dataclass
@@ -297,7 +316,7 @@ def mutated_inputs(seed: int, count: int, folder: Path | None = None) -> Counts:
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         sources = {one.name: one for one in folder.iterdir()} if folder else make_sources(work / "sources")
-        places = {name: _place(sources[name], work / name / "checkpoint-4") for name in ("adapter", "full", "pieces")}
+        places = {name: _place(sources[name], work / name / "checkpoint-4") for name in ("adapter", "full", "pieces", "lightning")}
         cases: list[tuple[_Place, str, Mutate, Callable[[Path, Path], str]]] = [
             *((places["adapter"], name, _json, plan) for name in ("adapter_config.json",) * 6),
             (places["adapter"], "trainer_state.json", _json, _nothing),
@@ -309,6 +328,7 @@ def mutated_inputs(seed: int, count: int, folder: Path | None = None) -> Counts:
             *((places["full"], name, _json, read_model) for name in ("generation_config.json", "tokenizer_config.json", "modules.json")),
             (places["full"], "model-00001-of-00002.safetensors", mutated_header, read_model),
             (places["pieces"], ".metadata", mutated_bytes, _nothing),
+            (places["lightning"], "epoch=0-step=4.ckpt", mutated_archive, _nothing),
         ]
         counts = Counts(seed)
         for number in range(count):

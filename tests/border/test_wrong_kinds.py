@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from daemon.checkpoints.inspection import inspect
 from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import OtherCode
 from daemon.operating.explain import CheckpointExplanation, explain
 from handlers.merge import merge_adapter
 from handlers.merge.adapters.adapter import read_adapter
@@ -169,3 +170,12 @@ def test_what_only_peft_reads_is_refused_for_good_where_peft_does_not_take_it(
     assert caught.value.fault.sentence().isprintable()
     if values == {"peft_type": "FOUR"}:
         assert "peft_type is 'FOUR', which PEFT " in caught.value.fault.cause
+
+
+def test_a_fault_can_be_written_whatever_a_name_or_a_value_holds() -> None:
+    error = Permanent(OtherCode("x"), "read \ud800", "it holds '\udcff'", "mend it", path="/runs/\udce9", details="\ud800")
+    said = error.fault.model_dump_json()
+    assert type(error.fault).model_validate_json(said) == error.fault
+    assert r"/runs/\udce9" in error.fault.sentence()
+    acting = Permanent(OtherCode("x"), "read it", "it says \x1b[31m and \u202e and\na second line, ä", "mend it").fault
+    assert acting.cause == "it says \\x1b[31m and \\u202e and\na second line, ä"

@@ -93,6 +93,7 @@ CASES = {
     "labels": Case(SEQUENCE, several, "SEQ_CLS", load={"num_labels": 3, "problem_type": "multi_label_classification"}),
     "number": Case(SEQUENCE, score, "SEQ_CLS", load={"num_labels": 1}),
     "tags": Case(TOKENS, tag, "TOKEN_CLS", kind="distilbert", base="AutoModelForMaskedLM", load={"num_labels": 4}),
+    "biases": Case(TOKENS, tag, "TOKEN_CLS", base="AutoModelForMaskedLM", load={"num_labels": 4}, lora={"bias": "all"}),
     "spans": Case("AutoModelForQuestionAnswering", answer, "QUESTION_ANS", SPANS, base="AutoModelForMaskedLM"),
     "masked": Case("AutoModelForMaskedLM", restore, None, kind="modernbert"),
     "vectors": Case("AutoModel", spread, "FEATURE_EXTRACTION", ("last_hidden_state",), kind="roberta"),
@@ -136,13 +137,13 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
 Make = Callable[[str], Model]
 TASKS = {
     "classes": "text-classification", "labels": "text-classification", "number": "text-classification", "tags": "token-classification",
-    "spans": "question-answering", "masked": "fill-mask", "vectors": "feature-extraction",
+    "biases": "token-classification", "spans": "question-answering", "masked": "fill-mask", "vectors": "feature-extraction",
 }  # fmt: skip
-NO_LEFT = {"classes", "labels", "number", "tags", "spans"}
+NO_LEFT = {"classes", "labels", "number", "tags", "biases", "spans"}
 """Models that count positions from the left: padding there moves their texts."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "biases")) for name in CASES])
 def test_sound_artifacts_of_every_task_pass(name: str, make: Make) -> None:  # R4.1 R4.2
     model = make(name)
     reference = model.bench.reference
