@@ -47,20 +47,24 @@ def kills(folder: Path, checkpoint: Path, rounds: int, seed: int) -> dict[str, f
 
     generator, count = random.Random(seed), 0
     toy = Toy(folder, extra="[limits]\nretry_seconds = 0.1\nattempts = 50\ncrashes = 1000\n")
-    for number in range(rounds):
-        if number % 4 == 0:
-            count += 1
-            copied(checkpoint, toy, f"run-{generator.randrange(3)}", count)
-        toy.start()
-        time.sleep(generator.uniform(0.3, 2.0))
-        toy.kill()
-    toy.start()
     blocked = 0
     try:
-        toy.wait_ended(count, seconds=300)
-    except AssertionError:
-        blocked = sum(job["state"] in ("pending", "running") for job in toy.status()["jobs"])
-    toy.stop()
+        for number in range(rounds):
+            if number % 4 == 0:
+                count += 1
+                copied(checkpoint, toy, f"run-{generator.randrange(3)}", count)
+            toy.start()
+            time.sleep(generator.uniform(0.3, 2.0))
+            toy.kill()
+        toy.start()
+        try:
+            toy.wait_ended(count, seconds=300)
+        except AssertionError:
+            blocked = sum(job["state"] in ("pending", "running") for job in toy.status()["jobs"])
+        toy.stop()
+    finally:
+        if toy.process is not None and toy.process.poll() is None:
+            toy.kill()
     jobs = toy.status()["jobs"]
     by_checkpoint = Counter(job["checkpoint"] for job in jobs)
     found = examine(toy.state, toy.exports, quiescent=True, deep=True).findings

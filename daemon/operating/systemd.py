@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+PATIENCE_SECONDS = 2.0
+
 
 def notify(state: str) -> bool:
     """Send a state such as "READY=1" to the service manager; False where none listens."""
@@ -15,6 +17,7 @@ def notify(state: str) -> bool:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(PATIENCE_SECONDS)  # a manager that does not read must not hold up the main loop
             connection.connect(address)
             connection.sendall(state.encode())
     except OSError:

@@ -92,7 +92,10 @@ class Supervised:
         """Begin with another thread where this one is gone though its work has not ended; whether that was so."""
         if not self._started or self._ended or self.given_up is not None or self._thread.is_alive():
             return False
-        self._note(RuntimeError("it ended without a word"))
+        death = self._note(RuntimeError("it ended without a word"))
+        if self._is_given_up():
+            self.given_up = death
+            return False
         self._thread = self._make()
         self._thread.start()
         return True

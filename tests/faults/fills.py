@@ -31,7 +31,7 @@ from tests.service import ENDED, stray_handlers
 
 KINDS = ("write", "fsync", "rename", "link", "symlink", "mkdir", "open-to-write", "truncate")
 HALVES = ("state", "exports")
-BLOCKED_SECONDS = 90.0
+BLOCKED_SECONDS = 240.0
 """How long after there was room again an export may take before it counts as blocked; it takes a few seconds."""
 NOTICED_SECONDS = 30.0
 """How long it may take until a disk that stays full is said; it takes at most five."""

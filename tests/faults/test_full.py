@@ -113,7 +113,8 @@ def test_a_disk_without_room_is_told_at_once_survived_and_left_within_seconds(
             assert [stage["attempts"] for stage in service.status()["jobs"][0]["stages"]].count(1) >= 4
             said = [row["event"] for row in service.rows() if row.get("code") == "disk-low"]
             assert len(said) == 1, said
-            assert "ckptd_disk_low" in (tmp_path / "m.prom").read_text()
+            metrics = tmp_path / "m.prom"
+            assert wait(lambda: metrics.exists() and "ckptd_disk_low 0" in metrics.read_text())
             assert service.stop() == 0 and stray_handlers(tmp_path) == []
         finally:
             post.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.loading import state_of_system
+from daemon.operating import systemd
 from tests.service import Service
 
 UNIT = Path(__file__).parents[2] / "systemd" / "ckptd.service"
@@ -114,3 +115,12 @@ def test_the_daemon_tells_systemd_ready_alive_and_stopping(make_service: Callabl
         while said == b"WATCHDOG=1":
             said = listening.recv(4096)
         assert said == b"STOPPING=1"
+
+
+def test_a_service_manager_that_does_not_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.01)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify.sock"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify.sock"))
+        assert any(not systemd.notify("WATCHDOG=1") for _ in range(100_000)), "its queue is never full"
+        assert listening.recv(100) == b"WATCHDOG=1" and systemd.notify("READY=1")

@@ -39,7 +39,7 @@ class Death:
     out_of_memory: bool = False
     """The kernel says that it killed for want of memory just then."""
     no_room: str = ""
-    """Folder that it wrote into whose disk is full, "" where none is."""
+    """Folder that it wrote into whose disk takes no writes, "" where all do, or where it does not matter."""
     refused_forks: bool = False
     """The kernel refused the attempt more processes."""
     interrupted: bool = False
@@ -107,6 +107,9 @@ def _exited(death: Death, bad: str, last: str) -> tuple[Code, str, str]:
         return FaultCode.BAD_RESULT, bad, "look whether another program or version of ckptd writes there; the attempt is repeated"
     if code == EXIT_DISK_FULL or (code and any(text in last for text in _NO_SPACE)):
         cause = f"the disk is full: not even its result could be written ({last or f'exit code {code}'})"
+        return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
+    if death.no_room and code in (1, EXIT_BAD_JOB, EXIT_UNWRITABLE):
+        cause = f"it ended with exit code {code} and could not even say why: the disk is full ({death.no_room})"
         return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
     if code == EXIT_UNWRITABLE:
         return FaultCode.RESULT_UNWRITABLE, f"its result could not be written ({last})", "look at the state directory and the kernel's log"

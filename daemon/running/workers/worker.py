@@ -28,7 +28,7 @@ from daemon.running.workers.environment import for_children
 from daemon.running.workers.post_mortem import Death, conclude, mib
 from daemon.running.workers.progress_channel import Channel
 from daemon.system.box import free_disk
-from daemon.system.disks import LEAST_BYTES
+from daemon.system.disks import LEAST_BYTES, probe
 from daemon.toolchains.registry import command_of
 
 log = structlog.get_logger("worker")
@@ -215,15 +215,15 @@ class Worker:
         killed = events["oom_kill"] > 0 or procfs.oom_kills() > self._oom_kills_before
         return Death(
             code=code, memory=self.memory, limit=self.bounds.memory, at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
-            out_of_memory=killed, no_room=self._no_room(),
+            out_of_memory=killed, no_room="" if code == 0 else self._no_room(),
             refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
         )  # fmt: skip
 
     def _no_room(self) -> str:
-        """The first of the folders that the attempt wrote into whose disk is full."""
-        for folder in (Path(self.context.staging), self.folder):
+        """The first of the folders that the attempt wrote into whose disk takes no writes now."""
+        for folder in (self.folder, Path(self.context.staging)):
             with contextlib.suppress(OSError):
-                if free_disk(folder) < LEAST_BYTES:
+                if free_disk(folder) < LEAST_BYTES or probe(folder) is not None:
                     return str(folder)
         return ""
 
