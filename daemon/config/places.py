@@ -45,13 +45,14 @@ def clipped(name: str) -> str:
     return name if len(_bytes(name)) <= LONGEST else marked(name, name)
 
 
-def safe_run(run: str) -> str:
-    """A run's name as its exports' folder: below the output, no word of ours, and short enough.
+def safe_run(run: str, naming: str) -> str:
+    """A run's name as its exports' folder by `output.naming`: below the output, no word of ours, and short enough.
 
-    Where a run lies in another one, its name could be that of the other's export or link; a first part has nobody beside it but runs.
+    Where a run lies in another one, its name could be that of the other's export or link; a first part has nobody beside it but runs,
+    unless `naming` puts runs into folders.
     """
-    parts = run.split("/")
-    return "/".join(_safe(part, "/".join(parts[: number + 1]), inner=number > 0) for number, part in enumerate(parts))
+    parts, inner = run.split("/"), "/{run}" in naming
+    return "/".join(_safe(part, "/".join(parts[: number + 1]), inner=inner or number > 0) for number, part in enumerate(parts))
 
 
 def _safe(part: str, path: str, *, inner: bool) -> str:

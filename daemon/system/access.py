@@ -85,7 +85,10 @@ def denial_below(folder: Path, names: Iterable[str]) -> Denial | None:
 
 
 def _may(path: Path, right: Right) -> bool:
-    return os.access(path, _MODES[right], effective_ids=True) or not os.path.lexists(path)
+    try:
+        return os.access(path, _MODES[right], effective_ids=True) or not os.path.lexists(path)
+    except ValueError:  # a name that no file system takes
+        return True
 
 
 def _denial(path: Path, right: Right) -> Denial:

@@ -119,12 +119,12 @@ class Places:
 
         Of them the one that came first keeps the plain name for as long as that run is there.
         """
-        name = safe_run(reference.run)
+        name = safe_run(reference.run, self.settings.output.naming)
         key = _key(name.split("/"))
         for root, run in self.journal.jobs.runs():
             if (root, run) == (reference.root, reference.run):
                 return name
-            if _key(safe_run(run).split("/")) == key and _is_there(Path(root, run)):
+            if _key(safe_run(run, self.settings.output.naming).split("/")) == key and _is_there(Path(root, run)):
                 return f"{name}~{digest_of(reference.root if run == reference.run else [ascii(reference.root), ascii(reference.run)])[:6]}"
         return name
 
@@ -156,7 +156,7 @@ def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: s
     """The export's folder by `output.naming`; `run` where the run goes by another name there. What has no number is called `final`."""
     pattern = _STEP.sub("final", settings.output.naming) if reference.ending else settings.output.naming
     name = pattern.format(
-        run=run or safe_run(reference.run), step=reference.step, identity=reference.identity[:12],
+        run=run or safe_run(reference.run, settings.output.naming), step=reference.step, identity=reference.identity[:12],
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
     )  # fmt: skip
     return paths.output / name

@@ -152,7 +152,7 @@ def test_an_error_in_one_round_does_not_end_the_watching(
         failed.set()
         raise RuntimeError("for once")
 
-    monkeypatch.setattr(here.watcher.tracker, "look_at_due", fail)
+    monkeypatch.setattr(here.watcher.tracker, "due", fail)
     copy_of(pico_run / "checkpoint-4", here.root / "run" / "checkpoint-4")
     here.wait_for_jobs(1)
     assert failed.is_set()
