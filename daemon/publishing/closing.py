@@ -159,7 +159,8 @@ def _move_links(job: JobRow, target: Spot) -> None:
 
 def _refuse_anothers(target: Path, job: JobRow) -> None:
     """Raises Retryable where another checkpoint was published meanwhile, from another journal, under the name that this one was given."""
-    owner = job.checkpoint.other_than(manifest_of(target))
+    # A run's link there is no export of another one: it gives way.
+    owner = None if target.is_symlink() else job.checkpoint.other_than(manifest_of(target))
     if owner is not None:
         raise Retryable(
             FaultCode.TARGET_TAKEN, "publish the export", f"another checkpoint, {owner}, was published there meanwhile",

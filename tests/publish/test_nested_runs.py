@@ -257,6 +257,7 @@ NAMINGS = st.sampled_from(["{run}/step-{step}", "{run}-{step}", "{step}/{run}", 
 @example([("nest", 5, False, "/runs"), ("nest/step-5", 1, False, "/runs"), ("nest/latest", 1, False, "/runs")], "{run}/step-{step}")
 @example([("nest", 1, False, "/runs"), ("latest/nest", 1, True, "/runs"), ("final", 1, True, "/runs")], "{step}/{run}")
 @example([("nest", 1, False, "/runs"), ("latest", 1, True, "/runs"), ("final", 1, True, "/runs")], "{step}/{run}")
+@example([("nest", 1, True, "/runs"), ("nest-latest", 1, False, "/runs"), ("nest", 1, False, "/runs")], "{step}/{run}")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_tree_of_runs_brings_two_exports_together(taken: list[tuple[str, int, bool, str]], naming: str) -> None:
     with tempfile.TemporaryDirectory() as home, printer_in(Path(home), naming) as printer:
