@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -22,6 +23,11 @@ os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
 os.environ["CKPTD_LIMITS__PASS_ENVIRONMENT"] = "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,CLOCK_SHIFT"
 # What a test's own process logs: structlog draws a table of variables for each exception otherwise, which takes a second and more.
 structlog.configure([structlog.processors.add_log_level, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)])
+
+# The same examples at every run, so that a failure is the change's; HYPOTHESIS=random looks for others.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("random", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 
 LONGEST = (
