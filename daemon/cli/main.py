@@ -170,7 +170,7 @@ def _print_daemons(found: list[Instance], *, json_: bool) -> None:
     if json_:
         print_json({"daemons": rows})
         return
-    print(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this box:")
+    say(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this box:")
     for row in rows:
         say(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`")
 

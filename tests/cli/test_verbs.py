@@ -68,7 +68,7 @@ def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], p
     config = ("--config", service.config)
     status = json.loads(ckptd(service.folder, "status", "--json", *config).stdout)
     assert status["daemon"]["running"] and status["daemon"]["healthy"]
-    assert status["roots"] == [{"path": str(service.root), "backend": "inotify", "exists": True}]
+    assert status["roots"] == [{"path": str(service.root), "backend": "inotify", "exists": True, "silent_seconds": None}]
     text = ckptd(service.folder, "status", *config).stdout
     assert "running" in text and "pytorch:passed" in text and job["id"] in text
     assert job["id"] in ckptd(service.folder, "list", *config).stdout

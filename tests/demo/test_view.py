@@ -44,7 +44,7 @@ def job(step: int, state: str, stages: list[StageStatus], target: Path | str = "
 
 def snapshot(*jobs: JobStatus) -> Snapshot:
     daemon = DaemonState(running=True, pid=4711, started=None, healthy=True, configuration=None, journal=None)
-    return Snapshot("1", "/state", daemon, None, None, (), (), {}, (), (), jobs, {}, {})
+    return Snapshot("1", "/state", daemon, None, None, (), (), {}, {}, (), (), jobs, {}, {}, ())
 
 
 def at_80_columns(renderable: RenderableType) -> str:

@@ -82,6 +82,7 @@ class Station:
         journal = Journal(paths.journal)
         self._open = (Watcher(settings, Intake(settings, journal, paths), taken=self._count), journal)
         self.watcher.start()
+        assert self.watcher.ready.wait(DEADLINE)
 
     def _count(self) -> None:
         self.taken += 1

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,7 +281,7 @@ def test_a_start_on_a_full_disk_makes_what_it_can_and_needs_nothing_new(mounted:
     folder = mounted("state", size="1m", nr_inodes=40)
     before = prepare(folder, tmp_path / "out")
     empty = fill(folder, "inodes")
-    assert prepare(folder, tmp_path / "out") == before
+    assert replace(prepare(folder, tmp_path / "out"), closed=()) == replace(before, closed=())
     empty()
 
 

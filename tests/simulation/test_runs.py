@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from daemon.publishing import closing
-from daemon.watching import intake, tracker
+from daemon.watching import places, tracker
 from daemon.watching.scan import ScanRules
 from tests.simulation.play import RAM
 from tests.simulation.runs import Box
@@ -58,11 +58,11 @@ def test_a_limit_of_the_depth_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_final_adapter_that_takes_the_place_of_the_step_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = intake.target_of
+    plain = places.target_of
     monkeypatch.setattr(
-        intake, "target_of", lambda s, p, reference, run="": plain(s, p, reference.model_copy(update={"ending": False}), run)
+        places, "target_of", lambda s, p, reference, run="": plain(s, p, reference.model_copy(update={"ending": False}), run)
     )
-    monkeypatch.setattr(intake.Intake, "_owner", lambda *_: None)
+    monkeypatch.setattr(places.Places, "_taken", lambda *_: None)
     monkeypatch.setattr(closing, "_refuse_anothers", lambda *_: None)
     assert "checkpoints share" in violations(range(3))
 

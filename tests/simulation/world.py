@@ -16,6 +16,7 @@ from typing import Any
 
 from daemon.checkpoints.inspection import Fingerprint, Inspection
 from daemon.checkpoints.pins import LEFT_OUT
+from daemon.checkpoints.source_modes import ACCESS
 from daemon.config.paths import Paths, prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
@@ -192,7 +193,11 @@ class World:
         for job in open_jobs(self.journal):
             if job.id in self.damaged:
                 continue
-            files = {path.name: path.read_bytes() for path in job.pin.iterdir() if path.name != LEFT_OUT} if job.pin.is_dir() else {}
+            files = (
+                {path.name: path.read_bytes() for path in job.pin.iterdir() if path.name not in (LEFT_OUT, ACCESS)}
+                if job.pin.is_dir()
+                else {}
+            )
             known = self.pinned.setdefault(job.id, (Path(job.checkpoint.path), files))
             if known[1] != files:
                 self.violations.append(f"the pin of {job.id} changed after it had been made")

@@ -66,3 +66,15 @@ def test_an_adapter_with_an_absurd_factor_makes_the_reference_say_so(weight: flo
         assert found == []
     else:
         assert len(found) == 1 and words in found[0]
+
+
+def test_rows_of_different_widths_are_compared_with_their_like() -> None:
+    rng = np.random.default_rng(0)
+    answers = Degeneration("choice")
+    for width in (43, 51, 43):
+        answers.add(rng.normal(size=(2, width)).astype(np.float32))
+    assert answers.warnings() == []
+    alone = Degeneration("choice")
+    for width in (5, 7):
+        alone.add(np.zeros((1, width), np.float32) + np.arange(width, dtype=np.float32))
+    assert alone.warnings() == [], "one row of each width can't be compared with another"

@@ -16,11 +16,11 @@ CERTAIN = 104.0
 
 
 class Degeneration:
-    """Accumulates rows of outputs over prompts; holds one row."""
+    """Accumulates rows of outputs over prompts; holds one row of each width: a question's answer has one logit for each position."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._first: np.ndarray | None = None
+        self._first: dict[int, np.ndarray] = {}
         self._rows = self._prompts = 0
         self._apart = self._largest = 0.0
         self._doubt = np.inf
@@ -30,11 +30,11 @@ class Degeneration:
         """Take in the finite outputs (P, V) for one prompt."""
         if not rows.size:
             return
-        self._first = rows[0].astype(np.float64) if self._first is None else self._first
+        first = self._first.setdefault(rows.shape[-1], rows[0].astype(np.float64))
         self._prompts += 1
         self._rows += len(rows)
         for row in rows:
-            self._apart = max(self._apart, float(np.abs(row - self._first).max()))
+            self._apart = max(self._apart, float(np.abs(row - first).max()))
             self._largest = max(self._largest, float(np.abs(row).max()))
             if self._head == "choice" and len(row) > 1:
                 least, most = np.partition(row, -2)[-2:]
@@ -44,9 +44,10 @@ class Degeneration:
         """What has to be said in the report; nothing of a model that answers as models do."""
         if self._rows < 2:
             return []
+        compared = self._rows > len(self._first)
         where = f"at all {self._rows} positions of {self._prompts} prompts"
         remedy = "Look at the run's loss and at the weights of the adapters, and export an earlier checkpoint."
-        if self._apart <= SAME * self._largest:
+        if compared and self._apart <= SAME * self._largest:
             return [
                 f"The live model gives the same output {where}: it no longer depends on what it is asked, so that the checks, which compare"
                 f" with it, say nothing. {remedy}"
