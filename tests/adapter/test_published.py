@@ -189,6 +189,7 @@ def test_an_adapter_that_brings_a_head_is_published_with_it(tmp_path: Path) -> N
     assert check.figures["task"] == "text-classification" and one.output.figures["labels"] == 3
 
 
+@pytest.mark.slow
 def test_an_encoder_decoders_adapter_is_published(tmp_path: Path) -> None:
     base = zoo.make_seq2seq_base(tmp_path / "base", "t5")
     adapter = zoo.train_adapter(

@@ -119,6 +119,7 @@ def largest_difference(folder: Path, theirs: dict[str, torch.Tensor]) -> float:
     return max(float((value - theirs[name]).abs().max()) for name, value in mine.items())
 
 
+@pytest.mark.slow
 def test_adapters_of_the_configuration_are_merged_verified_and_named(box: Box) -> None:
     made = box.made
     box.config(

@@ -141,6 +141,7 @@ def test_lines_of_a_run_say_what_is_not_watched_and_what_is_not_wanted(tmp_path:
     assert "not taken yet" in lines[2]
 
 
+@pytest.mark.slow
 def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
     checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
     os.truncate(checkpoint / "adapter_model.safetensors", 5000)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from daemon.contract.version import __version__
 from tests.cli.test_bad_input import ckptd
 from tests.runner.conftest import Toy
@@ -31,6 +33,7 @@ def test_help_names_every_verb(tmp_path: Path) -> None:
     assert ckptd(tmp_path, "--version").stdout.strip() == f"ckptd {__version__}"
 
 
+@pytest.mark.slow
 def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_json_and_is_not_repeated(  # R5.6 R6.1 R6.5
     tmp_path: Path, pico_checkpoint: Path
 ) -> None:

@@ -22,6 +22,7 @@ def assert_clean(tally: Tally) -> None:
     assert tally.failed_calls > 0, "nothing was made to fail"
 
 
+@pytest.mark.slow
 def test_full_at_some_writes_it_ends_with_the_same_artifacts(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.2 R6.5
     seed = random.randrange(10**6)
     print(f"seed {seed}")

@@ -133,8 +133,8 @@ def test_readme_and_page_show_it_and_its_example_runs(exported: tuple[Path, Box]
     assert "npz-coarse" in (folder / "report.html").read_text()
 
 
-def test_without_the_package_its_keys_and_jobs_are_refused_with_a_sentence(exported: tuple[Path, Box]) -> None:
-    _, box = exported
+def test_without_the_package_its_keys_and_jobs_are_refused_with_a_sentence(box: Box) -> None:
+    box.configure("[npz]\ncompress = true\n")
     done = box.ckptd("check", PYTHONPATH="")
     assert done.returncode == 2
     assert "there is no variant 'npz'" in done.stderr and "npz: is not a known key" in done.stderr

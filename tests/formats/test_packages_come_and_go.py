@@ -56,6 +56,7 @@ def stages(job: dict[str, Any]) -> list[str]:
     return [stage["name"] for stage in job["stages"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [pytest.param("child.npz.run", marks=pytest.mark.slow), "child.check-npz-coarse.sealed"])
 def test_a_package_is_removed_while_its_export_is_open(box: Box, pico_checkpoint: Path, at: str) -> None:
     copied(pico_checkpoint, box)
@@ -112,6 +113,7 @@ def test_a_package_is_removed_after_its_export_and_comes_back(box: Box, pico_che
     box.sound()
 
 
+@pytest.mark.slow
 def test_a_package_is_replaced_by_one_with_other_keys_and_another_version(box: Box, pico_checkpoint: Path) -> None:
     copied(pico_checkpoint, box)
     box.environment["TOY_SECONDS"] = "0.3"

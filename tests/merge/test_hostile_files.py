@@ -114,6 +114,7 @@ def test_a_header_made_to_fill_the_memory_is_refused_before_it_is_parsed(tmp_pat
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_header_of_a_hundred_thousand_tensors_is_read(tmp_path: Path) -> None:
     header = {f"model.layers.{n // 1000}.mlp.experts.{n % 1000}.down_proj.weight": tensor("U8", (1, 1), (n, n + 1)) for n in range(100_000)}
     assert len(read_header(write(tmp_path / "m.safetensors", {"__metadata__": {"format": "pt"}, **header}, bytes(100_000)))) == 100_000

@@ -79,6 +79,7 @@ def test_a_merge_killed_at_any_point_repeats_at_most_a_file_a_thread(
     resume_and_check(case, tmp_path / "out", most_repeated=2 if finished is not None else len(case.shards))
 
 
+@pytest.mark.slow
 def test_a_merge_killed_after_every_file_advances_by_one_file_each_time(case: Case, tmp_path: Path) -> None:  # R6.5
     for finished in range(1, len(case.shards) + 1):
         child = start(case, tmp_path / "out", CKPTD_FAULT="merge.shard.recorded")
@@ -136,6 +137,7 @@ def test_a_merge_that_fails_in_the_middle_leaves_no_file_open(case: Case, tmp_pa
     assert resume_and_check(case, tmp_path / "out").figures.resumed_files < len(case.shards)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_between_two_files_costs_no_finished_one(case: Case, tmp_path: Path) -> None:  # R6.2 R6.5
     out = tmp_path / "out"
     out.mkdir()

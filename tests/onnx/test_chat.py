@@ -86,6 +86,7 @@ def ask(folder: Path, *arguments: str, without: tuple[str, ...] = ()) -> subproc
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.slow
 def test_the_example_answers_as_transformers_does(qwen3: Exported) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -202,6 +202,7 @@ def test_an_untied_head_has_weights_of_its_own(pico_base: Path, tmp_path: Path) 
 
 
 # R7.1
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [

@@ -154,6 +154,7 @@ def test_a_scaling_that_grows_with_the_prompt_is_followed_past_the_length_where_
 
 
 # R3.2
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "windowed"),
     [

@@ -198,6 +198,7 @@ def test_rules_of_generation_and_both_vocabularies_of_the_tokenizer_lie_beside_t
     assert one.output.warnings == [line for line in one.output.warnings if "tokenizer" not in line]
 
 
+@pytest.mark.slow
 def test_without_a_cache_the_decoder_takes_all_tokens_and_gives_logits_alone(tmp_path: Path) -> None:
     one = run(seq2seq.make(tmp_path / "source", "t5"), tmp_path, cache=False)
     assert sorted(path.name for path in one.folder.glob("*.onnx")) == ["decoder_model.onnx", "encoder_model.onnx"]

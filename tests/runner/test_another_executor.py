@@ -140,6 +140,7 @@ def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(ma
     queued.sound()
 
 
+@pytest.mark.slow
 def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Callable[..., Queued], add: Add) -> None:
     queued = make_queued()
     queued.held.touch()
@@ -174,6 +175,7 @@ def test_a_child_that_died_while_no_daemon_was_there_is_an_attempt_that_is_made_
     assert queued.entry_of("merge") != entry
 
 
+@pytest.mark.slow
 def test_an_attempt_whose_id_was_not_recorded_is_found_by_its_folder(make_queued: Callable[..., Queued], add: Add) -> None:
     queued = make_queued()
     add(queued)

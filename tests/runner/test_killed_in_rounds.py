@@ -90,6 +90,7 @@ def test_killed_at_some_points_it_ends_with_the_same_artifacts(  # R6.5
         killed_at(point, make_toy(variants=ALL, extra="[limits]\nretry_seconds = 0.1\n"), add, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["publish.lent", "kept.moved"])
 def test_killed_while_outputs_hand_their_files_to_the_export_it_ends_with_the_same_artifacts(  # R6.5
     make_toy: Callable[..., Toy], add: Add, undisturbed: tuple[dict[str, str], list[str]], point: str

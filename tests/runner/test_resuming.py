@@ -75,6 +75,7 @@ def test_an_export_that_waits_follows_the_configuration_of_the_next_start(make_t
     sound(toy)
 
 
+@pytest.mark.slow
 def test_a_job_with_a_stage_that_this_version_does_not_know_goes_on_without_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy()
     add(toy)
@@ -92,6 +93,7 @@ def test_a_job_with_a_stage_that_this_version_does_not_know_goes_on_without_it(m
     sound(toy)
 
 
+@pytest.mark.slow
 def test_a_finished_output_that_was_damaged_while_the_daemon_was_down_is_made_again(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy()
     add(toy)
@@ -143,6 +145,7 @@ def test_a_child_killed_from_outside_is_tried_again_and_the_attempt_is_told(make
     sound(toy)
 
 
+@pytest.mark.slow
 def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy()
     add(toy)

@@ -229,6 +229,7 @@ def test_many_histories_break_no_invariant() -> None:
     assert SEED or sum(one.beside for one in played.values()) > 5, "nothing had to wait for its turn"
 
 
+@pytest.mark.slow
 def test_a_runner_that_starts_others_beside_a_measurement_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starter.Starter, "_may_share", lambda *_: True)
     assert found("started beside a measurement")
@@ -239,6 +240,7 @@ def found(words: str) -> bool:
     return any(words in line for seed in range(1, 9) for line in play(seed).said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "words"), [("jobs", "limits.jobs is"), ("threads", "brings the threads to")])
 def test_a_runner_that_starts_more_than_the_limits_allow_is_found_out(monkeypatch: pytest.MonkeyPatch, function: str, words: str) -> None:
     nothing = {"jobs": lambda self: [], "threads": lambda self, job="": 0}[function]

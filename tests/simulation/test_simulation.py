@@ -48,6 +48,7 @@ def test_a_detection_that_never_scans_is_found_out(monkeypatch: pytest.MonkeyPat
     assert any("was missed" in line for said in play(range(10)).failed.values() for line in said)
 
 
+@pytest.mark.slow
 def test_a_detection_that_believes_the_first_look_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     settled = Settler.__init__
     monkeypatch.setattr(Settler, "__init__", lambda self, *_: settled(self, 0.0))

@@ -196,6 +196,7 @@ def test_an_engine_runs_in_its_checks_toolchain_and_sees_nothing_of_the_main_env
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_speed_is_measured_in_the_toolchain_of_the_check_or_says_what_is_missing(bench: Bench) -> None:
     bench.check()
     (bench.folder / "tabled" / "seen.json").unlink()

@@ -26,6 +26,7 @@ def bench(marian_model: Marian, marian_export: Translated, tmp_path_factory: pyt
     return measured(marian_model.adapter, marian_model.base, marian_export.merged, tmp_path_factory.mktemp("bench") / "scratch", PROMPTS)
 
 
+@pytest.mark.slow
 def test_its_texts_are_read_and_its_answers_are_texts(bench: Bench, marian_export: Translated) -> None:
     reference = bench.reference
     assert reference.readable and not reference.fallbacks and not reference.warnings
