@@ -5,20 +5,18 @@ The daemon, its journal, its children's entry, pins and publication are real, th
 - Kills: kill -9 at random times while checkpoints come in; then everything has to be there once, whole, and `fsck` finds nothing.
 - Fills: writes below the state and the output fail with ENOSPC or EDQUOT, each once, or all from one of them on until there is room again
   (`tests.faults.fills`). The same artifacts have to come out, no attempt may count, and the daemon may not end.
-- Mutated inputs: `fuzz(cases, seed)` of the module that `--fuzz` names; it gives how many inputs were tried, and what became of them, under
-  the names of the figures. Without that module the part is left out.
+- Mutated inputs: configurations, states, headers, indexes and archives in which something is other than trainers write it, through the look
+  of the daemon and the planning of the stages (`tests.border.mutations`). Each is taken, refused or incomplete; none ends in a traceback.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -26,8 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import _common
 
 BAD = ("lost", "twice", "half", "blocked")
-FUZZ = "tests.checkpoints.fuzz"
-"""Where the fuzz of inputs lies, unless `--fuzz` names another module."""
 
 
 def pico(folder: Path) -> Path:
@@ -100,16 +96,13 @@ def fills(folder: Path, checkpoint: Path, cases: int | None, seed: int) -> tuple
     return figures, tally.problems
 
 
-def mutated(module: str, cases: int, seed: int) -> dict[str, float]:
-    """Try mutated inputs; {} where there is no such module."""
-    try:
-        fuzz: Callable[[int, int], Mapping[str, float]] = importlib.import_module(module).fuzz
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        print(f"there is no module {module}; mutated inputs are left out")
-        return {}
-    return dict(fuzz(cases, seed))
+def mutated(cases: int, seed: int) -> tuple[dict[str, float], list[str]]:
+    """Try mutated inputs; how many, what became of them, and what nobody foresaw. `blocked`: those that ended in a traceback."""
+    from tests.border.mutations import mutated_inputs
+
+    counts = mutated_inputs(seed, cases)
+    figures = {f"inputs_{name}" if name != "inputs" else name: float(value) for name, value in counts.figures().items() if name != "seed"}
+    return {**figures, "blocked": len(counts.findings)}, counts.findings
 
 
 def main() -> int:
@@ -118,7 +111,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=12, metavar="N", help="how often the daemon is killed")
     parser.add_argument("--fills", type=int, default=4, metavar="N", help="cases of either kind and error; 0 for all, which takes hours")
     parser.add_argument("--inputs", type=int, default=20_000, metavar="N", help="mutated inputs")
-    parser.add_argument("--fuzz", default=FUZZ, metavar="MODULE", help="whose fuzz(cases, seed) makes them")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     machine = _common.machine()
@@ -130,9 +122,9 @@ def main() -> int:
         checkpoint = pico(folder / "model")
         killed = kills(folder / "kills", checkpoint, options.kills, seed)
         filled, problems = fills(folder / "fills", checkpoint, options.fills or None, seed)
-        tried = mutated(options.fuzz, options.inputs, seed)
+        tried, met = mutated(options.inputs, seed)
     figures = {**tried, **filled, **killed, **{name: sum(part.get(name, 0) for part in (killed, filled, tried)) for name in BAD}}
-    for problem in problems:
+    for problem in (*problems, *met):
         print(problem, file=sys.stderr)
     _common.write("faults", {**figures, "seed": seed}, options.json, libraries=("psutil",), taken_on=machine)
     return int(any(figures[name] for name in BAD))
