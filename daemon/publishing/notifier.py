@@ -109,7 +109,7 @@ class Notifier:
     @property
     def sending(self) -> bool:
         """Whether a message is on its way."""
-        return bool(self._flights)
+        return bool(self._flights or self._untold)
 
     def wake(self) -> None:
         """There may be something to deliver; may be called from any thread."""

@@ -28,7 +28,7 @@ from daemon.journal.journal import Journal
 from daemon.journal.overview import TargetState, overview
 from daemon.journal.rows import Message
 from daemon.publishing import notifier as notify
-from daemon.publishing import sending
+from daemon.publishing import sending, untold
 from daemon.publishing.notifier import Notifier, pause_after
 from daemon.publishing.sending import Outcome, without_secrets
 from tests.journal.conftest import enter, reference
@@ -441,3 +441,25 @@ def test_the_process_that_sends_inherits_no_secret_of_the_daemons_environment(
 def test_several_urls_in_one_entry_are_refused_since_one_would_be_told_again_because_of_the_other() -> None:
     assert sending.fault_of("json://a/x, json://b/y") == "it holds 2 URLs; list each by itself"
     assert sending.fault_of("mailto://user:pass@example.com?to=a@example.com,b@example.com") is None
+
+
+def test_what_the_journal_can_not_take_is_sent_without_it_to_each_service_until_it_has_it(
+    journal: Journal, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R6.2
+    monkeypatch.setattr(untold, "PAUSE", 0.1)
+    service.statuses = [503]
+    urls = (service.url, "slak://xoxb/S3CRET")
+    notifier = Notifier(NotifySettings(urls=urls), journal)
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(notifier, "know_targets", failing)
+        notifier.tell("disk_low", "no room", "delete something")
+        notifier.tell("disk_low", "room again", "it goes on")
+        begun = time.monotonic()
+        while notifier.sending and time.monotonic() < begun + 60:
+            with suppress(Retryable):
+                notifier.tick()
+            notifier.wait(0.1)
+    assert (taken(service), service.asked) == (["no room", "room again"], 3)
+    given_up = [entry["target"] for entry in logs if entry["event"] == "notifications are given up"]
+    assert given_up == ["notify.urls.1 (slak)"] * 2
+    assert "S3CRET" not in json.dumps(logs, default=str)
