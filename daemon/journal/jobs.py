@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +50,13 @@ class Jobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, job: NewJob, *, supersede: bool = False, fault: Fault | None = None) -> bool:
+    def add(self, job: NewJob, *, supersede: bool = False, fault: Fault | None = None, stands: Collection[str] = ()) -> bool:
         """Enter a job unless this identity with this configuration has one; says whether it is new.
 
         Open jobs of the same directory give way: what they export has been overwritten. `supersede`: older pending
         jobs of the run do so too, and the newest of the run comes first. `fault`: the checkpoint can't be merged at all,
-        so the job goes straight to its report, and takes nobody's place.
+        so the job goes straight to its report, and takes nobody's place. `stands`: jobs whose content lies in another directory too; they
+        give way to nobody.
         """
 
         def add(c: sqlite3.Connection) -> bool:
@@ -76,8 +77,9 @@ class Jobs:
             if fault:
                 close_stage(c, job.id, job.stages[0], Ended("failed", fault=fault))
             if not fault:
-                overwritten = "id IN (SELECT job FROM seen WHERE path = ?) AND id <> ?"
-                _supersede(c, f"{BY}{job.id}", overwritten, (checkpoint.path, job.id))
+                kept = (job.id, *stands)
+                overwritten = f"id IN (SELECT job FROM seen WHERE path = ?) AND id NOT IN ({','.join('?' * len(kept))})"
+                _supersede(c, f"{BY}{job.id}", overwritten, (checkpoint.path, *kept))
             if supersede and not fault:
                 _supersede_older(c, checkpoint)
             record_sighting(c, checkpoint.path, job.fingerprint, "damaged" if fault else "taken", job.id)

@@ -57,6 +57,10 @@ class Sightings:
         """The directories whose content is this job's, each with the fingerprint that it was seen with."""
         return {str(row[0]): str(row[1]) for row in self._database.read("SELECT path, fingerprint FROM seen WHERE job = ?", job)}
 
+    def jobs_at(self, path: str) -> list[str]:
+        """The jobs whose content this directory held when it was last decided upon."""
+        return [str(row[0]) for row in self._database.read("SELECT job FROM seen WHERE path = ? AND job IS NOT NULL", path)]
+
     def add_lost(self, path: str, first_seen: str, last_seen: str, lived: float) -> None:
         """Record that a checkpoint was deleted before it could be pinned. `lived`: seconds."""
         self._database.write("add-lost", lambda c: c.execute(

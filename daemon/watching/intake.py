@@ -180,7 +180,10 @@ class Intake:
 
     def _enter(self, candidate: Candidate, pin: Path, warnings: tuple[str, ...]) -> str | None:
         reference, settings = candidate.reference, candidate.effective.settings
-        target, latest = Places(self.settings, self.journal, self.paths).of(reference), settings.select.policy == "latest"
+        target, latest = (
+            Places(self.settings, self.journal, self.paths, self._lies_elsewhere).of(reference),
+            settings.select.policy == "latest",
+        )
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, JobEntry(
@@ -191,7 +194,8 @@ class Intake:
             candidate.job, reference, settings.work, stage_names(settings.work, reference.layout), pin, target, candidate.known,
             warnings=warnings,
         )  # fmt: skip
-        if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault):
+        stands = frozenset(one for one in self.journal.sightings.jobs_at(reference.path) if self._lies_elsewhere(one, reference.path))
+        if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault, stands=stands):
             return None
         log.info("checkpoint taken", job=candidate.job, run=reference.run, step=reference.step, path=reference.path,
                  layout=reference.layout, digest=reference.digest[:16])  # fmt: skip
@@ -228,6 +232,11 @@ class Intake:
                 log.info("moved", job=name, path=path, before=sorted(places))
                 return True
         return False
+
+    def _lies_elsewhere(self, job: str, path: str) -> bool:
+        """Whether a job's content lies in another directory than `path` too, as where a run was copied or brought back."""
+        places = self.journal.sightings.places(job)
+        return any(place != path and _holds(Path(place), known) for place, known in places.items())
 
     def _has_lost_its_place(self, name: str) -> bool:
         """Whether the directory of a job is another job's content by now, as when two runs swap their names, and what it made still counts.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,8 @@ class Places:
     settings: Settings
     journal: Journal
     paths: Paths
+    lies_elsewhere: Callable[[str, str], bool] = lambda job, path: False
+    """Whether a job's content lies in another directory than this path too."""
 
     def of(self, reference: CheckpointRef) -> Path:
         """The export's folder: nobody else's, whatever `output.naming` makes equal. Said where the plain name is taken."""
@@ -82,13 +85,15 @@ class Places:
     def _owner(self, job: str, target: Path, reference: CheckpointRef) -> str | None:
         """The path of another checkpoint, whose job this is; None where it is this one.
 
-        A checkpoint that is written again at its path takes over what was exported of it with the same additions.
+        A checkpoint that is written again at its path takes over what was exported of it with the same additions, unless its content lies
+        in another directory too.
         """
         other = self.journal.jobs.get(job)
         if other is None or other.checkpoint.identity == reference.identity:
             return None
         places = self.journal.sightings.places(job) or {other.checkpoint.path: ""}
         rewritten = other.target == target and reference.path in places and other.checkpoint.mixture == reference.mixture
+        rewritten = rewritten and not self.lies_elsewhere(job, reference.path)
         return None if rewritten else next(iter(places))
 
     def _others(self) -> list[tuple[str, Key]]:

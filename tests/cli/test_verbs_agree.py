@@ -268,6 +268,7 @@ def test_verbs_agree_on_every_tree(tree: dict[str, list[str]], rules: dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tree=trees(sorted([*CONTENTS, *PIECES])), rules=RULES, select=SELECTS)
 def test_verbs_agree_on_thousands_of_trees(

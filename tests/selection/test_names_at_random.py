@@ -112,11 +112,13 @@ def wrong(actions: list[Action]) -> list[str]:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(ACTIONS)
 @example([("write", "a", "a"), ("write", "b", "b"), ("swap", "a", "b"), ("swap", "a", "b")])
+@example([("write", "a", "a"), ("rename", "a", "b"), ("bring back", "a", "a"), ("write", "a", "a")])
 def test_whatever_happens_to_names_each_content_is_exported_once_for_each_of_its_places(actions: list[Action]) -> None:
     assert wrong(actions) == []
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @settings(max_examples=1500, deadline=None, derandomize=True)
 @given(ACTIONS)
 def test_thousands_of_histories_of_names_lose_and_double_nothing(actions: list[Action]) -> None:
