@@ -33,9 +33,10 @@ MOST_CHILDREN = 2
 MOST_GROWTH = 64 << 20
 """Bytes that the daemon may grow by after its first minute, hostile directories included."""
 VERBS: list[tuple[str, ...]] = [
-    ("status",), ("status", "--json"), ("list",), ("check",), ("explain", "ROOT"), ("logs",), ("pause",), ("resume",), ("reload",),
+    ("status",), ("status", "--json"), ("list",), ("check",), ("explain", "ROOT"), ("logs",), ("pause",), ("reload",),
     ("fsck",), ("retry", "JOB"), ("cancel", "JOB"), ("show", "JOB"), ("prune", "--dry-run"),
 ]  # fmt: skip
+MOST_OPEN = 12
 FINAL_SECONDS = 180
 """In which something more has ended once nothing more happens."""
 
@@ -93,7 +94,9 @@ class Box:
         self.counts["starts"] += 1
 
     def _train(self) -> None:
-        self._trainers.begin()
+        """A trainer begins, unless the daemon has enough to do already: it has to come to everything while things happen to it."""
+        if sum(state not in ENDED for _, _, state in self._rows()) < MOST_OPEN:
+            self._trainers.begin()
 
     def _kill(self) -> None:
         self._toy.kill()
@@ -158,6 +161,9 @@ class Box:
             self.problems.append(f"`ckptd {' '.join(words)}` did not answer within a minute")
             return
         self.counts["verbs"] += 1
+        if words == ("pause",):
+            self._look(self._rng.uniform(0.2, 3))
+            self._toy.run_verb("resume")
         if "Traceback" in self._toy.said:
             self.problems.append(f"`ckptd {' '.join(words)}` ended in a traceback: {self._toy.said[-1500:]}")
 
