@@ -99,6 +99,7 @@ def test_what_lies_inside_of_a_checkpoint_is_answered_with_the_directory_to_give
         assert f"inside of the checkpoint {folder}. To fix it: give that directory: `ckptd export {folder}`" in one_sentence(answer)
 
 
+@pytest.mark.slow
 def test_a_lightning_file_goes_the_way_of_the_directory_in_which_the_daemon_finds_it(tmp_path: Path) -> None:
     folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
     folder.mkdir(parents=True)

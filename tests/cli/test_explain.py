@@ -196,6 +196,7 @@ def test_a_run_says_when_what_is_not_taken_yet_will_have_been_quiet_long_enough(
     assert ckptd(tmp_path, "explain", tmp_path / "run").stdout.splitlines()[1].endswith("not taken yet")
 
 
+@pytest.mark.slow
 def test_the_base_is_named_with_its_folder_or_with_where_it_was_looked_for(tmp_path: Path, pico_checkpoint: Path, pico_base: Path) -> None:
     value = explained(tmp_path, pico_checkpoint)
     assert value["base_folder"] == value["base"] and value["base_problem"] is None

@@ -100,6 +100,7 @@ def test_status_says_why_an_artifact_was_rejected(make_toy: Callable[..., Toy], 
     assert job["error"] == "Could not publish pytorch: its answers differ by 0.5 σ."
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
     make_toy: Callable[..., Toy], pico_checkpoint: Path, pico_base: Path
 ) -> None:

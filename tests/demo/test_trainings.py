@@ -28,6 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return folder, events_of(run("handlers.demo.make_base", str(folder), "--steps", "25", "--threads", "1"))
 
 
+@pytest.mark.slow
 def test_the_base_is_a_published_model_that_loads_with_tokenizer_chat_template_and_generation_config(made: Any) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -52,6 +53,7 @@ def test_the_base_is_a_published_model_that_loads_with_tokenizer_chat_template_a
     )
 
 
+@pytest.mark.slow
 def test_the_base_learns_and_tells_each_step_as_a_json_line(made: Any) -> None:
     folder, events = made
     losses = [event["loss"] for event in events if event["event"] == "step"]
@@ -82,6 +84,7 @@ def test_fine_tuning_leaves_only_the_last_checkpoint_and_tells_what_was_saved_an
     assert steps[-1]["step"] == 4 and steps[-1]["fraction"] == 1.0 and steps[-1]["loss"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

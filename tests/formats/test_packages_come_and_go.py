@@ -130,6 +130,7 @@ def test_a_package_is_replaced_by_one_with_other_keys_and_another_version(box: B
     box.sound()
 
 
+@pytest.mark.slow
 def test_a_package_is_removed_while_the_daemon_runs(box: Box, pico_checkpoint: Path) -> None:
     box.config.write_text(box.config.read_text() + "[limits]\nattempts = 1\n")
     box.start()

@@ -186,6 +186,7 @@ def test_a_quantized_checkpoint_that_nobody_can_unpack_is_refused_for_a_dtype(sa
     assert taken(checkpoint, tmp_path / "cut", max_shard_size=LIMIT).strategy == "streaming"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_tensors(tmp_path: Path) -> None:
     peaks = []
     for count in (8, 160):

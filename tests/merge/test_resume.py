@@ -89,6 +89,7 @@ def test_a_merge_killed_after_every_file_advances_by_one_file_each_time(case: Ca
     assert resume_and_check(case, tmp_path / "out").figures.resumed_files == len(case.shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_merge_killed_at_random_times_ends_with_the_same_bytes(tmp_path: Path, rounds: int) -> None:  # R6.5
     single = models.make_base(tmp_path / "single", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)

@@ -372,6 +372,7 @@ def failing(*_: object) -> None:
     raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, "write", "the disk is full", "free space")
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_between_sending_and_recording_sends_one_copy_again(  # R6.5
     make_service: Callable[..., Daemon], service: Service
 ) -> None:

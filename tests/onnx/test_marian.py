@@ -229,6 +229,7 @@ def generated(folder: Path, text: str) -> list[int]:
 
 
 # R3.3
+@pytest.mark.slow
 def test_the_example_translates_as_transformers_does_with_sentencepiece_alone(marian_export: Translated) -> None:
     files = sorted(path.name for path in marian_export.onnx.iterdir() if ".onnx" not in path.name)
     assert files == sorted([*PLACED, *marian.FILES, "config.json", "generation_config.json", "graphs.json"])
@@ -251,6 +252,7 @@ def test_the_example_translates_as_transformers_does_with_sentencepiece_alone(ma
     )
 
 
+@pytest.mark.slow
 def test_the_example_says_which_package_is_missing(marian_export: Translated) -> None:
     done = ran(marian_export.onnx, "The boat.", without=("sentencepiece",))
     assert done.returncode == 1 and done.stdout == ""

@@ -219,6 +219,7 @@ def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queu
     queued.sound()
 
 
+@pytest.mark.slow
 def test_an_orderly_stop_ends_what_runs_elsewhere_at_a_safe_point_and_the_next_start_goes_on(
     make_queued: Callable[..., Queued], add: Add
 ) -> None:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.runner.conftest import Toy, artifacts
 from tests.runner.test_resuming import sound
 from tests.service import stray_handlers
@@ -139,6 +141,7 @@ def test_people_can_pause_cancel_and_take_up_again_while_it_runs(make_toy: Calla
     sound(toy)
 
 
+@pytest.mark.slow
 def test_outside_its_windows_no_heavy_stage_starts_but_checkpoints_are_pinned(make_toy: Callable[..., Toy], add: Add) -> None:
     toy = make_toy(extra='[schedule]\nheavy = ["0 0 30 2 *"]\n')  # 30 February
     taken = add(toy)
@@ -154,6 +157,7 @@ def test_outside_its_windows_no_heavy_stage_starts_but_checkpoints_are_pinned(ma
     assert job["state"] == "succeeded" and artifacts(Path(job["target"]))
 
 
+@pytest.mark.slow
 def test_a_journal_that_is_damaged_while_it_is_used_ends_the_daemon_and_the_next_start_heals_it(
     make_toy: Callable[..., Toy], add: Add
 ) -> None:  # R6.1

@@ -44,6 +44,7 @@ def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(
         )
 
 
+@pytest.mark.slow
 def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy(variants=ALL)
     add(toy)
@@ -61,6 +62,7 @@ def test_a_changed_setting_repeats_only_the_stages_that_depend_on_it(make_toy: C
     sound(toy)
 
 
+@pytest.mark.slow
 def test_an_export_that_waits_follows_the_configuration_of_the_next_start(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy(variants=("onnx",))
     add(toy)

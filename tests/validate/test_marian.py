@@ -41,6 +41,7 @@ def test_its_texts_are_read_and_its_answers_are_texts(bench: Bench, marian_expor
     assert text == reference.samples[0].continuation
 
 
+@pytest.mark.slow
 def test_another_vocabulary_beside_the_graphs_fails(bench: Bench, marian_export: Translated, tmp_path: Path) -> None:
     folder = artifacts.copy(marian_export.onnx, tmp_path / "onnx")
     vocabulary = json.loads((folder / "vocab.json").read_text())
@@ -49,6 +50,7 @@ def test_another_vocabulary_beside_the_graphs_fails(bench: Bench, marian_export:
     assert check.verdict is Verdict.FAILED and "its tokenizer gives other token ids than the reference's" in check.reasons[0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_lacks_a_part_of_its_tokenizer_is_told_so(
     marian_model: Marian, marian_export: Translated, tmp_path: Path
 ) -> None:
