@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests that run side by side. Each process holds torch, and its tests' children want cores too.
+# Tests that run side by side. Each process holds torch; many tests wait for children, so that there are more processes than cores.
 JOBS ?= 4
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
