@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from daemon.checkpoints.training_log import HISTORY, LOSSES
 from daemon.contract.values import Json
 
 MOST_STEPS = 10**12
 """More than any name of a checkpoint can say."""
-_LOSSES = 500
 _EVALUATIONS = 100
 _TEXT = 4096
 
@@ -26,7 +26,7 @@ def step_in(state: Json, key: str = "global_step") -> int | None:
 
 def training_metadata(state: Json) -> dict[str, Any]:
     """What training recorded, each part only where it has its type: progress, best checkpoint, losses, the latest evaluation."""
-    logged = state.get("log_history")
+    logged = state.get(HISTORY)
     history = [row for row in logged if isinstance(row, dict)] if isinstance(logged, list) else []
     losses = [[row["step"], row["loss"]] for row in history if _is_number(row.get("loss")) and _is_number(row.get("step"))]
     found: dict[str, Any] = {
@@ -35,7 +35,7 @@ def training_metadata(state: Json) -> dict[str, Any]:
         "best_metric": _number(state, "best_metric"),
         "best_model_checkpoint": _text(state, "best_model_checkpoint"),
         "best_global_step": step_in(state, "best_global_step"),
-        "loss_history": losses[-_LOSSES:],
+        "loss_history": losses[-LOSSES:],
         "loss": losses[-1][1] if losses else None,
     }
     evaluations = [row for row in history if any(isinstance(key, str) and key.startswith("eval_") for key in row)]

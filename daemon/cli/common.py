@@ -63,8 +63,9 @@ def load_settings(
 
 
 def _is_writable(folder: Path) -> bool:
-    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
-    return os.access(there, os.W_OK | os.X_OK)
+    from daemon.system.disks import nearest_existing
+
+    return os.access(nearest_existing(folder), os.W_OK | os.X_OK)
 
 
 def _of_the_one_that_runs() -> Path | None:

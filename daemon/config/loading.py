@@ -16,14 +16,12 @@ from pydantic import ValidationError
 from daemon.config import instances, suggestions
 from daemon.config.settings import Settings, StateSettings, state_of_service
 from daemon.config.sources import variable_for
-from daemon.contract.answers import ask
+from daemon.contract.answers import real_path
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import variant_names
 
-ANSWER_SECONDS = 5.0
-"""What the file system of a root may take to answer."""
 ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
 
 
@@ -141,19 +139,12 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     if settings.pin.directory is not None:
         written["pin.directory"] = settings.pin.directory
     for root in settings.watch.roots:
+        real_root = real_path(root)
         for key, folder in written.items():
             real = Path(os.path.realpath(folder))
-            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, _real(root)))):
+            if any(inner.is_relative_to(outer) for inner, outer in ((folder, root), (real, real_root))):
                 beside = root.parent / f"{root.name}-{'exports' if key.startswith('output') else 'ckptd'}"
                 problems.append(
                     f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
                 )
     return problems
-
-
-def _real(root: Path) -> Path:
-    """Where the links in a root's path lead; itself where its file system does not answer."""
-    try:
-        return ask(str(root), lambda: Path(os.path.realpath(root)), ANSWER_SECONDS)
-    except TimeoutError:
-        return root

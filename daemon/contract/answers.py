@@ -5,50 +5,65 @@ Nothing can take such a call back, so it is made in a thread that may be left be
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
-_waiting: dict[str, tuple[threading.Thread, float]] = {}
-_lock = threading.Lock()
+SECONDS = 5.0
+"""What a file system may take to answer a plain question."""
+_asked: dict[str, float] = {}
+"""What is being asked → since when, of the monotonic clock."""
+_answered = threading.Condition()
 
 
-def ask(key: str, question: Callable[[], T], seconds: float) -> T:
-    """The answer to `question`, or what it raises. `key`: what is asked; while one question about it is left behind, no other is put.
+def ask(key: str, question: Callable[[], T], seconds: float = SECONDS) -> T:
+    """The answer to `question`, or what it raises. `key`: what is asked; while one question about it waits for its answer, no other is put.
 
-    Raises TimeoutError when there is no answer within `seconds`.
+    Raises TimeoutError when there is no answer within `seconds`, at once where an earlier question has waited for so long already.
     """
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
+        answer, problem = None, None
         try:
-            answers.put((question(), None))
+            answer = question()
         except BaseException as error:
-            answers.put((None, error))
+            problem = error
+        with _answered:
+            del _asked[key]
+            _answered.notify_all()
+        answers.put((answer, problem))
 
-    with _lock:
-        if silent_for(key) is not None:
+    end = time.monotonic() + seconds
+    with _answered:
+        if not _answered.wait_for(lambda: key not in _asked, seconds - (silent_for(key) or 0.0)):
             raise TimeoutError(f"{key} has not answered an earlier question yet")
-        thread = threading.Thread(target=run, name=f"ask {key}", daemon=True)
-        _waiting[key] = (thread, time.monotonic())
-        thread.start()
+        _asked[key] = time.monotonic()
+        threading.Thread(target=run, name=f"ask {key}", daemon=True).start()
     try:
-        answer, error = answers.get(timeout=seconds)
+        answer, problem = answers.get(timeout=max(0.0, end - time.monotonic()))
     except queue.Empty:
         raise TimeoutError(f"{key} has not answered for {seconds:g} s") from None
-    if error is not None:
-        raise error
+    if problem is not None:
+        raise problem
     return answer  # type: ignore[return-value]
 
 
 def silent_for(key: str) -> float | None:
     """Seconds for which a question about `key` has been waiting for its answer; None where none is."""
-    thread, since = _waiting.get(key, (None, 0.0))
-    if thread is None or not thread.is_alive():
-        _waiting.pop(key, None)
-        return None
-    return time.monotonic() - since
+    since = _asked.get(key)
+    return None if since is None else time.monotonic() - since
+
+
+def real_path(path: Path) -> Path:
+    """Where the links in a path lead; the path itself where its file system does not answer."""
+    try:
+        return ask(str(path), lambda: Path(os.path.realpath(path)))
+    except TimeoutError:
+        return path

@@ -24,7 +24,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.journal.rows import now
 from daemon.system.box import human
-from daemon.system.disks import Place, Refusals, Shortage, existing, places, probe, short_of_room
+from daemon.system.disks import Place, Refusals, Shortage, nearest_existing, places, probe, short_of_room
 
 log = structlog.get_logger("daemon")
 
@@ -152,8 +152,8 @@ class DiskWatch:
         path = Path(fault.path or folders[0])
         above = [folder for folder in folders if Path(folder) in path.parents]
         with contextlib.suppress(OSError):
-            device = os.stat(existing(path)).st_dev
-            above = above or [folder for folder in folders if os.stat(existing(Path(folder))).st_dev == device]
+            device = os.stat(nearest_existing(path)).st_dev
+            above = above or [folder for folder in folders if os.stat(nearest_existing(Path(folder))).st_dev == device]
         return max(above, key=len, default=folders[0])
 
     def _probe(self, folder: str) -> OSError | None:
@@ -219,7 +219,7 @@ def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) ->
         ]
     device = None
     with contextlib.suppress(OSError):
-        device = os.stat(existing(Path(shortage.folder))).st_dev
+        device = os.stat(nearest_existing(Path(shortage.folder))).st_dev
     here = []
     for what, folder in known:
         with contextlib.suppress(OSError):

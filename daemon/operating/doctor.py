@@ -26,13 +26,10 @@ from daemon.operating.readability import tried
 from daemon.publishing.notifier import place_of
 from daemon.publishing.sending import fault_of
 from daemon.system.box import free_disk, human, memory
-from daemon.system.disks import short_of_room
+from daemon.system.disks import nearest_existing, short_of_room
 from daemon.system.lock import is_locked
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
-
-ANSWER_SECONDS = 5.0
-"""What the file system of a root may take to answer."""
 
 
 def _version(name: str) -> str | None:
@@ -142,7 +139,7 @@ def _doubts(here: cpu.Cpu) -> dict[str, str]:
 
 def _unwritable(key: str, folder: Path) -> list[str]:
     """The problem with a folder that could not be made or written to; nothing is made to find out."""
-    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    there = nearest_existing(folder)
     if not there.is_dir():
         cause = f"{there} is not a directory"
     elif not os.access(there, os.W_OK | os.X_OK):
@@ -223,7 +220,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:
         try:
-            barred, there = ask(str(root), partial(_access_to, root), ANSWER_SECONDS)
+            barred, there = ask(str(root), partial(_access_to, root))
         except TimeoutError:
             problems.append(f"watch.roots: the file system of {root} does not answer; look at the mount and its server")
             continue

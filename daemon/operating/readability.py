@@ -16,7 +16,6 @@ from pathlib import Path
 
 from daemon.checkpoints.inspection import export_files
 from daemon.checkpoints.readable import closed, closed_directory
-from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import from_oserror
 from daemon.contract.files import open_plain
@@ -52,18 +51,17 @@ def tried(settings: Settings) -> Reading:
 def _user_of_service(settings: Settings) -> int | None:
     """The owner of the state directory, where this process is root and may become it; None where it is the same."""
     try:
-        owner = StatePaths(settings.state_directory).state.stat().st_uid
+        owner = settings.state_directory.stat().st_uid
     except OSError:
         return None
     return owner if os.geteuid() == 0 and owner != 0 else None
 
 
 def _tried(settings: Settings) -> Reading:
-    state, kinds = StatePaths(settings.state_directory).state, set[str]()
-    count, problems, warnings = 0, list[str](), list[str]()
+    count, kinds, problems, warnings = 0, set[str](), list[str](), list[str]()
     for root in settings.watch.roots:
         found, barred = 0, list[str]()
-        for one in Scanner(rules_of(settings.watch, state), most_seconds=_SECONDS).find(root, _noting(barred)):
+        for one in Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=_SECONDS).find(root, _noting(barred)):
             found += 1
             barred += _barred(one.path, kinds)
             if found >= _MOST:

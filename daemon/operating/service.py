@@ -54,8 +54,6 @@ log = structlog.get_logger("daemon")
 
 LIVE_SECONDS = 0.4
 IDLE_SECONDS = 5.0
-ANSWER_SECONDS = 5.0
-"""What the file system of a run may take to give the run's own settings; without an answer those that the job was entered with count."""
 SHORT_SECONDS = 1.0
 """Between two looks while a disk has no room: what waits for some goes on within seconds."""
 UNFORESEEN_SECONDS = 300.0
@@ -81,7 +79,7 @@ def work_now(settings: Settings, job: JobRow) -> Work | None:
     """A job's configuration as it is now, the run's own file included; None where that can't be known any more."""
     run = run_of(Path(job.checkpoint.path))
     try:
-        mine = ask(f"run {run}", lambda: effective(settings, run) if run.is_dir() else None, ANSWER_SECONDS)
+        mine = ask(f"run {run}", lambda: effective(settings, run) if run.is_dir() else None)
     except TimeoutError:
         return None
     return mine.settings.work if mine else None

@@ -13,8 +13,8 @@ import structlog
 from daemon.checkpoints.names import step_of
 from daemon.checkpoints.pins import held
 from daemon.checkpoints.selection import best_step
+from daemon.config.export_names import clipped, is_marked, marked
 from daemon.config.paths import Paths
-from daemon.config.places import clipped, is_marked, marked
 from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.export_layout import manifest_of

@@ -22,8 +22,8 @@ from daemon.config.settings import NotifySettings
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Outcome, Sending
-from daemon.publishing.untold import Attempt, Untold
+from daemon.publishing.sending import Attempt, Outcome, Sending
+from daemon.publishing.untold import Untold
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
 

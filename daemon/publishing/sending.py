@@ -19,7 +19,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from daemon.journal.rows import Message
 
@@ -45,6 +45,20 @@ class Outcome:
     """The URL names no service: nothing sent to it can arrive."""
     rejected: bool = False
     """The service answers, and does not take this message."""
+
+
+class Attempt(Protocol):
+    """A message on its way to one service."""
+
+    @property
+    def wait_handle(self) -> int | None:
+        """A file descriptor that becomes readable when there is something to poll for, if there is one."""
+
+    def poll(self) -> Outcome | None:
+        """How it ended, the same at every further call; None while it goes on."""
+
+    def end(self) -> None:
+        """End it now."""
 
 
 class Sending:

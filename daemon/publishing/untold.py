@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Outcome
+from daemon.publishing.sending import Attempt, Outcome
 
 log = structlog.get_logger("notify")
 
@@ -22,20 +22,6 @@ PAUSE = 30.0
 """Seconds until a service that did not take a message is asked again."""
 MOST = 20
 """Messages that are held; of more the oldest go."""
-
-
-class Attempt(Protocol):
-    """A message on its way to one service."""
-
-    @property
-    def wait_handle(self) -> int | None:
-        """A file descriptor that becomes readable when there is something to poll for, if there is one."""
-
-    def poll(self) -> Outcome | None:
-        """How it ended, the same at every further call; None while it goes on."""
-
-    def end(self) -> None:
-        """End it now."""
 
 
 @dataclass

@@ -68,7 +68,7 @@ def places(state: Path, output: Path, pins: Path | None, reserve: int) -> tuple[
     return tuple(Place(key, str(folder), max(reserve, LEAST_BYTES)) for key, folder in found)
 
 
-def existing(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists. Raises OSError where that can't be found out."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
@@ -77,7 +77,7 @@ def existing(folder: Path) -> Path:
 
 def free_inodes(folder: Path) -> int | None:
     """Free inodes, for this user, where the file system of `folder` has a number of them that can run out."""
-    status = os.statvfs(existing(folder))
+    status = os.statvfs(nearest_existing(folder))
     return status.f_favail if status.f_files else None
 
 
@@ -86,10 +86,10 @@ def short_of_room(where: Iterable[Place], needs: Sequence[Place] = (), refused: 
     groups: dict[int, list[Place]] = {}
     for place in (*where, *needs):
         with contextlib.suppress(OSError):  # what can't be reached is not full; whoever needs it says so
-            groups.setdefault(os.stat(existing(Path(place.folder))).st_dev, []).append(place)
+            groups.setdefault(os.stat(nearest_existing(Path(place.folder))).st_dev, []).append(place)
     found = []
     for group in groups.values():
-        status = os.statvfs(existing(Path(group[0].folder)))
+        status = os.statvfs(nearest_existing(Path(group[0].folder)))
         free, needed = status.f_bavail * status.f_frsize, max(place.needed for place in group)
         said = next((refused[place.folder] for place in group if place.folder in refused), None) if refused else None
         keys = tuple(dict.fromkeys(place.key for place in group if place.key))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -13,15 +15,37 @@ NETWORK_TYPES = frozenset(
 """File systems on which another machine may write without an inotify event here."""
 
 
+class Mount(Protocol):
+    """A row of the table of mounts."""
+
+    @property
+    def mountpoint(self) -> str:
+        """The directory that it covers."""
+
+    @property
+    def fstype(self) -> str:
+        """The type of its file system."""
+
+
+def mounts() -> list[Mount]:
+    """The table of mounts; no file system is asked."""
+    return list(psutil.disk_partitions(all=True))
+
+
+def mount_of(real: str, table: Iterable[Mount]) -> Mount | None:
+    """The mount that holds a path without links; of two at one place the one that hides the other."""
+    best: Mount | None = None
+    for mount in table:
+        point = mount.mountpoint
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and (best is None or len(point) >= len(best.mountpoint)):
+            best = mount
+    return best
+
+
 def file_system_type(path: Path) -> str:
     """Type of the file system that holds `path`, "" when it can't be told."""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    for partition in psutil.disk_partitions(all=True):
-        mount = partition.mountpoint
-        if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
-            best, kind = mount, partition.fstype
-    return kind
+    mount = mount_of(os.path.realpath(path), mounts())
+    return mount.fstype if mount else ""
 
 
 def is_remote(kind: str) -> bool:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import structlog
 
 from daemon.config.settings import Settings
-from daemon.contract.answers import ask, silent_for
+from daemon.contract.answers import ask, real_path, silent_for
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.system.mounts import mount_of, mounts
 from daemon.watching.intake import INCOMING, Intake
 from daemon.watching.tracker import Incomplete
 from daemon.watching.watcher import Watcher
@@ -64,9 +64,9 @@ class Watchers:
         self.look()
         for watcher in self.each:
             watcher.end()
+        answering = self.answering
         for watcher in self.each:
-            silent = any(self._of[root] is watcher for root in self._silent)
-            watcher.stop(patience=0.1 if silent else 10)
+            watcher.stop(patience=10 if watcher in answering else 0.1)
 
     def look(self) -> None:
         """Find out which mounts do not answer, and say when that begins and ends."""
@@ -132,15 +132,10 @@ class Watchers:
 
 def groups_of(roots: tuple[Path, ...]) -> list[tuple[Path, ...]]:
     """Roots by the mount that they lie on; a link is followed where its file system answers."""
-    mounts = sorted((part.mountpoint for part in psutil.disk_partitions(all=True)), key=len, reverse=True)
-    found: dict[str, list[Path]] = {}
+    table, found = mounts(), dict[str, list[Path]]()
     for root in dict.fromkeys(roots):
-        try:
-            real = ask(str(root), lambda root=root: os.path.realpath(root), SILENT_SECONDS)  # type: ignore[misc]
-        except TimeoutError:
-            real = str(root)
-        mount = next((one for one in mounts if real == one or real.startswith(one.rstrip("/") + "/")), "/")
-        found.setdefault(mount, []).append(root)
+        mount = mount_of(str(real_path(root)), table)
+        found.setdefault(mount.mountpoint if mount else "/", []).append(root)
     return [tuple(group) for group in found.values()]
 
 

@@ -180,10 +180,8 @@ class Intake:
 
     def _enter(self, candidate: Candidate, pin: Path, warnings: tuple[str, ...]) -> str | None:
         reference, settings = candidate.reference, candidate.effective.settings
-        target, latest = (
-            Places(self.settings, self.journal, self.paths, self._lies_elsewhere).of(reference),
-            settings.select.policy == "latest",
-        )
+        target = Places(self.settings, self.journal, self.paths, self._lies_elsewhere).of(reference)
+        latest = settings.select.policy == "latest"
         if candidate.fault is None:
             # Beside the pin it lets a lost journal be rebuilt even after rotation has taken the checkpoint away.
             write_entry(self.paths, JobEntry(

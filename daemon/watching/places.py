@@ -17,8 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from daemon.config.export_names import folded, marked, safe_run
 from daemon.config.paths import Paths
-from daemon.config.places import folded, marked, safe_run
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
 from daemon.contract.export_layout import MANIFEST, holds_exports, manifest_of
@@ -31,8 +31,6 @@ log = structlog.get_logger("intake")
 _STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
 _FAILED = ".failed"
 _ROUNDS = 64
-ANSWER_SECONDS = 5.0
-"""What the file system of another root may take to answer."""
 Key = tuple[str, ...]
 
 
@@ -137,7 +135,7 @@ class Places:
 def _is_there(run: Path) -> bool:
     """Whether a run's directory is there; where its file system does not answer it may be."""
     try:
-        return ask(f"run {run}", run.is_dir, ANSWER_SECONDS)
+        return ask(f"run {run}", run.is_dir)
     except TimeoutError:
         return True
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.contract import answers
 from daemon.contract.answers import ask, silent_for
 from daemon.watching.groups import groups_of
 from tests.faults.services import FaultyService
@@ -109,7 +110,7 @@ def test_a_question_that_gets_no_answer_is_left_and_not_put_twice() -> None:
     with pytest.raises(TimeoutError, match=r"has not answered for 0\.05 s"):
         ask("a mount", question, 0.05)
     with pytest.raises(TimeoutError, match="earlier question"):
-        ask("a mount", question, 5)
+        ask("a mount", question, 0.1)
     since = silent_for("a mount")
     assert asked == [1] and since is not None and since >= 0.05
     assert ask("another", lambda: "at once", 5) == "at once"
@@ -120,3 +121,23 @@ def test_a_question_that_gets_no_answer_is_left_and_not_put_twice() -> None:
     assert ask("a mount", lambda: "again", 5) == "again"
     with pytest.raises(PermissionError):
         ask("a mount", lambda: (_ for _ in ()).throw(PermissionError("no")), 5)
+
+
+def test_questions_that_are_put_at_the_same_time_are_answered_one_after_the_other() -> None:
+    first, told = threading.Event(), list[str]()
+
+    def slow() -> str:
+        first.wait()
+        return "slow"
+
+    threads = [threading.Thread(target=lambda: told.append(ask("a root", slow, 30)))]
+    threads[0].start()
+    while silent_for("a root") is None:
+        time.sleep(0.001)
+    threads.append(threading.Thread(target=lambda: told.append(ask("a root", lambda: "quick", 30))))
+    threads[1].start()
+    first.set()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(told) == ["quick", "slow"]
+    assert silent_for("a root") is None and not answers._asked, "nothing is remembered of what was answered"

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from daemon.config.export_names import folded
 from daemon.config.paths import Paths, prepare
-from daemon.config.places import folded
 from daemon.config.settings import Settings
 from daemon.contract.errors import Retryable
 from daemon.contract.export_layout import MANIFEST, manifest_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from daemon.checkpoints.additions import changed
 from daemon.checkpoints.inspection import export_files, identify
-from daemon.config.places import is_marked
+from daemon.config.export_names import is_marked
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import dead_temporaries, sha256_file
 from daemon.contract.jobs.messages import ADDITIONS, CheckpointRef, StageResult
