@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import structlog
 from daemon.journal.journal import Journal
 from tests import marian, models
 from tests.service import Service, making
+from tests.sharing import shared
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Graphs are optimized in tests/onnx/test_optimize*.py and in the demo; elsewhere it would only take its seconds at every export.
@@ -31,8 +33,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 
 LONGEST = (
-    "live/test_training_exported_live.py", "runner/test_lifecycle.py", "cli/test_verbs.py", "onnx/test_seq2seq.py", "cli/test_bad_input.py",
-    "runner/test_killed_anywhere.py", "onnx/test_optimize.py", "demo/test_trainings.py", "onnx/test_qwen3.py", "validate/test_resume.py",
+    "live/test_training_exported_live.py", "onnx/test_optimize.py", "runner/test_lifecycle.py", "onnx/test_qwen3.py",
+    "cli/test_bad_input.py", "onnx/test_activations.py", "validate/test_isolation.py", "simulation/test_simulation.py",
+    "notify/test_delivery.py", "validate/test_sound_artifacts.py", "cli/test_explain.py", "onnx/test_export.py",
 )  # fmt: skip
 """Files that take longest, most of them with few tests. Of several processes none should begin with one of these when the others end."""
 
@@ -41,6 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest; `make test` has xdist keep the order."""
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What a test, or a verb that it calls, sets up for its logs ends with it."""
+    configured, root = structlog.get_config(), logging.getLogger()
+    handlers = root.handlers[:]
+    yield
+    structlog.configure(**configured)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,13 +65,13 @@ def own_runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def pico_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a pico Qwen3 base in bf16, tokenizer and chat template included. Read only."""
-    return models.make_base(tmp_path_factory.mktemp("bases") / "pico")
+    return shared(tmp_path_factory, "pico-base", lambda folder: models.make_base(folder / "pico"))
 
 
 @pytest.fixture(scope="session")
 def pico_run(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run with `checkpoint-2` and `checkpoint-4`, LoRA on four linear kinds, made by Trainer. Read only."""
-    return models.train_run(pico_base, tmp_path_factory.mktemp("runs") / "pico-run")
+    return shared(tmp_path_factory, "pico-run", lambda folder: models.train_run(pico_base, folder / "pico-run"))
 
 
 @pytest.fixture(scope="session")
@@ -70,13 +83,13 @@ def pico_checkpoint(pico_run: Path) -> Path:
 @pytest.fixture(scope="session")
 def marian_model(tmp_path_factory: pytest.TempPathFactory) -> marian.Marian:
     """A translator with SentencePiece models instead of a tokenizer.json, and an adapter of it. Read only."""
-    return marian.make(tmp_path_factory.mktemp("marian"))
+    return shared(tmp_path_factory, "marian", marian.make)
 
 
 @pytest.fixture(scope="session")
 def marian_export(marian_model: marian.Marian, tmp_path_factory: pytest.TempPathFactory) -> marian.Translated:
     """That translator merged and as ONNX. Read only."""
-    return marian.export(marian_model, tmp_path_factory.mktemp("marian-export"))
+    return shared(tmp_path_factory, "marian-export", lambda folder: marian.export(marian_model, folder))
 
 
 @pytest.fixture

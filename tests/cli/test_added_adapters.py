@@ -21,6 +21,7 @@ from daemon.operating.integrity.fsck import examine
 from daemon.publishing.verification import verify
 from tests import models
 from tests.merge import helpers
+from tests.sampling import some
 from tests.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -235,7 +236,7 @@ REFUSED: dict[str, tuple[Callable[[Made, Path], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", some(REFUSED, of=2))
 def test_what_cannot_be_added_is_refused_at_once_in_one_sentence(kind: str, box: Box, made: Made) -> None:
     make, said = REFUSED[kind]
     make(made, box.folder / "added")
@@ -246,7 +247,7 @@ def test_what_cannot_be_added_is_refused_at_once_in_one_sentence(kind: str, box:
     assert box.jobs() == [] and box.pins() == [] and box.exports() == {}
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", some(REFUSED, of=4))
 def test_check_and_explain_say_what_cannot_be_added(kind: str, box: Box, made: Made) -> None:
     make, said = REFUSED[kind]
     make(made, box.folder / "added")

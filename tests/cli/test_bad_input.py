@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import models
 from tests.detection.helpers import plain_adapter
+from tests.sampling import some
 from tests.service import Service, listing
 
 
@@ -85,7 +86,7 @@ def test_a_directory_of_runs_is_answered_with_the_latest_of_each(tmp_path: Path,
     assert all(f"`ckptd export {tmp_path}/runs/{latest}`" in sentence for latest in ("a/checkpoint-4", "b/final"))
 
 
-@pytest.mark.parametrize("inside", ["adapter_model.safetensors", "adapter_config.json", "global_step4/x.pt", "global_step4"])
+@pytest.mark.parametrize("inside", some(["adapter_model.safetensors", "adapter_config.json", "global_step4", "global_step4/x.pt"], of=3))
 def test_what_lies_inside_of_a_checkpoint_is_answered_with_the_directory_to_give(
     tmp_path: Path, pico_checkpoint: Path, inside: str
 ) -> None:

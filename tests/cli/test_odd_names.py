@@ -134,7 +134,6 @@ def test_the_sentence_of_a_fault_is_one_line_whatever_is_named_in_it(parts: tupl
 def test_the_daemons_own_log_on_a_terminal_shows_controls(form: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    handlers = logging.getLogger().handlers[:]
     try:
         logs.set_up(LogSettings(format=form), None)
         log = structlog.get_logger("ckptd")
@@ -144,7 +143,5 @@ def test_the_daemons_own_log_on_a_terminal_shows_controls(form: Any, tmp_path: P
         except Permanent:
             log.exception("failed")
     finally:
-        logging.getLogger().handlers[:] = handlers
-        structlog.reset_defaults()
         logging.captureWarnings(False)
     assert "\x1b" not in stream.getvalue() and "seen a\\" in stream.getvalue() and "failed" in stream.getvalue()

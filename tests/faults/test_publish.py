@@ -174,7 +174,7 @@ def state_of(folder: Path) -> list[tuple[object, ...]]:
 
 
 @lasting_or_not
-@pytest.mark.parametrize("copy_limit", [0, 1 << 30], ids=["links", "copies"])
+@pytest.mark.parametrize("copy_limit", [0, pytest.param(1 << 30, marks=pytest.mark.slow)], ids=["links", "copies"])
 @pytest.mark.parametrize("number", [*ERRORS, pytest.param(errno.EMFILE, marks=pytest.mark.slow)], ids=errno.errorcode.get)
 @pytest.mark.parametrize("kind", ["write", "fsync", "rename", "link", "mkdir", "open", "unlink"])
 def test_a_pin_is_whole_or_not_there_and_the_checkpoint_is_never_touched(

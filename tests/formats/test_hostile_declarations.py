@@ -26,6 +26,7 @@ from daemon.contract.values import Frozen
 from handlers.onnx.format import FORMAT as ONNX
 from handlers.pytorch.format import FORMAT as PYTORCH
 from tests.formats.test_catalog import declared, strangers, variant
+from tests.sampling import some
 
 __all__ = ["strangers"]
 ROOT = Path(__file__).parents[2]
@@ -185,13 +186,13 @@ SOUND = (PACKAGE / "format.py").read_text()
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [
+    some([
         ("import sys; sys.exit(0)", "SystemExit: 0"),
         ("class Own(BaseException): pass\nraise Own('x')", "Own: x"),
         ("class Own(Exception):\n def __str__(self): raise ValueError\nraise Own", "Own: no message"),
         ("raise ValueError('a\\n\\nb')", "ValueError: a b"),
         ("def deep(): deep()\ndeep()", "RecursionError: maximum recursion depth exceeded"),
-    ],
+    ], of=2),
 )  # fmt: skip
 def test_whatever_a_declaration_raises_is_one_sentence(box: Any, more: str, said: str) -> None:
     assert box(f"{SOUND}\n{more}\n")["problems"] == [f"the format npz_format.format:FORMAT was left out: {said}"]

@@ -18,6 +18,7 @@ from daemon.contract.jobs.plan import spec_of
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from tests import models
+from tests.sharing import shared
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ def export(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     """Runs the onnx stage on a model folder; the pico base's tokenizer serves as the checkpoint's."""
     from handlers.onnx.export import stage
 
-    def run(source: Path, **options: Any) -> Exported:
-        context = make_context(tmp_path_factory.mktemp("onnx"), "onnx", {"merge": source}, pico_base, **options)
+    def run(source: Path, folder: Path | None = None, **options: Any) -> Exported:
+        context = make_context(folder or tmp_path_factory.mktemp("onnx"), "onnx", {"merge": source}, pico_base, **options)
         return Exported(source, Path(context.staging), stage.run(context, silent()))
 
     return run
@@ -87,13 +88,16 @@ def export(pico_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 of 0.3 M parameters that has learnt a few texts, stored in bf16: its probabilities mean something."""
+    """A Qwen3 of 0.3 M parameters that has learnt a few texts, stored in bf16: its probabilities mean something. Read only."""
+    return shared(tmp_path_factory, "trained", train)
+
+
+def train(folder: Path) -> Path:
+    """Make that model in `folder`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = models.make_base(
-        tmp_path_factory.mktemp("trained"), dtype="float32", hidden_size=128, intermediate_size=256, initializer_range=0.02
-    )
+    models.make_base(folder, dtype="float32", hidden_size=128, intermediate_size=256, initializer_range=0.02)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     batch = tokenizer(models.TEXTS, padding=True, return_tensors="pt")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
@@ -107,9 +111,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def qwen3(trained: Path, export: Callable[..., Exported]) -> Exported:
+def qwen3(trained: Path, export: Callable[..., Exported], tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The trained model as the onnx stage exports it. Read only."""
-    return export(trained)
+    return shared(tmp_path_factory, "qwen3", lambda folder: export(trained, folder))
 
 
 def describe(folder: Path) -> None:
@@ -136,7 +140,7 @@ def quantize(source: Path, folder: Path) -> Exported:
 @pytest.fixture(scope="session")
 def qwen3_int8(qwen3: Exported, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The trained model as int8 ONNX. Read only."""
-    return quantize(qwen3.folder, tmp_path_factory.mktemp("int8"))
+    return shared(tmp_path_factory, "qwen3-int8", lambda folder: quantize(qwen3.folder, folder))
 
 
 class Runner:

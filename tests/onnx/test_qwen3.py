@@ -81,7 +81,7 @@ def test_each_kind_is_told_from_its_configuration(kind: str, tied: bool, tmp_pat
 
 
 # R3.1, R3.2
-@pytest.mark.parametrize(("kind", "tied"), [("Qwen3", True), ("Qwen2", False)])
+@pytest.mark.parametrize(("kind", "tied"), [pytest.param("Qwen3", True, marks=pytest.mark.slow), ("Qwen2", False)])
 def test_dense_models_say_what_torch_says_whether_or_not_the_head_is_tied(kind: str, tied: bool, variant: Callable[..., Exported]) -> None:
     exported = variant(kind, tie_word_embeddings=tied)
     qwen.assert_equal_to_torch(exported.source, exported.folder)
@@ -119,7 +119,7 @@ def test_heads_may_be_wider_than_the_model_divided_among_them(variant: Callable[
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "default", "rope_theta": 1e6},
+        pytest.param({"rope_type": "default", "rope_theta": 1e6}, marks=pytest.mark.slow),
         pytest.param({"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}, marks=pytest.mark.slow),
         {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32},
         pytest.param(

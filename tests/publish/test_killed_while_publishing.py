@@ -38,8 +38,11 @@ TELLING = ("publish.swap-recorded", "publish.moved-away", "publish.copied", "pub
 """Of the rarer ways, the points that are tried in the quick set too."""
 
 
+RARE = ("no exchange", "other file system", "a file", "a link", "a folder of a person", "empty folder")
+
+
 def _case(before: str, point: str) -> Any:
-    rare = before.endswith(("no exchange", "other file system", "a link", "a folder of a person", "empty folder")) and point not in TELLING
+    rare = before.endswith(RARE) and point not in TELLING
     return pytest.param(before, point, marks=pytest.mark.slow) if rare else (before, point)
 
 

@@ -22,6 +22,7 @@ from daemon.publishing.lending import is_as_lent, lend_of_former_version, lend_o
 from daemon.publishing.publication import ExportPart, assemble, swap_in
 from daemon.publishing.swap import complete_swaps
 from daemon.running.output_cache import OutputCache, is_whole
+from tests.sampling import some
 
 KEY = "key-of-onnx"
 
@@ -288,7 +289,7 @@ def test_every_step_has_its_named_point(tmp_path: Path, which: str) -> None:
     assert (tmp_path / "trace").read_text().split() == SEQUENCES[which]
 
 
-@pytest.mark.parametrize(("which", "point"), CASES)
+@pytest.mark.parametrize(("which", "point"), some(CASES, of=2))
 def test_killed_anywhere_nothing_finished_is_lost_and_the_next_try_leaves_one_link(tmp_path: Path, which: str, point: str) -> None:  # R6.5
     job = prepared(tmp_path, which)
     done = elsewhere(PROGRAM, tmp_path, CKPTD_FAULT=point)

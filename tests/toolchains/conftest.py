@@ -19,6 +19,7 @@ from daemon.toolchains import install
 from daemon.toolchains.registry import Definition, Installed, Toolchains, definitions
 from tests import models
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained  # noqa: F401
+from tests.sharing import shared
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
@@ -65,7 +66,11 @@ def made(name: str, version: str, modules: dict[str, str], target: Path) -> None
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of fake toolchains. Read only."""
-    folder = tmp_path_factory.mktemp("wheels")
+    return shared(tmp_path_factory, "wheels", make_wheels)
+
+
+def make_wheels(folder: Path) -> Path:
+    """Make those wheels in `folder`."""
     for name in CONTRACT:
         repacked(name, folder)
     bodies = {"1.0": "pass", "2.0": "raise RuntimeError('two plus two is five')", "3.0": "pass"}
@@ -105,8 +110,7 @@ def put_in(state: Path, known: dict[str, Definition]) -> Fake:
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Fake:
     """Installed once for all. Read only."""
-    folder = tmp_path_factory.mktemp("fake")
-    return put_in(folder / "state", define(folder / "definitions", wheels))
+    return shared(tmp_path_factory, "fake", lambda folder: put_in(folder / "state", define(folder / "definitions", wheels)))
 
 
 def installer(state: Path, definitions: Path) -> list[str]:

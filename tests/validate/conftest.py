@@ -22,6 +22,7 @@ from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import EngineWorker
+from tests.sharing import shared
 from tests.validate import artifacts
 
 LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
@@ -30,10 +31,13 @@ LIMITS = ChildLimits(threads=1, nice=0, idle=False, oom_score_adj=0)
 @pytest.fixture(scope="session")
 def folders(pico_base: Path, pico_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Variant → sound artifact of the pico checkpoint. Read only."""
-    root = tmp_path_factory.mktemp("artifacts")
-    merged = artifacts.merge_with_peft(pico_base, pico_checkpoint, root / "pytorch")
-    plain = artifacts.export_onnx(merged, root / "onnx")
-    return {"pytorch": merged, "onnx": plain, "onnx-int8": artifacts.quantize(plain, root / "onnx-int8")}
+
+    def make(root: Path) -> dict[str, Path]:
+        merged = artifacts.merge_with_peft(pico_base, pico_checkpoint, root / "pytorch")
+        plain = artifacts.export_onnx(merged, root / "onnx")
+        return {"pytorch": merged, "onnx": plain, "onnx-int8": artifacts.quantize(plain, root / "onnx-int8")}
+
+    return shared(tmp_path_factory, "artifacts", make)
 
 
 @dataclass(frozen=True)
@@ -129,9 +133,12 @@ def validate(start_stage: StartStage) -> Validate:
 
 
 @pytest.fixture(scope="session")
-def validated(validate: Validate, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path]) -> Validated:
+def validated(
+    validate: Validate, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Validated:
     """The stages over the adapter checkpoint and its three sound artifacts."""
-    return validate(pico_checkpoint, pico_base, {"merge": folders["pytorch"], **folders}, samples=4, new_tokens=12, speed_tokens=24)
+    inputs, options = {"merge": folders["pytorch"], **folders}, {"samples": 4, "new_tokens": 12, "speed_tokens": 24}
+    return shared(tmp_path_factory, "validated", lambda _: validate(pico_checkpoint, pico_base, inputs, **options))
 
 
 @dataclass(frozen=True)
