@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> T:
-    """What `make` returns; it is called once in a run of the tests, with an empty folder of its own. Other processes get a copy, by pickle."""
+    """What `make` returns; called once in a run of the tests, with an empty folder of its own. Other processes get a copy by pickle."""
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
