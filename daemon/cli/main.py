@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli import maintenance, queue, toolchain
+from daemon.cli import configuration, maintenance, queue, toolchain
 from daemon.cli.common import (
     ConfigOption,
     JsonOption,
@@ -57,8 +57,13 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A value of the configuration, above all others: --set limits.jobs=2. Repeatable."),
+    ] = None,
 ) -> None:
     """Turns finished training checkpoints into verified, deployable models, by itself."""
+    configuration.set_values(set_)
 
 
 @app.command()
@@ -262,6 +267,7 @@ def demo(
 queue.register(app)
 maintenance.register(app)
 toolchain.register(app)
+configuration.register(app)
 
 
 def exit_code_of(error: CkptdError) -> int:

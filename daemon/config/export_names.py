@@ -55,6 +55,11 @@ def safe_run(run: str, naming: str) -> str:
     return "/".join(_safe(part, "/".join(parts[: number + 1]), inner=inner or number > 0) for number, part in enumerate(parts))
 
 
+def safe_part(text: str) -> str:
+    """Any text as one part of an export's path, below others."""
+    return _safe(text.replace("/", "-"), text, inner=True)
+
+
 def _safe(part: str, path: str, *, inner: bool) -> str:
     key = folded(part)
     if not key or key.startswith(".") or key == folded(MANIFEST) or "\0" in part or (inner and _OURS.fullmatch(key)):

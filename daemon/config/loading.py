@@ -7,35 +7,23 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from daemon.config import instances, suggestions
+from daemon.config import instances, layers, suggestions
 from daemon.config.settings import Settings, StateSettings, state_of_service
-from daemon.config.sources import variable_for
+from daemon.config.sources import given_on_command_line, option_for, variable_for
 from daemon.contract.answers import real_path
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import variant_names
 
+ELSEWHERE = ("(environment)", "(command line)")
+"""What the name of a value's origin ends with where no file is to be changed."""
 ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The TOML file as a dictionary. Raises UsageError where it can't be read or parsed."""
-    operation = "read the configuration"
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", "name another with --config", path=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
 
 
 def load(path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False) -> Settings:
@@ -45,8 +33,9 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
     the daemon that runs on this configuration, if one does; the daemon itself does not ask.
     Raises UsageError that lists every unknown key, wrong type and conflict by dotted path with a suggestion.
     """
-    values = read_file(path) if path else {}
-    problems = suggestions.unknown_environment(Settings, os.environ)
+    files = layers.read(path)
+    values = files.values
+    problems = [*suggestions.unknown_options(Settings, given_on_command_line), *suggestions.unknown_environment(Settings, os.environ)]
     settings = None
     try:
         settings = Settings(**values)
@@ -59,11 +48,11 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
         settings = _with_state(settings.anchored((path.parent if path else Path()).absolute()), path, ask_running=ask_running)
         problems += conflicts(settings, need_roots=need_roots)
     if problems or settings is None:
-        problems = [_with_source(problem) for problem in problems]
-        of_file = any("(environment)" not in problem.partition(":")[0] for problem in problems)
+        problems = [_with_source(problem, files) for problem in problems]
+        of_file = any(not any(one in problem.partition(":")[0] for one in ELSEWHERE) for problem in problems)
         listing = "\n".join(f"  {problem}" for problem in problems)
         count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
-        what = "keys; config.toml documents each" if of_file else "variables; config.toml documents each key"
+        what = "keys; config.toml documents each" if of_file else "values; config.toml documents each key"
         raise UsageError(FaultCode.CONFIG_INVALID, "use the configuration", count, f"change those {what}", path=path if of_file else None)
     return settings
 
@@ -73,7 +62,7 @@ def _with_state(settings: Settings, path: Path | None, *, ask_running: bool) -> 
     found = settings.state_directory
     if settings.state.directory is None and state_of_service() is None:
         found = state_of_system(path) or found
-    if ask_running and variable_for("state.directory", Settings, os.environ) is None:
+    if ask_running and option_for("state.directory") is None and variable_for("state.directory", Settings, os.environ) is None:
         found = instances.state_of(path, found)
     if found == settings.state_directory:
         return settings
@@ -91,11 +80,12 @@ def state_of_system(path: Path | None) -> Path | None:
     return VAR_LIB / (inside[0] if len(inside) > 1 else "ckptd")
 
 
-def _with_source(problem: str) -> str:
-    """A problem that begins with a key's dotted path; with the variable before it where the environment gave the value."""
+def _with_source(problem: str, files: layers.Files) -> str:
+    """A problem that begins with a key's dotted path; with what gave the value before it where that is not the main file."""
     key, colon, said = problem.partition(":")
-    variable = variable_for(key, Settings, os.environ)
-    return f"{variable} (environment) for {key}{colon}{said}" if variable else problem
+    origin = layers.origin_of(key, files)
+    main = str(files.each[0][0]) if files.each else None
+    return problem if origin in (layers.DEFAULT, main) else f"{origin} for {key}{colon}{said}"
 
 
 def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path: Path | None, *, need_roots: bool) -> list[str]:

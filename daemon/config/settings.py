@@ -1,6 +1,6 @@
 """The settings as types: every section and key with its default, its bounds and what follows from it.
 
-Sources, strongest first: `CKPTD_SECTION__KEY`, the short `EXPORT_*` names, the TOML file, the defaults below.
+Sources, strongest first: `--set`, `CKPTD_SECTION__KEY`, the short `EXPORT_*` names, the TOML files, the preset, the defaults below.
 config.toml says what a key means, its unit, and why it has that default. Other modules load settings through `daemon.config.loading`.
 """
 
@@ -18,12 +18,17 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Confi
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from daemon.config import windows
-from daemon.config.sources import ListFriendlyEnv, over, short_names
+from daemon.config.presets import PRESETS, values_of
+from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants
 
-PLACEHOLDERS = ("run", "step", "identity", "date")
+PLACEHOLDERS = {
+    "run": "run", "step": 1, "identity": "0123456789ab", "date": "2026-01-31", "model_name": "model", "epoch": "0.5", "metric": "1.234",
+    "quantization": "int8",
+}  # fmt: skip
+"""The fields of `output.naming`, each with a value of its kind."""
 
 
 class Section(BaseModel):
@@ -98,6 +103,8 @@ class OutputSettings(Section):
             fields = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
         except ValueError as error:
             raise ValueError(f"is not a naming pattern ({error}); try '{{run}}/step-{{step}}'") from error
+        if "variant" in fields:
+            raise ValueError("can't hold {variant}: an export holds all its variants, each in a folder of its name; leave it out")
         unknown = fields - set(PLACEHOLDERS)
         if unknown:
             raise ValueError(f"knows no {{{sorted(unknown)[0]}}}; the fields are {', '.join('{' + name + '}' for name in PLACEHOLDERS)}")
@@ -105,6 +112,10 @@ class OutputSettings(Section):
             raise ValueError("must hold {run} and {step}, or exports would overwrite each other; try '{run}/step-{step}'")
         if value.startswith("/") or any(part in ("..", ".", "") or part.startswith(".") for part in value.split("/")):
             raise ValueError("must be a relative path without hidden or '..' parts; try '{run}/step-{step}'")
+        try:
+            value.format(**PLACEHOLDERS)
+        except (ValueError, LookupError, AttributeError) as error:
+            raise ValueError(f"is not a naming pattern ({error}); try '{{run}}/step-{{step:06d}}'") from error
         return value
 
 
@@ -267,6 +278,7 @@ with warnings.catch_warnings():
 
         model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="CKPTD_", env_nested_delimiter="__")
 
+        preset: str = ""
         watch: WatchSettings = WatchSettings()
         select: SelectSettings = SelectSettings()
         base: BaseModelSettings = BaseModelSettings()
@@ -292,17 +304,30 @@ with warnings.catch_warnings():
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            """Environment over short names over the file (which comes in as keyword arguments)."""
+            """Strongest first. The file comes in as keyword arguments, and names the preset unless a stronger one does."""
             short = InitSettingsSource(settings_cls, short_names(dict(os.environ)))
-            return ListFriendlyEnv(settings_cls), short, init_settings
+            preset = InitSettingsSource(settings_cls, values_of(cls.preset_named_by(init_settings())))
+            return CommandLine(settings_cls), ListFriendlyEnv(settings_cls), short, init_settings, preset
+
+        @field_validator("preset")
+        @classmethod
+        def _preset_exists(cls, value: str) -> str:
+            if value and value not in PRESETS:
+                raise ValueError(f"there is no such preset; the presets are {', '.join(PRESETS)}")
+            return value
 
         @classmethod
         def merged(cls, values: dict[str, Any]) -> dict[str, Any]:
-            """`values` of the file with the environment over them, not validated."""
-            found: dict[str, Any] = {}
-            for source in (values, short_names(dict(os.environ)), ListFriendlyEnv(cls)()):
+            """`values` of the files over their preset and below the environment and the command line, not validated."""
+            found = values_of(cls.preset_named_by(values))
+            for source in (values, short_names(dict(os.environ)), ListFriendlyEnv(cls)(), CommandLine(cls)()):
                 found = over(found, source)
             return found
+
+        @classmethod
+        def preset_named_by(cls, values: dict[str, Any]) -> object:
+            """The preset that counts beside these values of the files, whether there is one of that name or not."""
+            return over(over(values, ListFriendlyEnv(cls)()), CommandLine(cls)()).get("preset")
 
         @property
         def state_directory(self) -> Path:

@@ -1,4 +1,4 @@
-"""Where settings come from besides the file: `CKPTD_SECTION__KEY`, and the short `EXPORT_*` names."""
+"""Where settings come from besides the files: `--set`, `CKPTD_SECTION__KEY`, and the short `EXPORT_*` names."""
 
 from __future__ import annotations
 
@@ -41,6 +41,17 @@ class ListFriendlyEnv(EnvSettingsSource):
             return [part.strip() for part in value.split(",") if part.strip()]
 
 
+given_on_command_line: dict[str, str] = {}
+"""Dotted key → text, of `--set` before the verb. The same for the whole life of a process, as its environment is."""
+
+
+class CommandLine(ListFriendlyEnv):
+    """What `--set SECTION.KEY=VALUE` gave, read as a variable's value is."""
+
+    def _load_env_vars(self) -> dict[str, str | None]:
+        return {f"{PREFIX}{key.replace('.', '__')}".lower(): value for key, value in given_on_command_line.items()}
+
+
 def _typed(annotation: Any, value: Any) -> Any:
     """`value` with its texts as the `Literal` members that they spell: pydantic reads "4" as an int, but not as `Literal[4]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel) and isinstance(value, dict):
@@ -76,16 +87,28 @@ def variable_for(key: str, settings: type[BaseSettings], environment: Mapping[st
     """The environment variable that gave the value of a dotted key; None where it comes from elsewhere."""
     parts = key.split(".")
     names = {name.upper(): name for name in environment}
-    found: Any = ListFriendlyEnv(settings)()
-    for part in parts:
-        if not isinstance(found, dict):
-            break  # inside of a value, as of a list
-        if part not in found:
-            short = _SHORT.get((parts[0], parts[1]) if len(parts) > 1 else ("", ""))
-            return short if short and environment.get(short) else None
-        found = found[part]
+    if not holds(ListFriendlyEnv(settings)(), key):
+        short = _SHORT.get((parts[0], parts[1]) if len(parts) > 1 else ("", ""))
+        return short if short and environment.get(short) else None
     variables = ("__".join([f"{PREFIX}{parts[0]}", *parts[1:length]]).upper() for length in range(len(parts), 0, -1))
     return next((names[variable] for variable in variables if variable in names), None)
+
+
+def option_for(key: str) -> str | None:
+    """The key that `--set` named where that gave the value of a dotted key."""
+    return next((given for given in given_on_command_line if key == given or key.startswith(f"{given}.")), None)
+
+
+def holds(values: Mapping[str, Any], key: str) -> bool:
+    """Whether nested values have one for a dotted key; inside of a value, as of a list, that is the value's."""
+    found: Any = values
+    for part in key.split("."):
+        if not isinstance(found, dict):
+            return True
+        if part not in found:
+            return False
+        found = found[part]
+    return True
 
 
 def over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -55,17 +55,33 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 def unknown_environment(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:
     """One line for each `CKPTD_…` variable that names no setting."""
-    known = {f"{PREFIX}{section}__{key}".upper() for section, field in model.model_fields.items() for key in _keys(field.annotation)}
-    known |= {f"{PREFIX}{section}".upper() for section in model.model_fields}
-    lines = []
+    known, lines = _variables(model), []
     for name in sorted(environment):
         upper = name.upper()
-        if not upper.startswith(PREFIX) or upper in known or upper in OTHER_VARIABLES:
-            continue
-        if any(upper.startswith(f"{free}__") for free in known if "__" in free):
-            continue  # a key inside a free-form table; the table's own type checks it
-        lines.append(f"{name} (environment): names no setting; {nearest(upper, known)}")
+        if upper.startswith(PREFIX) and upper not in OTHER_VARIABLES and not _is_known(upper, known):
+            lines.append(f"{name} (environment): names no setting; {nearest(upper, known)}")
     return lines
+
+
+def unknown_options(model: type[BaseModel], given: Iterable[str]) -> list[str]:
+    """One line for each key of `--set` that names no setting."""
+    known = {name: name.removeprefix(PREFIX).lower().replace("__", ".") for name in _variables(model)}
+    return [
+        f"--set {key} (command line): names no setting; {nearest(key, known.values())}"
+        for key in given
+        if not _is_known(f"{PREFIX}{key.replace('.', '__')}".upper(), set(known))
+    ]
+
+
+def _variables(model: type[BaseModel]) -> set[str]:
+    """The variables of all settings, and of the sections."""
+    known = {f"{PREFIX}{section}__{key}".upper() for section, field in model.model_fields.items() for key in _keys(field.annotation)}
+    return known | {f"{PREFIX}{section}".upper() for section in model.model_fields}
+
+
+def _is_known(name: str, known: set[str]) -> bool:
+    """Whether it names a setting, or a key inside of a free-form table, which the table's own type checks."""
+    return name in known or any(name.startswith(f"{free}__") for free in known if "__" in free)
 
 
 def _keys(annotation: Any) -> Iterable[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import select
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from daemon.config.settings import NotifySettings
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
-from daemon.publishing.sending import Attempt, Outcome, Sending
+from daemon.publishing.sending import Attempt, Outcome, Sending, scheme_of
 from daemon.publishing.untold import Untold
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
@@ -63,9 +62,8 @@ def pause_after(failures: int) -> float:
 
 def place_of(number: int, url: str) -> str:
     """What people know a URL of `notify.urls` by, without its secrets: its key, and its scheme where that looks like one."""
-    scheme, found, _ = url.partition("://")
-    kind = scheme.strip().lower()
-    return f"notify.urls.{number}" + (f" ({kind})" if found and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else "")
+    scheme = scheme_of(url)
+    return f"notify.urls.{number}" + (f" ({scheme})" if scheme else "")
 
 
 class Notifier:

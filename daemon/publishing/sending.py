@@ -150,6 +150,13 @@ def _captured() -> Iterator[list[str]]:
         logger.propagate = before
 
 
+def scheme_of(url: str) -> str:
+    """A URL's scheme; "" where it has none that looks like one, and so might be a secret."""
+    scheme, found, _ = url.partition("://")
+    kind = scheme.strip().lower()
+    return kind if found and re.fullmatch(r"[a-z][a-z0-9]{1,13}", kind) else ""
+
+
 def without_secrets(text: str, url: str) -> str:
     """`text` without any part of the URL that is longer than three characters, but for its scheme."""
     rest = url.partition("://")[2] or url
@@ -169,7 +176,7 @@ def send(url: str, kind: str, title: str, body: str) -> Outcome:
                 return Outcome(fault, unknown=True)
             import apprise
 
-            kinds = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE}
+            kinds = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE, "info": apprise.NotifyType.INFO}
             if services.notify(title=title, body=body, notify_type=kinds.get(kind, apprise.NotifyType.WARNING)):
                 return Outcome(None)
             answer = "; ".join(said) or "the service did not take it"

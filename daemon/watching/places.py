@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from daemon.config.export_names import folded, marked, safe_run
+from daemon.config.export_names import folded, marked, safe_part, safe_run
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
@@ -30,6 +30,8 @@ log = structlog.get_logger("intake")
 
 _STEP = re.compile(r"(?:step[-_. ]?)?\{step[^}]*\}")
 _FAILED = ".failed"
+UNKNOWN = "none"
+"""Stands in a name for what nobody knows."""
 _ROUNDS = 64
 Key = tuple[str, ...]
 
@@ -158,8 +160,19 @@ def _clash(mine: Key, theirs: Key) -> int | None:
 def target_of(settings: Settings, paths: Paths, reference: CheckpointRef, run: str = "") -> Path:
     """The export's folder by `output.naming`; `run` where the run goes by another name there. What has no number is called `final`."""
     pattern = _STEP.sub("final", settings.output.naming) if reference.ending else settings.output.naming
+    epoch = reference.metadata.get("epoch")
     name = pattern.format(
         run=run or safe_run(reference.run, settings.output.naming), step=reference.step, identity=reference.identity[:12],
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"), model_name=safe_part(Path(reference.base_name or "").name or UNKNOWN),
+        epoch=f"{epoch:g}" if isinstance(epoch, int | float) else UNKNOWN, metric=_metric(reference),
+        quantization=settings.export.quantization or UNKNOWN,
     )  # fmt: skip
     return paths.output / name
+
+
+def _metric(reference: CheckpointRef) -> str:
+    """The loss that training knew of it, to four digits: of its last evaluation, else of its last step."""
+    evaluation = reference.metadata.get("evaluation")
+    found = evaluation.get("eval_loss") if isinstance(evaluation, dict) else None
+    value = reference.metadata.get("loss") if found is None else found
+    return f"{value:.4g}" if isinstance(value, int | float) else UNKNOWN

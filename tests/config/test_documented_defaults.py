@@ -64,7 +64,7 @@ def keys_with_comments(text: str) -> Iterator[tuple[str, bool]]:
                 commented = (commented and bool(family)) or family in families
                 families |= {family} if commented else set()
             elif match := re.match(r"([\w-]+) *=", line):
-                yield f"{table}.{match[1]}", commented
+                yield f"{table}.{match[1]}".lstrip("."), commented
 
 
 def test_every_key_in_the_file_has_a_comment_above_it_or_above_its_group() -> None:  # R5.6

@@ -99,6 +99,9 @@ def test_a_folder_whose_name_only_begins_like_a_root_is_no_conflict(loaded: Call
         ("step-{step}", "must hold {run} and {step}"),
         ("{run}/{stage}-{step}", "knows no {stage}; the fields are {run}, {step}, {identity}, {date}"),
         ("{run}/{step", "is not a naming pattern"),
+        ("{run:d}/{step}", "is not a naming pattern"),
+        ("{run}/{step!x}", "is not a naming pattern"),
+        ("{run}/{step}/{variant}", "can't hold {variant}: an export holds all its variants, each in a folder of its name; leave it out"),
         ("/{run}/{step}", "must be a relative path"),
         ("../{run}/{step}", "must be a relative path"),
         ("{run}//{step}", "must be a relative path"),
@@ -108,11 +111,13 @@ def test_a_folder_whose_name_only_begins_like_a_root_is_no_conflict(loaded: Call
 def test_a_naming_pattern_that_would_lose_exports_is_refused(refusal: Refusal, naming: str, why: str) -> None:  # R5.2, R5.5
     said = refusal(f'[output]\nnaming = "{naming}"\n')
     assert f"output.naming: {why}" in said
-    assert "{run}" in said.split(why)[1] or "{run}" in why
+    assert "{run}" in said.split(why)[1] or "{run}" in why or "leave it out" in why
 
 
 def test_naming_patterns_with_every_field_are_taken(loaded: Callable[..., Settings]) -> None:  # R5.2
     assert loaded('[output]\nnaming = "{date}/{run}/{step:06d}-{identity}"\n').output.naming == "{date}/{run}/{step:06d}-{identity}"
+    every = "{model_name}/{run}-{epoch}-{metric}-{quantization}-{date}-{identity}/{step}"
+    assert loaded(f'[output]\nnaming = "{every}"\n').output.naming == every
 
 
 def test_a_daemon_without_a_root_is_refused_and_an_export_is_not(refusal: Refusal, loaded: Callable[..., Settings]) -> None:  # R5.4

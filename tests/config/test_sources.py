@@ -127,7 +127,7 @@ def spelled(value: Any) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-KEYS = [(section, key) for section, inner in Settings() for key in type(inner).model_fields]
+KEYS = [(section, key) for section, inner in Settings() if isinstance(inner, BaseModel) for key in type(inner).model_fields]
 
 
 @pytest.mark.parametrize(("section", "key"), KEYS, ids=lambda name: str(name))
@@ -155,6 +155,7 @@ def choices(annotation: Any) -> Iterator[Any]:
 CHOICES = [
     (section, key, member)
     for section, inner in Settings()
+    if isinstance(inner, BaseModel)
     for key, field in type(inner).model_fields.items()
     for member in choices(field.annotation)
 ]
@@ -205,7 +206,7 @@ def test_a_wrong_value_of_a_variable_is_reported_as_the_variables_and_not_as_the
     monkeypatch.setenv("ckptd_watch__depth", "deep")
     said = refusal("[watch]\nsettle_seconds = 1\n")
     assert "\n  ckptd_watch__depth (environment) for watch.depth: input should be a valid integer" in said
-    assert str(tmp_path) not in said and "change those variables" in said
+    assert str(tmp_path) not in said and "change those values" in said
 
 
 def test_beside_it_what_is_wrong_in_the_file_stays_the_files(

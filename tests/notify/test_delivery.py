@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
+from daemon.cli.main import app
 from daemon.config.settings import NotifySettings
-from daemon.contract.errors import Retryable
+from daemon.contract.errors import Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.database import reading
 from daemon.journal.journal import Journal
@@ -464,3 +466,22 @@ def test_what_the_journal_can_not_take_is_sent_without_it_to_each_service_until_
     given_up = [entry["target"] for entry in logs if entry["event"] == "notifications are given up"]
     assert given_up == ["notify.urls.1 (slak)"] * 2
     assert "S3CRET" not in json.dumps(logs, default=str)
+
+
+def test_a_test_message_goes_to_each_service_and_each_answer_is_told(service: Service, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'[notify]\nurls = ["{service.url}", "slak://S3CRET/x"]\n[state]\ndirectory = "{tmp_path}/state"\n')
+    done = CliRunner().invoke(app, ["notify-test", "--config", str(file)])
+    assert done.exit_code == 1 and "S3CRET" not in done.output
+    assert done.output.splitlines()[0] == "notify.urls.0 (json): delivered"
+    assert done.output.splitlines()[1].startswith("notify.urls.1 (slak): no service of Apprise")
+    (message,) = service.taken
+    assert message["title"].endswith(": a test message") and message["type"] == "info"
+    service.statuses = [500]
+    file.write_text(f'[notify]\nurls = ["{service.url}"]\n[state]\ndirectory = "{tmp_path}/state"\n')
+    done = CliRunner().invoke(app, ["notify-test", "--json", "--config", str(file)])
+    (answer,) = json.loads(done.output)
+    assert (done.exit_code, answer["service"], answer["delivered"]) == (1, "notify.urls.0 (json)", False) and "500" in answer["error"]
+    file.write_text("")
+    done = CliRunner().invoke(app, ["notify-test", "--config", str(file)])
+    assert isinstance(done.exception, UsageError) and "notify.urls is empty" in str(done.exception)

@@ -44,6 +44,17 @@ def test_the_final_adapter_in_the_runs_directory_has_a_place_of_its_own(desk: De
     assert {(job.checkpoint.step, job.checkpoint.ending) for job in here.jobs()} == {(16, False), (16, True)}
 
 
+def test_a_place_can_be_named_by_what_training_knew(desk: Desks, add: Add, tmp_path: Path) -> None:  # R5.2
+    naming = "{model_name}/{run}/{step:04d}-epoch-{epoch}-loss-{metric}-{quantization}"
+    here = desk(output={"directory": tmp_path / "desk-0" / "exports", "naming": naming}, export={"quantization": "int8"})
+    add(here, 16, epoch=1.5, log_history=[{"step": 16, "loss": 2.5}, {"step": 16, "eval_loss": 1.23456}])
+    add(here, 18, epoch=None, log_history=[])
+    here.look(seconds=60)
+    assert targets(here) == {
+        "run/checkpoint-16": "pico/run/0016-epoch-1.5-loss-1.235-int8", "run/checkpoint-18": "pico/run/0018-epoch-none-loss-none-int8",
+    }  # fmt: skip
+
+
 def test_a_final_adapter_that_is_the_last_checkpoint_is_exported_once(desk: Desks, add: Add) -> None:
     here = desk()
     last = add(here, 16)

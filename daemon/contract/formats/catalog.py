@@ -31,7 +31,8 @@ OWN_STAGES = frozenset({"consolidate", "merge", "reference", "merged", "speed", 
 FIRST_STAGES = frozenset({"merge", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
-    "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin", "retention",
+    "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin", "preset",
+    "preset_named_by", "retention",
     "schedule", "select", "settings_customise_sources", "state", "state_directory", "validate", "validation", "variants", "watch", "work",
     "attempt", "config", "fault", "fault_once", "fault_trace",
 })  # fmt: skip

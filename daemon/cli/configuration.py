@@ -1,0 +1,158 @@
+"""`ckptd config`: what counts, where each value comes from, and what a preset stands for. `ckptd notify-test`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
+from daemon.cli.markup import say, say_lines
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+
+app = typer.Typer(help="The configuration that counts, and where each value comes from.", no_args_is_help=True)
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_WIDTH = 60
+Names = tuple[str, ...]
+
+
+def register(verbs: typer.Typer) -> None:
+    """Put the verbs of this module beside the others."""
+    verbs.add_typer(app, name="config")
+    verbs.command("notify-test")(notify_test)
+
+
+def set_values(given: list[str] | None) -> None:
+    """Take what `--set KEY=VALUE` says. Raises UsageError for one that is not of that form."""
+    from daemon.config.sources import given_on_command_line
+
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                FaultCode.CONFIG_INVALID, "use --set", f"{text!r} is not KEY=VALUE", "write for example --set limits.jobs=2"
+            )  # fmt: skip
+        given_on_command_line[key.strip().lower()] = value.strip()
+
+
+@app.command()
+def show(
+    key: Annotated[str, typer.Argument(help="Only this section or key, for example limits or limits.jobs.")] = "",
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Print the configuration as it counts, as TOML, each value with its origin. Secrets in notify.urls are left out."""
+    from daemon.config import layers
+    from daemon.config.suggestions import nearest
+
+    path = configuration_of(config)
+    settings, files = load_settings(config, own_state=True), layers.read(path)
+    values = _shown(settings.model_dump(mode="json"))
+    wanted = tuple(key.split(".")) if key else ()
+    rows = [(names, value) for names, value in _leaves(values) if names[: len(wanted)] == wanted]
+    if not rows:
+        known = [*values, *(".".join(names) for names, _ in _leaves(values))]
+        cause = f"there is no {key!r} ({nearest(key, known)})"
+        raise UsageError(FaultCode.CONFIG_INVALID, "show the configuration", cause, "name a section or a key of config.toml")
+    origins = {names: layers.origin_of(".".join(names), files) for names, _ in rows}
+    rows = [(names, value) for names, value in rows if not changed or origins[names] != layers.DEFAULT]
+    if json_:
+        print_json({
+            "files": [str(one) for one, _ in files.each],
+            "values": {".".join(names): {"value": value, "origin": origins[names]} for names, value in rows},
+        })  # fmt: skip
+        return
+    named = ", ".join(str(one) for one, _ in files.each) or "no file; these are the defaults"
+    say_lines("\n".join([f"# {named}", *_tables(rows, origins)]))
+
+
+@app.command()
+def preset(name: Annotated[str, typer.Argument(help="The preset; without one, all are listed.")] = "", json_: JsonOption = False) -> None:
+    """Print what a preset stands for, as TOML to copy and change."""
+    from daemon.config.presets import PRESETS
+    from daemon.config.suggestions import nearest
+
+    if name and name not in PRESETS:
+        cause = f"there is no preset {name!r} ({nearest(name, PRESETS)})"
+        raise UsageError(FaultCode.CONFIG_INVALID, "show the preset", cause, "name one of those")
+    chosen = [name] if name else list(PRESETS)
+    if json_:
+        print_json({one: {"about": PRESETS[one].about, "values": PRESETS[one].make()} for one in chosen})
+        return
+    for one in chosen:
+        heading = f"# preset = {json.dumps(one)}: {PRESETS[one].about}"
+        say_lines("\n".join([*([""] if one != chosen[0] else []), heading, *_tables(_leaves(PRESETS[one].make()), {})]))
+
+
+def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Send a test message to each service of notify.urls, and tell what each answered. Exit code 1: one did not take it."""
+    import socket
+    import time
+
+    from daemon.journal.rows import Message
+    from daemon.publishing.notifier import place_of
+    from daemon.publishing.sending import Sending
+
+    urls = load_settings(config, own_state=True).notify.urls
+    if not urls:
+        raise UsageError(FaultCode.CONFIG_INVALID, "send a test message", "notify.urls is empty", "name a service there; see config.toml")
+    title, body = f"ckptd on {socket.gethostname()}: a test message", "Notifications of exports will arrive here."
+    message = Message(id=0, job="", kind="info", title=title, body=body, created=int(time.time()))
+    waiting = {place_of(number, url): Sending(url, message) for number, url in enumerate(urls)}
+    while any(one.poll() is None for one in waiting.values()):
+        time.sleep(0.05)
+    answers = {place: outcome.error for place, one in waiting.items() if (outcome := one.poll()) is not None}
+    if json_:
+        print_json([{"service": place, "delivered": error is None, "error": error} for place, error in answers.items()])
+    else:
+        for place, error in answers.items():
+            say(f"{place}: {'delivered' if error is None else error}")
+    if any(answers.values()):
+        raise typer.Exit(1)
+
+
+def _shown(values: dict[str, Any]) -> dict[str, Any]:
+    """The same without what a URL of a service holds beside its scheme."""
+    from daemon.publishing.sending import scheme_of
+
+    urls = [f"{scheme}://…" if (scheme := scheme_of(url)) else "…" for url in values["notify"]["urls"]]
+    return {**values, "notify": {**values["notify"], "urls": urls}}
+
+
+def _leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[Names, Any]]:
+    """The path of each key and its value; a table whose keys are free, such as base.map, is one value."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value and all(map(_BARE.fullmatch, value)):
+            yield from _leaves(value, *above, name)
+        else:
+            yield (*above, name), value
+
+
+def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str]) -> Iterator[str]:
+    """Lines of TOML; `origins`: what is said behind a value."""
+    table: Names = ()
+    for names, value in rows:
+        if names[:-1] != table:
+            table = names[:-1]
+            yield ""
+            yield f"[{'.'.join(map(_name, table))}]"
+        line, origin = f"{_name(names[-1])} = {_value(value)}", origins.get(names)
+        yield f"{line:<{_WIDTH}}  # {origin}" if origin else line
+
+
+def _name(text: str) -> str:
+    return text if _BARE.fullmatch(text) else json.dumps(text)
+
+
+def _value(value: Any) -> str:
+    """A value as TOML writes it; "" for none, as everywhere in the file."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_name(key)} = {_value(inner)}" for key, inner in value.items()) + " }" if value else "{}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps("" if value is None else value, ensure_ascii=False)

@@ -1,0 +1,88 @@
+"""The files of a configuration: the one that is named, and the parts in `conf.d` beside it, which are read over it.
+
+Weakest first, a value comes from: the defaults, the preset, the file, `conf.d/*.toml` in the order of their names, the short `EXPORT_*`
+variables, `CKPTD_SECTION__KEY`, `--set`. Tables are put together key by key; any other value, a list too, replaces the weaker one.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.config.presets import values_of
+from daemon.config.settings import Settings
+from daemon.config.sources import holds, option_for, over, variable_for
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+
+PARTS = "conf.d"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the files of a configuration say, each by itself, the weakest first."""
+
+    each: tuple[tuple[Path, dict[str, Any]], ...] = ()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of them together."""
+        found: dict[str, Any] = {}
+        for _, values in self.each:
+            found = over(found, values)
+        return found
+
+    def origin(self, key: str) -> Path | None:
+        """The file that gives the value of a dotted key; None where it comes from elsewhere."""
+        return next((path for path, values in reversed(self.each) if holds(values, key)), None)
+
+
+def read(path: Path | None) -> Files:
+    """The files of a configuration. Raises UsageError for one that can't be read or parsed."""
+    if path is None:
+        return Files()
+    return Files(tuple((one, _read_file(one)) for one in (path, *parts_of(path))))
+
+
+def parts_of(path: Path) -> Iterator[Path]:
+    """The parts in `conf.d` beside a configuration, in the order in which they are read. Raises UsageError where it can't be listed."""
+    folder = path.parent / PARTS
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise UsageError(
+            FaultCode.CONFIG_UNREADABLE, "read the configuration", f"it can't be listed ({error.strerror})", "let this user read it",
+            path=folder,
+        ) from None  # fmt: skip
+    yield from (folder / name for name in names if name.endswith(".toml") and not name.startswith("."))
+
+
+def origin_of(key: str, files: Files) -> str:
+    """Where the value of a dotted key comes from, in words."""
+    if option_for(key):
+        return "--set (command line)"
+    if variable := variable_for(key, Settings, os.environ):
+        return f"{variable} (environment)"
+    if path := files.origin(key):
+        return str(path)
+    name = Settings.preset_named_by(files.values)
+    return f"preset {name}" if holds(values_of(name), key) else DEFAULT
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    operation = "read the configuration"
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", "name another with --config", path=path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None

@@ -1,0 +1,164 @@
+"""docs/configuration.md: every key with its type, default, variable and meaning.
+
+`python -m daemon.config.reference config.toml > docs/configuration.md`. Meanings are the comments of config.toml, types and bounds those of
+the settings; a test holds the page equal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+
+from daemon.config.presets import PRESETS
+from daemon.config.settings import Settings
+from daemon.config.sources import PREFIX
+
+HEAD = """\
+# Configuration
+
+Written from config.toml and the settings' types: `python -m daemon.config.reference config.toml > docs/configuration.md`.
+
+A value comes from the strongest of these that gives one; `ckptd config show` names it for each key:
+
+1. `ckptd --set SECTION.KEY=VALUE VERB …`, for one command;
+2. the variable `CKPTD_SECTION__KEY`; lists may be written with commas, tables as JSON;
+3. the variables `EXPORT_OUTPUT_DIR` (output.directory), `EXPORT_QUANTIZATION_LEVEL` (export.quantization), `EXPORT_LOG_LEVEL`
+   (log.level) and `EXPORT_ENABLE_ONNX` (`false` takes the ONNX variants out of the default ones);
+4. `conf.d/*.toml` beside the configuration, of several the last by name;
+5. the configuration: `--config`, else `$CKPTD_CONFIG`, else `/etc/ckptd/config.toml`;
+6. the preset;
+7. the default.
+
+Tables are put together key by key; any other value, a list too, replaces the weaker one. Relative paths are relative to the configuration.
+"""
+
+
+@dataclass
+class Key:
+    """A key of the file: its default as it is written there, and the text above it."""
+
+    name: str
+    default: str
+    text: str
+
+
+@dataclass
+class Table:
+    """A table of the file with its keys, and the text above the table."""
+
+    name: str
+    text: str = ""
+    keys: list[Key] = field(default_factory=list)
+
+
+def tables(text: str) -> list[Table]:
+    """The tables of a documented configuration, in its order; keys before the first are in a table without a name."""
+    found, comment = [Table("")], list[str]()
+    for line in text.splitlines():
+        if line.startswith("# >>>") or line.startswith("# <<<") or not line.strip():
+            comment = []
+        elif line.startswith("#"):
+            comment.append(line.removeprefix("#").strip())
+        elif match := re.fullmatch(r"\[(.+)\]", line):
+            found.append(Table(match[1], " ".join(comment)))
+            comment = []
+        else:
+            name, _, value = line.partition(" = ")
+            above = next((key.name for key in reversed(found[-1].keys) if not key.text.startswith("See `")), "")
+            found[-1].keys.append(Key(name, value, " ".join(comment) or f"See `{above}`."))
+            comment = []
+    return found
+
+
+def page(text: str) -> str:
+    """The page for a documented configuration, in Markdown."""
+    lines = [HEAD, "## Presets", "", *_presets()]
+    for table in tables(text):
+        if table.name.startswith("validate.thresholds."):
+            continue
+        title = f"`[{table.name}]`" if table.name else "Before the tables"
+        lines += ["", f"## {title}", *(["", table.text] if table.text else [])]
+        lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+        lines += [_row(table.name, key) for key in table.keys]
+    lines += ["", "## `[validate.thresholds.VARIANT]`", "", *_thresholds(text)]
+    return "\n".join(lines) + "\n"
+
+
+def _presets() -> Iterator[str]:
+    yield "| preset | for | values |"
+    yield "| --- | --- | --- |"
+    for name, preset in PRESETS.items():
+        values = [f"`{section}.{key} = {json.dumps(value)}`" for section, keys in preset.make().items() for key, value in keys.items()]
+        yield f"| `{name}` | {preset.about} | {'<br>'.join(values)} |"
+
+
+def _row(table: str, key: Key) -> str:
+    model: Any = Settings
+    for part in filter(None, table.split(".")):
+        model = model.model_fields[part].annotation
+    info = model.model_fields[key.name]
+    variable = f"{PREFIX}{'__'.join([*filter(None, table.split('.')), key.name])}".upper()
+    return f"| `{key.name}`<br>`{variable}` | {_cell(kind_of(info))} | `{_cell(key.default)}` | {_cell(key.text)} |"
+
+
+def _thresholds(text: str) -> Iterator[str]:
+    found = tomllib.loads(text)["validate"]["thresholds"]
+    about = next((table.text for table in tables(text) if table.name.startswith("validate.thresholds.") and table.text), "")
+    names = list(dict.fromkeys(key for values in found.values() for key in values))
+    yield about
+    yield ""
+    yield "| variant | " + " | ".join(f"`{name}`" for name in names) + " |"
+    yield "| --- |" + " --- |" * len(names)
+    for variant, values in found.items():
+        yield f"| `{variant}` | " + " | ".join(str(values.get(name, "")) for name in names) + " |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def kind_of(info: FieldInfo) -> str:
+    """The type of a key, with its bounds, in words."""
+    bounds = [f"{sign} {_plain(value)}" for one in info.metadata for sign, value in _bounds(one)]
+    return ", ".join([_kind(info.annotation), *bounds])
+
+
+def _bounds(constraint: Any) -> Iterator[tuple[str, Any]]:
+    for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+        if getattr(constraint, name, None) is not None:
+            yield sign, getattr(constraint, name)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _kind(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(inner[0])
+    if origin is Literal:
+        return " or ".join(f'"{one}"' if isinstance(one, str) else str(one) for one in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind(one) for one in inner if one is not type(None))
+    if origin is tuple:
+        return f"list of {_kind(inner[0])}"
+    if origin is dict:
+        return f"table of {_kind(inner[1])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "{ " + ", ".join(f"{name}: {kind_of(one)}" for name, one in annotation.model_fields.items()) + " }"
+    return {ByteSize: "size", Path: "path", str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page(Path(sys.argv[1]).read_text(encoding="utf-8")))
