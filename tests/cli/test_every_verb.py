@@ -17,8 +17,8 @@ from daemon.config.paths import prepare
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 
-OWN_CONFIGURATION = ("demo",)
-"""Verbs that make a configuration of their own."""
+WITHOUT_CONFIGURATION = (("demo",), ("config", "preset"))
+"""Verbs that make a configuration of their own, or need none."""
 Told = Callable[..., tuple[int, str]]
 
 
@@ -32,7 +32,7 @@ def verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 VERBS = dict(verbs(typer.main.get_command(app)))
-CONFIGURED = [words for words in VERBS if words[0] not in OWN_CONFIGURATION]
+CONFIGURED = [words for words in VERBS if words not in WITHOUT_CONFIGURATION]
 
 
 def with_arguments(words: tuple[str, ...]) -> list[str]:
