@@ -103,7 +103,7 @@ class LiveFile:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
+    """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)

@@ -45,7 +45,7 @@ from daemon.system.disks import Place, Refusals, Shortage
 from daemon.system.lock import locked
 from daemon.system.private import private_files
 from daemon.system.rounds import Complaints
-from daemon.system.threads import Supervised
+from daemon.system.threads import Supervised, reason_of
 from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake
 from daemon.watching.places import target_of
@@ -58,6 +58,8 @@ SHORT_SECONDS = 1.0
 """Between two looks while a disk has no room: what waits for some goes on within seconds."""
 UNFORESEEN_SECONDS = 300.0
 """How long every round of a thread may meet an error that nobody foresaw, before the daemon ends and is started afresh."""
+UNFORESEEN_ROUNDS = 3
+"""And how many of them at least: some rounds are an hour apart."""
 ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
 """Errors that a full disk accounts for."""
 HOUR = 3600.0
@@ -219,10 +221,13 @@ class Daemon:
         systemd.notify("READY=1\nSTATUS=watching")
         try:
             self._serve()
-        except Permanent as end:
+        except BaseException as error:
+            end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread met an error: {reason_of(error)}")
             last_end.keep(self._parts.paths, last_end.LastEnd(now(), end.fault.sentence()))
-            log.critical(end.fault.sentence(), code=end.fault.code)
-            raise
+            log.critical(end.fault.sentence(), code=end.fault.code, exc_info=None if end is error else error)
+            if end is error:
+                raise
+            raise end from error
         else:
             last_end.forget(self._parts.paths)
         finally:
@@ -330,7 +335,8 @@ class Daemon:
                 return _thread_lost(f"the thread {thread.name} died {len(thread.deaths)} times within a minute: {thread.given_up.why}")
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
-            if fault is not None and fault.code == FaultCode.UNEXPECTED and time.monotonic() - since > UNFORESEEN_SECONDS:
+            lasts = complaints.failed >= UNFORESEEN_ROUNDS and time.monotonic() - since > UNFORESEEN_SECONDS
+            if fault is not None and fault.code == FaultCode.UNEXPECTED and lasts:
                 return _thread_lost(f"for {UNFORESEEN_SECONDS:.0f} s every round of {complaints.who} met an error: {fault.cause}")
         return None
 
@@ -401,6 +407,7 @@ class Daemon:
         threads, disks = self._threads(), self._disks.shortages()
         unwell = [f"The thread {one.name} does not run." for one in threads if not one.is_alive()]
         unwell += self._standing_still(self._late())
+        unwell += self._parts.runner.children.unheard()
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
             if fault is not None and not (disks and fault.code in ROOM_CODES):

@@ -36,10 +36,10 @@ log = structlog.get_logger("runner")
 
 PRESSURE_SECONDS = 3.0
 """Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
-
-
 NO_ANSWER_SECONDS = 600.0
 """How long an executor may fail at every question about an attempt: what it runs elsewhere may be out of reach for a while."""
+UNHEARD_SECONDS = 30.0
+"""How long that lasts until the daemon is called unwell for it."""
 
 
 @dataclass
@@ -229,6 +229,15 @@ class Children:
     def forget(self, running: Running) -> None:
         """Its outcome is in the journal."""
         del self.running[running.job.id, running.stage]
+
+    def unheard(self) -> list[str]:
+        """Sentences on attempts of which nothing has been heard for long. May be asked from any thread."""
+        moment, running = time.monotonic(), list(dict(self.running).values())
+        silent = [(one, moment - since) for one in running if (since := one.unanswered) is not None]
+        return [
+            f"For {seconds:.0f} s nothing could be found out about the stage {one.stage} of {one.job.id}; the log says why."
+            for one, seconds in silent if seconds > UNHEARD_SECONDS
+        ]  # fmt: skip
 
     def relieve(self, reserve: int) -> None:
         """End the largest attempt when the box's memory runs out, before the kernel chooses, perhaps the training."""

@@ -218,8 +218,10 @@ class Owner:
         if future.set_running_or_notify_cancel():
             try:
                 value = function(*arguments)
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # meant to end a thread: it must not end the one that asks
+                future.set_exception(ThreadDied(f"the thread {self._name} was to end: {reason_of(error)}"))
             else:
                 future.set_result(value)
         self._current = None
