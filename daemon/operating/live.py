@@ -142,10 +142,10 @@ def live_file(
     """The content at this moment, without the lists of directories (`LiveWriter`)."""
     progress: dict[str, dict[str, StageProgress]] = {}
     for (job, stage), running in dict(runner.children.running).items():
-        said = running.attempt.progress
+        said = running.progress
         seconds = round(time.monotonic() - running.began, 1)
         progress.setdefault(job, {})[stage] = StageProgress(
-            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.attempt.memory
+            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory
         )
     return LiveFile(
         pid=os.getpid(),

@@ -20,14 +20,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from daemon.config.paths import StatePaths
 from daemon.journal.database import reading
 from daemon.operating.integrity import fsck
-from tests.runner.breaking_daemon import ERRORS, MAIN
+from tests.runner.breaking_daemon import ERRORS, JOURNAL, MAIN
 from tests.runner.conftest import Toy, copied
 from tests.service import ENDED
 
@@ -38,29 +38,50 @@ TOLD_SECONDS, SILENT_SECONDS, MOST_SECONDS, STOP_SECONDS = 3.0, 30.0, 150.0, 60.
 """How long a daemon must say what is wrong, how long nothing may move before it does, what a case may take, and an end in order."""
 STOPPED = 0.3
 """The share of daemons that are stopped while they say what is wrong."""
+AFTER = (0, 0, 1, 2, 5)
+"""Calls that go well before one that raises once."""
+EARLY = 0.3
+"""The share of errors in the journal's thread that come already at the start."""
 EXTRA = "[limits]\nretry_seconds = 0.1\ncrashes = 100\n"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A function of a thread. `real`: it is called only where attempts are processes."""
+    """A function of a thread. `real`: it is called only where attempts are processes, `reload`: only after a reload."""
 
     thread: str
     module: str
     name: str
     real: bool = False
+    reload: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
-    """What raises what: `times` 0 for always."""
+    """What raises what: `times` 0 for always, from the call `after` on; `early`: also while the daemon starts, in the journal's thread."""
 
     place: Place
     error: str
     times: int
+    after: int = 0
+    early: bool = False
 
     def __str__(self) -> str:
-        return f"{self.place.thread} {self.place.module} {self.place.name} {self.error} {'always' if not self.times else 'once'}"
+        times = ("always" if not self.times else "once") + f" {self.after}" * bool(self.after)
+        times += " early" * self.early + " reload" * self.place.reload
+        return f"{self.place.thread} {self.place.module} {self.place.name} {self.error} {times}"
+
+    @property
+    def told(self) -> list[str | int | bool]:
+        """As the daemon is told it."""
+        return [self.place.thread, self.place.module, self.place.name, self.error, self.times, self.after, self.early]
+
+    @staticmethod
+    def of(text: str) -> Case:
+        """What `__str__` gave."""
+        thread, module, name, error, times, *more = text.split()
+        place = Place(thread, module, name, "workers" in module, "reload" in more)
+        return Case(place, error, int(times == "once"), sum(int(one) for one in more if one.isdecimal()), "early" in more)
 
 
 class Breaking(Toy):
@@ -73,11 +94,27 @@ class Breaking(Toy):
         super().__init__(folder, extra=EXTRA)
         self.cases, self.fired, self.over = tuple(cases), folder / "fired.txt", folder / "over"
         self.environment |= {"BREAK_FIRED": str(self.fired), "BREAK_OVER": str(self.over), **environment}
-        self.environment["BREAK"] = json.dumps(
-            [[one.place.thread, one.place.module, one.place.name, one.error, one.times] for one in self.cases]
-        )
+        self.environment["BREAK"] = json.dumps([one.told for one in self.cases])
         if not any(one.place.real for one in self.cases):
             self.environment.setdefault("BREAK_QUICK", "1")
+        self.jobs = 1
+        """How many it is given."""
+
+    def begin(self, checkpoint: Path, *, reload: bool | None = None) -> None:
+        """Start it on a checkpoint; where something raises only then (or `reload`), let it reload after that and give it another one."""
+        copied(checkpoint, self)
+        self.start()
+        if reload if reload is not None else any(one.place.reload for one in self.cases):
+            self.jobs = 2
+            self.wait_for(lambda value: _ended(value, 1), MOST_SECONDS)
+            self.reconfigure("settle_seconds = 0.3", "settle_seconds = 0.2")
+            assert self.process is not None
+            self.process.send_signal(signal.SIGHUP)
+            copied(checkpoint, self, step=8)
+
+    def done(self, value: dict[str, Any] | None) -> bool:
+        """Whether all that it was given has ended."""
+        return value is not None and _ended(value, self.jobs)
 
     @property
     def raised(self) -> tuple[Case, ...]:
@@ -117,24 +154,24 @@ class Breaking(Toy):
 def places(checkpoint: Path, below: Path) -> list[Place]:
     """Every function that a thread of an undisturbed daemon calls."""
     found = dict[tuple[str, str, str], Place]()
-    for real in (False, True):
-        toy = Breaking(below / f"trace-{real}", BREAK_TRACE=str(trace := below / f"trace-{real}.txt"), BREAK_QUICK="" if real else "1")
-        copied(checkpoint, toy)
-        toy.start()
+    for real, reload in ((False, False), (False, True), (True, False)):
+        name = f"trace-{real}-{reload}"
+        toy = Breaking(below / name, BREAK_TRACE=str(trace := below / f"{name}.txt"), BREAK_QUICK="" if real else "1")
         try:
-            toy.wait_ended()
+            toy.begin(checkpoint, reload=reload)
+            toy.wait_ended(toy.jobs)
             toy.end_well()
         finally:
             toy.discard()
         for line in sorted(set(trace.read_text().splitlines())):
             thread, module, name = line.split()
             if not name.endswith("__"):
-                found.setdefault((thread, module, name), Place(thread, module, name, real))
+                found.setdefault((thread, module, name), Place(thread, module, name, real, reload))
     return list(found.values())
 
 
-def _ended(value: dict[str, Any]) -> bool:
-    return bool(value["jobs"]) and all(job["state"] in ENDED for job in value["jobs"])
+def _ended(value: dict[str, Any], count: int) -> bool:
+    return len(value["jobs"]) >= count and all(job["state"] in ENDED for job in value["jobs"])
 
 
 def _says(value: dict[str, Any]) -> list[Any]:
@@ -186,7 +223,7 @@ def _next_start(toy: Breaking, *, told: bool) -> None:
             f"not told: {value['last_end']}\n{toy.tail()}"
         )
         assert "ended by itself" in toy.log()
-    jobs = toy.wait_ended(seconds=MOST_SECONDS)
+    jobs = toy.wait_ended(toy.jobs, seconds=MOST_SECONDS)
     assert all(job["state"] == "succeeded" or job["error"] for job in jobs), f"{jobs}"
     toy.end_well()
     assert toy.status()["last_end"] is None
@@ -205,18 +242,17 @@ def _after_its_end(toy: Breaking) -> str:
 
 def once(toy: Breaking, checkpoint: Path) -> str:
     """What became of a daemon in which each of its cases raised once."""
-    copied(checkpoint, toy)
-    toy.start()
+    toy.begin(checkpoint)
     end, value = time.monotonic() + MOST_SECONDS, None
-    while not toy.ended and time.monotonic() < end and not ((value := _status(toy)) and _ended(value)):
+    while not toy.ended and time.monotonic() < end and not toy.done(value := _status(toy)):
         time.sleep(0.05)
     if toy.ended:
         outcome = _after_its_end(toy)
         main = any(one.place.thread == MAIN for one in toy.raised)
         assert main or outcome == "did not start", f"one error ended the daemon\n{toy.tail()}"
         return outcome
-    assert value is not None and _ended(value), f"not done in {MOST_SECONDS:.0f} s; says {value and _says(value)}\n{toy.tail()}"
-    assert [job["state"] for job in value["jobs"]] == ["succeeded"], f"{value['jobs']}\n{toy.tail()}"
+    assert value is not None and toy.done(value), f"not done in {MOST_SECONDS:.0f} s; says {value and _says(value)}\n{toy.tail()}"
+    assert {job["state"] for job in value["jobs"]} == {"succeeded"}, f"{value['jobs']}\n{toy.tail()}"
     code = toy.end()
     if code == LOST and any(one.place.thread == MAIN for one in toy.raised):
         _next_start(toy, told=True)
@@ -230,15 +266,14 @@ def once(toy: Breaking, checkpoint: Path) -> str:
 
 def always(toy: Breaking, checkpoint: Path, *, stop: bool) -> str:
     """What became of a daemon in which a function raises always. `stop`: it is stopped while it says what is wrong, else the error ends."""
-    copied(checkpoint, toy)
-    toy.start()
+    toy.begin(checkpoint)
     moved, now = "", time.monotonic()
     end, still, said = now + MOST_SECONDS, now, now
     while True:
         value, now = _status(toy), time.monotonic()
         if toy.ended:
             return _after_its_end(toy)
-        if value is not None and _ended(value):
+        if value is not None and toy.done(value):
             return _ended_though_broken(toy, value)
         if value is not None and moved != (moved := _moves(value)):
             still = now
@@ -255,7 +290,7 @@ def always(toy: Breaking, checkpoint: Path, *, stop: bool) -> str:
         return "told, stopped"
     toy.over.touch()
     end = time.monotonic() + MOST_SECONDS
-    while not ((value := _status(toy)) and _ended(value)):
+    while (value := _status(toy)) is None or not toy.done(value):
         if toy.ended:
             return _after_its_end(toy)
         assert time.monotonic() < end, f"it does not go on when the error is over; says {value and _says(value)}\n{toy.tail()}"
@@ -268,7 +303,7 @@ def always(toy: Breaking, checkpoint: Path, *, stop: bool) -> str:
 
 
 def _ended_though_broken(toy: Breaking, value: dict[str, Any]) -> str:
-    (job,) = value["jobs"]
+    job = next((one for one in value["jobs"] if one["state"] != "succeeded"), value["jobs"][0])
     assert job["state"] == "succeeded" or job["error"], f"{job['state']} without a reason\n{toy.tail()}"
     code = toy.end()
     assert code in (0, LOST), f"told to end it ends with {code}\n{toy.tail()}"
@@ -299,7 +334,7 @@ class Sweep:
             if case.times == 0:
                 self._try([case])
                 continue
-            if group and (len(group) == GROUP or group[0].place.real != case.place.real):
+            if group and (len(group) == GROUP or (group[0].place.real, group[0].place.reload) != (case.place.real, case.place.reload)):
                 self._group(group)
                 group = []
             group.append(case)
@@ -309,7 +344,8 @@ class Sweep:
     def _group(self, group: list[Case]) -> None:
         outcome, raised = self._try(group, quiet=len(group) > 1)
         if len(group) > 1:
-            for case in group if outcome is None or outcome == "ended" else [one for one in group if one not in raised]:
+            missed = [replace(one, after=0) for one in group if one not in raised]
+            for case in group if outcome is None or outcome == "ended" else missed:
                 self._try([case])
 
     def _try(self, cases: list[Case], *, quiet: bool = False) -> tuple[str | None, tuple[Case, ...]]:
@@ -352,18 +388,21 @@ def cases_of(found: list[Place], generator: random.Random, share: float = 0.3) -
     """Each place with a random error, in a random order, again and again; `share` of them raises always."""
     while True:
         for place in generator.sample(found, len(found)):
-            yield Case(place, generator.choice(list(ERRORS)), int(generator.random() >= share))
+            error, times = generator.choice(list(ERRORS)), int(generator.random() >= share)
+            after = generator.choice(AFTER) if times else 0
+            yield Case(place, error, times, after, early=place.thread == JOURNAL and generator.random() < EARLY)
 
 
 def main(checkpoint: Path, seed: int, seconds: float, share: float, only: str) -> int:
-    """Sweep for so long; print every case, the counts and the seed."""
+    """Sweep for so long; print every case, the counts and the seed. `only`: cases as they are printed, with semicolons between them, or a
+    text that each has in it."""
     print(f"seed={seed}", flush=True)
     below, generator = Path(tempfile.mkdtemp(prefix="breaking-")), random.Random(seed)
     end = time.monotonic() + seconds
     sweep = Sweep(checkpoint, below, generator)
     print(f"folder {below}")
-    if len(words := only.split()) == 5:
-        cases: Iterable[Case] = [Case(Place(*words[:3], real="workers" in words[1]), words[3], int(words[4] == "once"))]
+    if len(only.split()) >= 5:
+        cases: Iterable[Case] = map(Case.of, only.split(";"))
     else:
         found = places(checkpoint, below)
         print(f"{len(found)} places in {sorted(Counter(one.thread for one in found).items())}", flush=True)

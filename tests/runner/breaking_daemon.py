@@ -1,10 +1,11 @@
 """`python -m tests.runner.breaking_daemon CONFIG`: the toy daemon, in which functions raise where their threads call them.
 
-`BREAK=JSON`: a list of [thread, module, name, error, times]: while the thread calls that function, it raises the error, so many times
-(0: always). `BREAK_FIRED=FILE`: the number of each entry that has raised is written there, one a line. `BREAK_OVER=FILE`: once this file
-exists nothing raises any more. `BREAK_TRACE=FILE`: instead, every function of `daemon` that a thread calls is written there, one a line,
-in that form without error and times; of the first thread those that its main loop calls. `BREAK_QUICK=1`: attempts take no process.
-Pauses are shortened, so that a case takes seconds.
+`BREAK=JSON`: a list of [thread, module, name, error, times, after, early]: where the thread calls that function, it raises the error, so
+many times (0: always), from the call `after` on; in the first thread and the journal's once the main loop runs, or (early) also before.
+`BREAK_FIRED=FILE`: the number of each entry that has raised is written there, one a line. `BREAK_OVER=FILE`: once this file exists nothing
+raises any more. `BREAK_TRACE=FILE`: instead, every function of `daemon` that a thread calls is written there, one a line, in that form
+without what follows the name; of the first thread those that its main loop calls. `BREAK_QUICK=1`: attempts take no process. Pauses are
+shortened, so that a case takes seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "CkptdError": lambda: Retryable(FaultCode.JOURNAL_UNAVAILABLE, "try", "it was made to fail", "nothing"),
     "SystemExit": lambda: SystemExit(3),
 }
-MAIN = "MainThread"
+MAIN, JOURNAL = "MainThread", "journal"
 _serving = threading.Event()
 """Set while the main loop runs: before and after it, the first thread starts and ends the others."""
 
@@ -71,19 +72,22 @@ def trace(file: str) -> None:
     sys.setprofile(note)
 
 
-def break_(number: int, thread: str, module: str, name: str, error: str, times: int) -> None:
+def break_(number: int, thread: str, module: str, name: str, error: str, times: int, after: int, early: bool) -> None:
     """Let the function raise."""
     *owners, last = name.split(".")
     place: Any = importlib.import_module(module)
     for owner in owners:
         place = getattr(place, owner)
     found = place.__dict__[last]
-    left, fired = [times], os.environ.get("BREAK_FIRED")
+    left, calls, fired = [times], [0], os.environ.get("BREAK_FIRED")
     over = os.environ.get("BREAK_OVER")
 
     def fail() -> None:
-        mine = kind(threading.current_thread().name) == thread and (thread != MAIN or _serving.is_set())
+        mine = kind(threading.current_thread().name) == thread and (thread not in (MAIN, JOURNAL) or early or _serving.is_set())
         if not mine or (times and left[0] <= 0) or (over and os.path.exists(over)):
+            return
+        calls[0] += 1
+        if calls[0] <= after:
             return
         left[0] -= 1
         if fired and left[0] in (times - 1, -1):
