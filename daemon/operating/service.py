@@ -130,6 +130,8 @@ class Daemon:
         """Why the daemon ends by itself."""
         self._complaints = Complaints(log, "the heartbeat")
         self._reload_wanted = self._news = False
+        self._half_taken: Settings | None = None
+        """A configuration whose taking over failed on the way."""
         self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
         self._refusals = Refusals(parts.attention.set)
@@ -288,6 +290,9 @@ class Daemon:
     def _reload_if_wanted(self) -> None:
         if self._reload_wanted:
             self._take_over_configuration()
+        elif self._half_taken is not None:
+            self._go_on_by(self._half_taken)
+            systemd.notify("READY=1\nSTATUS=watching")
 
     def _look_at_clock(self) -> None:
         if self._ticks.look_at_clock():
@@ -350,22 +355,28 @@ class Daemon:
         if found is None or problem:
             log.error(f"The configuration stays as it was: {problem}", code=FaultCode.RELOAD_REFUSED)
         else:
-            self._watcher.stop()
-            self._ticks.stop()
-            parts = self._parts
-            parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
-            self._disks.settings = found
-            logs.set_up(found.log, parts.paths.log)
-            parts.runner.adopt(found)
-            self._notifier.adopt(found.notify)
-            self._maintenance.keep = found.schedule.backups
-            self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
-            self._watcher.start()
-            self._ticks.start()
-            self._say_watching("the configuration was taken over")
+            self._go_on_by(found)
         self._loaded = ConfigLoad(now(), problem)
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
+
+    def _go_on_by(self, found: Settings) -> None:
+        """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
+        self._half_taken = found
+        self._watcher.stop()
+        self._ticks.stop()
+        parts = self._parts
+        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
+        self._disks.settings = found
+        logs.set_up(found.log, parts.paths.log)
+        parts.runner.adopt(found)
+        self._notifier.adopt(found.notify)
+        self._maintenance.keep = found.schedule.backups
+        self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
+        self._watcher.start()
+        self._ticks.start()
+        self._half_taken = None
+        self._say_watching("the configuration was taken over")
 
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")

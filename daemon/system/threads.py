@@ -85,8 +85,9 @@ class Supervised:
         return self._thread.is_alive()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, at most so many seconds."""
-        self._thread.join(seconds)
+        """Wait until the thread has ended, at most so many seconds; not for one that never began."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
 
     def revive(self) -> bool:
         """Begin with another thread where this one is gone though its work has not ended; whether that was so."""

@@ -42,6 +42,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "CkptdError": lambda: Retryable(FaultCode.JOURNAL_UNAVAILABLE, "try", "it was made to fail", "nothing"),
     "SystemExit": lambda: SystemExit(3),
 }
+OURS = ("daemon.", "tests.runner.toy_daemon")
 MAIN, JOURNAL = "MainThread", "journal"
 _serving = threading.Event()
 """Set while the main loop runs: before and after it, the first thread starts and ends the others."""
@@ -116,7 +117,7 @@ def break_(number: int, thread: str, module: str, name: str, error: str, times: 
         broken = around(found)
     setattr(place, last, broken)
     for other in list(sys.modules.values()) if not owners else ():
-        for key, value in list(vars(other).items()) if getattr(other, "__name__", "").startswith("daemon.") else ():
+        for key, value in list(vars(other).items()) if getattr(other, "__name__", "").startswith(OURS) else ():
             if value is found:
                 setattr(other, key, broken)
 

@@ -32,8 +32,10 @@ QUICK = (
     (Case(Place("runner", "daemon.running.runner", "Runner.run"), "OSError", 0), "ended"),
     (Case(Place("watch", "daemon.watching.watcher", "Watcher._run"), "MemoryError", 1), "recovered"),
     (Case(Place("MainThread", "daemon.operating.service", "Daemon._look_at_journal"), "SystemExit", 1), "ended"),
+    (Case(Place("MainThread", "daemon.operating.service", "Daemon._make_ticks", reload=True), "OSError", 1), "recovered"),
 )
-"""Cases of the quick set: a thread that can't be kept alive, one that can, and the first thread, which ends in any case."""
+"""Cases of the quick set: a thread that can't be kept alive, one that can, the first thread, which ends in any case, and a reload that
+fails when the threads of before are stopped."""
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +137,7 @@ def _late() -> None:
     raise TimeoutError
 
 
-@pytest.mark.parametrize(("case", "outcome"), QUICK, ids=lambda value: value.place.thread if isinstance(value, Case) else value)
+@pytest.mark.parametrize(("case", "outcome"), QUICK, ids=lambda value: value.place.name if isinstance(value, Case) else value)
 def test_a_thread_that_dies_recovers_or_the_daemon_ends_with_a_reason(
     tmp_path: Path, pico_checkpoint: Path, case: Case, outcome: str
 ) -> None:
