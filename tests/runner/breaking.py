@@ -42,7 +42,8 @@ AFTER = (0, 0, 1, 2, 5)
 """Calls that go well before one that raises once."""
 EARLY = 0.3
 """The share of errors in the journal's thread that come already at the start."""
-EXTRA = "[limits]\nretry_seconds = 0.1\ncrashes = 100\n"
+URLS = ("json://one", "json://two")
+EXTRA = f"[limits]\nretry_seconds = 0.1\ncrashes = 100\n[notify]\nurls = {json.dumps(URLS)}\n"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Breaking(Toy):
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, extra=EXTRA)
         self.cases, self.fired, self.over = tuple(cases), folder / "fired.txt", folder / "over"
-        self.environment |= {"BREAK_FIRED": str(self.fired), "BREAK_OVER": str(self.over), **environment}
+        self.told = folder / "told.txt"
+        self.environment |= {"BREAK_FIRED": str(self.fired), "BREAK_OVER": str(self.over), "BREAK_TOLD": str(self.told), **environment}
         self.environment["BREAK"] = json.dumps([one.told for one in self.cases])
         if not any(one.place.real for one in self.cases):
             self.environment.setdefault("BREAK_QUICK", "1")
@@ -159,7 +161,7 @@ def places(checkpoint: Path, below: Path) -> list[Place]:
         toy = Breaking(below / name, BREAK_TRACE=str(trace := below / f"{name}.txt"), BREAK_QUICK="" if real else "1")
         try:
             toy.begin(checkpoint, reload=reload)
-            toy.wait_ended(toy.jobs)
+            toy.wait_for(toy.done)
             toy.end_well()
         finally:
             toy.discard()
@@ -171,7 +173,18 @@ def places(checkpoint: Path, below: Path) -> list[Place]:
 
 
 def _ended(value: dict[str, Any], count: int) -> bool:
-    return len(value["jobs"]) >= count and all(job["state"] in ENDED for job in value["jobs"])
+    """Whether so many jobs have ended, and everybody has been told."""
+    return len(value["jobs"]) >= count and all(job["state"] in ENDED for job in value["jobs"]) and not value["outbox"].get("pending")
+
+
+def _check_told(toy: Breaking, *, once: bool) -> None:
+    """Every service was told of every job, and (`once`) nothing twice."""
+    lines = toy.told.read_text().splitlines() if toy.told.exists() else []
+    jobs = Counter(line for line in lines if "room" not in line)
+    for url in URLS:
+        mine = [line for line in jobs if line.startswith(f"{url} ")]
+        assert len(mine) == toy.jobs, f"not told: {lines}\n{toy.tail()}"
+    assert not once or set(jobs.values()) == {1}, f"told twice: {lines}\n{toy.tail()}"
 
 
 def _says(value: dict[str, Any]) -> list[Any]:
@@ -223,11 +236,12 @@ def _next_start(toy: Breaking, *, told: bool) -> None:
             f"not told: {value['last_end']}\n{toy.tail()}"
         )
         assert "ended by itself" in toy.log()
-    jobs = toy.wait_ended(toy.jobs, seconds=MOST_SECONDS)
+    jobs = toy.wait_for(toy.done, MOST_SECONDS)["jobs"]
     assert all(job["state"] == "succeeded" or job["error"] for job in jobs), f"{jobs}"
     toy.end_well()
     assert toy.status()["last_end"] is None
     _whole(toy)
+    _check_told(toy, once=False)
 
 
 def _after_its_end(toy: Breaking) -> str:
@@ -260,6 +274,7 @@ def once(toy: Breaking, checkpoint: Path) -> str:
     assert code == 0, f"told to end it ends with {code}\n{toy.tail()}"
     assert toy.status()["last_end"] is None
     _whole_after_a_start(toy)
+    _check_told(toy, once=True)
     assert not _twice(toy), f"made twice: {_twice(toy)}\n{toy.tail()}"
     return "recovered"
 

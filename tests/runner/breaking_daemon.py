@@ -4,8 +4,8 @@
 many times (0: always), from the call `after` on; in the first thread and the journal's once the main loop runs, or (early) also before.
 `BREAK_FIRED=FILE`: the number of each entry that has raised is written there, one a line. `BREAK_OVER=FILE`: once this file exists nothing
 raises any more. `BREAK_TRACE=FILE`: instead, every function of `daemon` that a thread calls is written there, one a line, in that form
-without what follows the name; of the first thread those that its main loop calls. `BREAK_QUICK=1`: attempts take no process. Pauses are
-shortened, so that a case takes seconds.
+without what follows the name; of the first thread those that its main loop calls. `BREAK_QUICK=1`: attempts take no process.
+Notifications arrive at once (`Told`). Pauses are shortened, so that a case takes seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from typing import Any
 from daemon.contract.errors import Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext, StageResult
+from daemon.journal.rows import Message
 from daemon.operating import disk_watch, service
+from daemon.publishing import notifier, untold
+from daemon.publishing.sending import Outcome
 from daemon.running import children, runner, starter
 from daemon.running.executor import Order
 from daemon.system import threads
@@ -137,6 +140,23 @@ def quick(order: Order) -> Fake:
     return Fake(order.context, script)
 
 
+class Told:
+    """A message that has arrived at once: `BREAK_TOLD=FILE` gets a line of each, its service and its title."""
+
+    wait_handle = None
+
+    def __init__(self, url: str, message: Message) -> None:
+        if file := os.environ.get("BREAK_TOLD"):
+            with open(file, "a") as stream:
+                stream.write(f"{url} {message.title}\n")
+
+    def poll(self) -> Outcome:
+        return Outcome(None)
+
+    def end(self) -> None:
+        pass
+
+
 class Quick(FakeExecutor):
     """In the place of the executor of this box."""
 
@@ -149,6 +169,7 @@ def hurry() -> None:
     threads.FIRST_PAUSE, threads.LONGEST_PAUSE, threads.LOOK_SECONDS = 0.02, 0.1, 0.2
     service.UNFORESEEN_SECONDS, service.IDLE_SECONDS, service.SHORT_SECONDS, service.LIVE_SECONDS = 2.0, 0.3, 0.3, 0.1
     runner.NEWS_SECONDS, runner.IDLE_SECONDS, runner.WAIT_SECONDS, starter.WAIT_SECONDS = 0.02, 0.3, 0.5, 0.5  # type: ignore[attr-defined]
+    notifier.FIRST_PAUSE, notifier.SAFE_SECONDS, notifier.LOOK_SECONDS, untold.PAUSE = 0.2, 1.0, 0.05, 0.5
     watcher.CHECK_SECONDS = watcher.POLL_SECONDS = 0.5
     children.UNHEARD_SECONDS, children.NO_ANSWER_SECONDS = 1.0, 10.0
     disk_watch.FIRST_PAUSE, disk_watch.LONGEST_PAUSE, disk_watch.AGAIN_SECONDS = 0.2, 0.5, 1.0
@@ -176,6 +197,7 @@ def main() -> None:
         trace(file)
     for number, case in enumerate(json.loads(os.environ.get("BREAK", "[]"))):
         break_(number, *case)
+    service.Notifier = functools.partial(notifier.Notifier, begin=Told)  # type: ignore[misc, assignment]
     service.Daemon._serve = serving(service.Daemon._serve)  # type: ignore[method-assign]
     toy_daemon.main(Path(sys.argv[1]), *([Quick] if os.environ.get("BREAK_QUICK") else []))
 
