@@ -77,7 +77,7 @@ class ExportView:
         bar = self._bars[name]
         if running is not None:
             self._progress.start_task(bar)
-            said = running.attempt.progress
+            said = running.progress
             self._progress.update(bar, completed=said.fraction, note=escape(said.message)[:50])
         elif stage.state != "waiting":
             self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=styled(stage.state))

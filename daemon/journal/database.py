@@ -176,7 +176,7 @@ class Database:
                 connection = self._connected()
                 return self._openings, int(connection.execute("PRAGMA data_version").fetchone()[0]), connection.total_changes
 
-        return self._thread.submit(look).result()
+        return self._ask("read the journal", look)
 
     def check(self, *, full: bool) -> list[str]:
         """What is wrong with the file, [] for nothing: the quick check, or (`full`) everything that can be found out.

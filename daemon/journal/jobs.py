@@ -24,6 +24,8 @@ from daemon.journal.stages import Ended, close_stage
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""
 
+_NOT_ONE_OF = "id NOT IN (SELECT value FROM json_each(?))"
+
 
 @dataclass(frozen=True)
 class NewJob:
@@ -102,27 +104,31 @@ class Jobs:
             "SELECT * FROM job WHERE state = 'running' ORDER BY priority DESC, started, created, step, id"
         )]  # fmt: skip
 
-    def preferred(self) -> JobRow | None:
-        """The pending job that people want first, if any."""
+    def preferred(self, but: Collection[str] = ()) -> JobRow | None:
+        """The pending job that people want first, if any. `but`: ids of jobs that are passed over, here and below."""
         rows = self._database.read(
-            "SELECT * FROM job WHERE state = 'pending' AND priority > 0 AND paused = 0 ORDER BY priority DESC, created LIMIT 1"
-        )
+            f"SELECT * FROM job WHERE state = 'pending' AND priority > 0 AND paused = 0 AND {_NOT_ONE_OF}"
+            " ORDER BY priority DESC, created LIMIT 1",
+            json.dumps(list(but)),
+        )  # fmt: skip
         return job_of(rows[0]) if rows else None
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self, but: Collection[str] = ()) -> list[Lane]:
         """The runs that have pending jobs, with when each was last served."""
         return [Lane(row[0], row[1], bool(row[2]), row[3], row[4]) for row in self._database.read(
             "SELECT root, run, max(newest_first), min(created),"
             " (SELECT max(started) FROM job other WHERE other.root = job.root AND other.run = job.run)"
-            " FROM job WHERE state = 'pending' AND paused = 0 GROUP BY root, run"
+            f" FROM job WHERE state = 'pending' AND paused = 0 AND {_NOT_ONE_OF} GROUP BY root, run",
+            json.dumps(list(but)),
         )]  # fmt: skip
 
-    def first_of(self, lane: Lane) -> JobRow | None:
+    def first_of(self, lane: Lane, but: Collection[str] = ()) -> JobRow | None:
         """The pending job of a run that comes first."""
         order = "step DESC, created" if lane.newest_first else "created, step"
         rows = self._database.read(
-            f"SELECT * FROM job WHERE state = 'pending' AND paused = 0 AND root = ? AND run = ? ORDER BY {order}, id LIMIT 1",
-            lane.root, lane.run,
+            f"SELECT * FROM job WHERE state = 'pending' AND paused = 0 AND root = ? AND run = ? AND {_NOT_ONE_OF}"
+            f" ORDER BY {order}, id LIMIT 1",
+            lane.root, lane.run, json.dumps(list(but)),
         )  # fmt: skip
         return job_of(rows[0]) if rows else None
 

@@ -103,7 +103,7 @@ class LiveFile:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
+    """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -142,10 +142,10 @@ def live_file(
     """The content at this moment, without the lists of directories (`LiveWriter`)."""
     progress: dict[str, dict[str, StageProgress]] = {}
     for (job, stage), running in dict(runner.children.running).items():
-        said = running.attempt.progress
+        said = running.progress
         seconds = round(time.monotonic() - running.began, 1)
         progress.setdefault(job, {})[stage] = StageProgress(
-            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.attempt.memory
+            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory
         )
     return LiveFile(
         pid=os.getpid(),

@@ -45,7 +45,7 @@ from daemon.system.disks import Place, Refusals, Shortage
 from daemon.system.lock import locked
 from daemon.system.private import private_files
 from daemon.system.rounds import Complaints
-from daemon.system.threads import Supervised
+from daemon.system.threads import Supervised, reason_of
 from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake
 from daemon.watching.places import target_of
@@ -58,6 +58,8 @@ SHORT_SECONDS = 1.0
 """Between two looks while a disk has no room: what waits for some goes on within seconds."""
 UNFORESEEN_SECONDS = 300.0
 """How long every round of a thread may meet an error that nobody foresaw, before the daemon ends and is started afresh."""
+UNFORESEEN_ROUNDS = 3
+"""And how many of them at least: some rounds are an hour apart."""
 ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
 """Errors that a full disk accounts for."""
 HOUR = 3600.0
@@ -128,6 +130,8 @@ class Daemon:
         """Why the daemon ends by itself."""
         self._complaints = Complaints(log, "the heartbeat")
         self._reload_wanted = self._news = False
+        self._half_taken: Settings | None = None
+        """A configuration whose taking over failed on the way."""
         self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
         self._refusals = Refusals(parts.attention.set)
@@ -219,10 +223,13 @@ class Daemon:
         systemd.notify("READY=1\nSTATUS=watching")
         try:
             self._serve()
-        except Permanent as end:
+        except BaseException as error:
+            end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread met an error: {reason_of(error)}")
             last_end.keep(self._parts.paths, last_end.LastEnd(now(), end.fault.sentence()))
-            log.critical(end.fault.sentence(), code=end.fault.code)
-            raise
+            log.critical(end.fault.sentence(), code=end.fault.code, exc_info=None if end is error else error)
+            if end is error:
+                raise
+            raise end from error
         else:
             last_end.forget(self._parts.paths)
         finally:
@@ -283,6 +290,9 @@ class Daemon:
     def _reload_if_wanted(self) -> None:
         if self._reload_wanted:
             self._take_over_configuration()
+        elif self._half_taken is not None:
+            self._go_on_by(self._half_taken)
+            systemd.notify("READY=1\nSTATUS=watching")
 
     def _look_at_clock(self) -> None:
         if self._ticks.look_at_clock():
@@ -330,7 +340,8 @@ class Daemon:
                 return _thread_lost(f"the thread {thread.name} died {len(thread.deaths)} times within a minute: {thread.given_up.why}")
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
-            if fault is not None and fault.code == FaultCode.UNEXPECTED and time.monotonic() - since > UNFORESEEN_SECONDS:
+            lasts = complaints.failed >= UNFORESEEN_ROUNDS and time.monotonic() - since > UNFORESEEN_SECONDS
+            if fault is not None and fault.code == FaultCode.UNEXPECTED and lasts:
                 return _thread_lost(f"for {UNFORESEEN_SECONDS:.0f} s every round of {complaints.who} met an error: {fault.cause}")
         return None
 
@@ -344,22 +355,28 @@ class Daemon:
         if found is None or problem:
             log.error(f"The configuration stays as it was: {problem}", code=FaultCode.RELOAD_REFUSED)
         else:
-            self._watcher.stop()
-            self._ticks.stop()
-            parts = self._parts
-            parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
-            self._disks.settings = found
-            logs.set_up(found.log, parts.paths.log)
-            parts.runner.adopt(found)
-            self._notifier.adopt(found.notify)
-            self._maintenance.keep = found.schedule.backups
-            self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
-            self._watcher.start()
-            self._ticks.start()
-            self._say_watching("the configuration was taken over")
+            self._go_on_by(found)
         self._loaded = ConfigLoad(now(), problem)
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
+
+    def _go_on_by(self, found: Settings) -> None:
+        """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
+        self._half_taken = found
+        self._watcher.stop()
+        self._ticks.stop()
+        parts = self._parts
+        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
+        self._disks.settings = found
+        logs.set_up(found.log, parts.paths.log)
+        parts.runner.adopt(found)
+        self._notifier.adopt(found.notify)
+        self._maintenance.keep = found.schedule.backups
+        self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
+        self._watcher.start()
+        self._ticks.start()
+        self._half_taken = None
+        self._say_watching("the configuration was taken over")
 
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")
@@ -401,6 +418,7 @@ class Daemon:
         threads, disks = self._threads(), self._disks.shortages()
         unwell = [f"The thread {one.name} does not run." for one in threads if not one.is_alive()]
         unwell += self._standing_still(self._late())
+        unwell += self._parts.runner.children.unheard()
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
             if fault is not None and not (disks and fault.code in ROOM_CODES):

@@ -142,7 +142,7 @@ class Snapshot:
     passed_over: Mapping[str, str]
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     unreadable: Mapping[str, str]
-    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do."""
+    """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do."""
     lost: tuple[LostRow, ...]
     """Checkpoints that were deleted before they could be pinned, newest first."""
     rewritten: tuple[Rewritten, ...]

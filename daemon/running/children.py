@@ -7,8 +7,8 @@ first.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow
-from daemon.running.executor import Attempt, Executor, Order, read_job_file, wait_for_news
+from daemon.running.executor import Attempt, Executor, Order, Progress, read_job_file, wait_for_news
 from daemon.running.job_file import ReadyStage, bounds_of, make_context, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
@@ -36,10 +36,10 @@ log = structlog.get_logger("runner")
 
 PRESSURE_SECONDS = 3.0
 """Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
-
-
 NO_ANSWER_SECONDS = 600.0
 """How long an executor may fail at every question about an attempt: what it runs elsewhere may be out of reach for a while."""
+UNHEARD_SECONDS = 30.0
+"""How long that lasts until the daemon is called unwell for it."""
 
 
 @dataclass
@@ -54,6 +54,9 @@ class Running:
     estimate: Estimate
     began: float
     """By the monotonic clock; before zero where it began before the box did."""
+    memory: int = 0
+    """As `Attempt.memory`, as of the last `poll`; as the next, it may be asked from any thread."""
+    progress: Progress = field(default_factory=Progress)
     warned: int = 0
     unanswered: float | None = None
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
@@ -75,10 +78,20 @@ class Running:
         counts as running, and as failed once there was no answer for `NO_ANSWER_SECONDS`."""
         try:
             result = self.attempt.poll()
+            self.memory, self.progress = self.attempt.memory, self.attempt.progress
+            self._pass_on(self.attempt.warnings)
+            if result is not None:
+                result = result.model_copy(update={"peak_rss": max(result.peak_rss, self.attempt.peak)})
         except Exception as error:
             return self._no_answer(error)
         self.unanswered = None
         return result
+
+    def _pass_on(self, warnings: Sequence[str]) -> None:
+        checkpoint = self.job.checkpoint
+        for message in warnings[self.warned :]:
+            log.warning(message, job=self.job.id, run=checkpoint.run, step=checkpoint.step, stage=self.stage)
+        self.warned = len(warnings)
 
     def stop(self, fault: Fault | None = None) -> None:
         """As `Attempt.stop`; what the executor raises is said."""
@@ -148,7 +161,7 @@ class Children:
 
     def reserved(self) -> Reserved:
         """What of this box is reserved for the attempts and not used yet."""
-        memory_left = sum(max(0, one.estimate.memory - one.attempt.memory) for one in self._here())
+        memory_left = sum(max(0, one.estimate.memory - one.memory) for one in self._here())
         return Reserved(memory_left, sum(one.estimate.disk for one in self.running.values()))
 
     def threads(self, job: str = "") -> int:
@@ -218,30 +231,35 @@ class Children:
 
     def finished(self) -> Iterator[tuple[Running, StageResult]]:
         """Take in what the attempts say; gives those that have ended, each until it is taken out by `forget`."""
-        for (job, stage), running in list(self.running.items()):
-            result = running.poll()
-            for message in running.attempt.warnings[running.warned :]:
-                log.warning(message, job=job, run=running.job.checkpoint.run, step=running.job.checkpoint.step, stage=stage)
-            running.warned = len(running.attempt.warnings)
-            if result is not None:
-                yield running, result.model_copy(update={"peak_rss": max(result.peak_rss, running.attempt.peak)})
+        for running in list(self.running.values()):
+            if (result := running.poll()) is not None:
+                yield running, result
 
     def forget(self, running: Running) -> None:
         """Its outcome is in the journal."""
         del self.running[running.job.id, running.stage]
+
+    def unheard(self) -> list[str]:
+        """Sentences on attempts of which nothing has been heard for long. May be asked from any thread."""
+        moment, running = time.monotonic(), list(dict(self.running).values())
+        silent = [(one, moment - since) for one in running if (since := one.unanswered) is not None]
+        return [
+            f"For {seconds:.0f} s nothing could be found out about the stage {one.stage} of {one.job.id}; the log says why."
+            for one, seconds in silent if seconds > UNHEARD_SECONDS
+        ]  # fmt: skip
 
     def relieve(self, reserve: int) -> None:
         """End the largest attempt when the box's memory runs out, before the kernel chooses, perhaps the training."""
         if not self.running or time.monotonic() - self._relieved < PRESSURE_SECONDS:
             return
         available = memory()[1]
-        largest = max(self.running.values(), key=lambda one: one.attempt.memory)
-        if available >= reserve or not largest.attempt.memory:
+        largest = max(self.running.values(), key=lambda one: one.memory)
+        if available >= reserve or not largest.memory:
             return
         self._relieved = time.monotonic()
         cause = (
             f"{human(available)} of the box's memory were left (limits.memory_reserve is {human(reserve)}), and this was the largest child"
-            f" with {human(largest.attempt.memory)}"
+            f" with {human(largest.memory)}"
         )
         remedy = "nothing, it is tried again when there is memory; free some to have it sooner"
         largest.stop(fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy))

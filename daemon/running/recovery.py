@@ -15,6 +15,7 @@ import structlog
 
 from daemon.checkpoints.pins import held
 from daemon.config.paths import Paths
+from daemon.contract.errors import from_oserror
 from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
@@ -74,7 +75,7 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
         if temporary not in at_work:
-            remove_tree(temporary)
+            _remove(temporary)
     return gone + collect_orphans(journal, paths, pins)
 
 
@@ -88,7 +89,17 @@ def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
         keep = journal.jobs.open_ids()
         for parent in {paths.staging: None, paths.pins: None, pins: None}:
             for entry in os.scandir(parent) if parent.is_dir() else ():
-                if entry.name not in keep:
-                    remove_tree(Path(entry.path))
+                if entry.name not in keep and _remove(Path(entry.path)):
                     gone.append(entry.path)
     return gone
+
+
+def _remove(path: Path) -> bool:
+    """Remove what no job needs; where that fails it is said, stays until the next start, and keeps nothing from its turn."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        fault = from_oserror(error, "remove what no job needs", str(path)).fault
+        log.warning(fault.sentence(), code=fault.code)
+        return False
+    return True

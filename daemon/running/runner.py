@@ -28,6 +28,7 @@ from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
+from daemon.journal.sqlite_errors import OF_ALL
 from daemon.publishing.closing import close_job, tidy_job
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
@@ -78,6 +79,8 @@ class Runner:
         """The journal's state when there was nothing left to do; None while there may be something."""
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
+        self._stays: dict[str, FaultCode | str] = {}
+        """Job of which something can't be cleared away → the code of what was said about that."""
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.executor)
         self.waits = Waits(self.children)
@@ -213,6 +216,7 @@ class Runner:
         self._take_room()
         self._reap()
         self._clear_ended()
+        self._end_waits()
         self.children.relieve(int(self.settings.limits.memory_reserve))
         if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):
             self.children.stop_heavy()
@@ -220,21 +224,25 @@ class Runner:
         jobs = self.journal.jobs.running()
         for job in jobs:
             self._try(job, may_start)
-        while may_start and not self._stopping and (following := self._next_job(jobs)):
-            jobs.append(following)
+        tried: set[str] = set()
+        while may_start and not self._stopping and (following := self._next_job(jobs, tried)):
+            tried.add(following.id)
             self._try(following, may_start)
+            now = self.journal.jobs.get(following.id)
+            if now is None or now.state != "pending":  # else it could not be started, and the next one has its turn
+                jobs.append(following)
         self._starter.end_round()
 
-    def _next_job(self, jobs: list[JobRow]) -> JobRow | None:
-        """The pending job to start now, if there is room for one."""
+    def _next_job(self, jobs: list[JobRow], tried: set[str]) -> JobRow | None:
+        """The pending job to start now, if there is room for one: none of those `tried` in this round, and none that waits."""
         awake = [job for job in jobs if not job.paused]
         limit = self.settings.limits.jobs
-        if len([job for job in awake if not self.waits.leaves_room(job.id)]) >= limit or len(awake) >= limit + SPARE_JOBS:
+        if len([job for job in awake if not self.waits.leaves_room(job.id)]) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:
             return None
-        preferred = self.journal.jobs.preferred()
-        lane = None if preferred else next_lane(self.journal.jobs.lanes())
-        job = preferred or (self.journal.jobs.first_of(lane) if lane else None)
-        return None if job is None or any(job.id == other.id for other in jobs) else job
+        but = tried | {job for job in self.waits.of if not self.waits.may_move(job)}
+        preferred = self.journal.jobs.preferred(but)
+        lane = None if preferred else next_lane(self.journal.jobs.lanes(but))
+        return preferred or (self.journal.jobs.first_of(lane, but) if lane else None)
 
     def _try(self, job: JobRow, may_start: bool) -> None:
         """Advance a job; one that can't be worked on never keeps the others from it."""
@@ -245,10 +253,10 @@ class Runner:
         with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
             try:
                 self._advance(job, may_start)
-            except CkptdError:
-                raise
-            except OSError as error:
-                fault = from_oserror(error, "go on with the export").fault
+            except (CkptdError, OSError) as error:
+                fault = error.fault if isinstance(error, CkptdError) else from_oserror(error, "go on with the export").fault
+                if fault.code in OF_ALL:
+                    raise
                 self.waits.refused(fault)
                 self.waits.add(job.id, fault, WAIT_SECONDS)
             except Exception as error:
@@ -268,12 +276,17 @@ class Runner:
                 running.stop()
             if children:
                 continue
-            if not tidy_job(job, self.journal, self.paths):
+            if not self._is_tidied(job):
                 continue
             self._forget(job.id)
             self.journal.jobs.tidied(job.id)
             log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
             self.changed()
+
+    def _end_waits(self) -> None:
+        """What has ended waits for nothing, also where it ended in a round that failed."""
+        for job in list(self.waits.of.keys() - self.journal.jobs.open_ids()) if len(self.waits) else ():
+            self.waits.end(job)
 
     def _is_rewritten(self, job: JobRow) -> bool:
         """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
@@ -351,18 +364,32 @@ class Runner:
             self.waits.refused(fault)
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
-        self._resumption.keep(job, stages, int(self.settings.output.kept_size))
-        self._left[job.id] = job
-        self._tidy_left()
+        self._left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
         self._forget(job.id)
+        self._resumption.keep(job, stages, int(self.settings.output.kept_size))
         self.wake()  # the next one need not wait for the end of a pause
         self.changed()
+        self._tidy_left()
 
     def _tidy_left(self) -> None:
         """Clear away what finished jobs leave; one whose pin is being made again has its turn in a later round."""
         for job in list(self._left.values()):
-            if tidy_job(job, self.journal, self.paths):
+            if self._is_tidied(job):
                 del self._left[job.id]
+
+    def _is_tidied(self, job: JobRow) -> bool:
+        """Clear away what an ended job leaves; False where that is to be tried again in a later round, which keeps no other job waiting."""
+        try:
+            done = tidy_job(job, self.journal, self.paths)
+        except OSError as error:
+            fault = from_oserror(error, "clear away what the export needs no more", str(job.pin)).fault
+            if self._stays.get(job.id) != fault.code:
+                log.warning(fault.sentence(), job=job.id, code=fault.code)
+            self._stays[job.id] = fault.code
+            return False
+        if done:
+            self._stays.pop(job.id, None)
+        return done
 
     def _forget(self, job: str) -> None:
         self.waits.end(job)

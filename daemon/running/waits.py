@@ -106,5 +106,5 @@ class Waits:
         if oldest is None or (mine is not None and mine.fault.code == MEMORY and mine.since < oldest.since):
             return 0
         # It must be memory that our own children hold, or holding back would help nobody.
-        reachable = memory()[1] + sum(running.attempt.memory for running in self._children.running.values())
+        reachable = memory()[1] + sum(running.memory for running in self._children.running.values())
         return oldest.need if oldest.need <= reachable else 0

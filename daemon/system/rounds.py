@@ -25,6 +25,8 @@ class Complaints:
         """The error of the last round; None if it succeeded."""
         self.since = 0.0
         """When the error first occurred, in monotonic seconds."""
+        self.failed = 0
+        """Rounds that failed since the last one that succeeded."""
 
     def during(self, work: Callable[[], object]) -> bool:
         """Do one round; returns whether it succeeded."""
@@ -42,7 +44,7 @@ class Complaints:
             remedy = "report it with the log's traceback"
             self._note(Fault(code=FaultCode.UNEXPECTED, operation=f"do a round of {self.who}", cause=cause, remedy=remedy))
         else:
-            self.trouble = None
+            self.trouble, self.failed = None, 0
             if self._said is not None:
                 self._log.info(f"{self.who} works again")
             self._said = None
@@ -59,4 +61,5 @@ class Complaints:
         if self.trouble is None:
             self.since = time.monotonic()
         self.trouble = fault
+        self.failed += 1
         self.noted(fault)

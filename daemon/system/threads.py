@@ -85,8 +85,9 @@ class Supervised:
         return self._thread.is_alive()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, at most so many seconds."""
-        self._thread.join(seconds)
+        """Wait until the thread has ended, at most so many seconds; not for one that never began."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
 
     def revive(self) -> bool:
         """Begin with another thread where this one is gone though its work has not ended; whether that was so."""
@@ -218,8 +219,10 @@ class Owner:
         if future.set_running_or_notify_cancel():
             try:
                 value = function(*arguments)
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # meant to end a thread: it must not end the one that asks
+                future.set_exception(ThreadDied(f"the thread {self._name} was to end: {reason_of(error)}"))
             else:
                 future.set_result(value)
         self._current = None

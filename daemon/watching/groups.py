@@ -118,7 +118,7 @@ class Watchers:
 
     @property
     def unreadable(self) -> dict[Path, Fault]:
-        """Directory that this process's user may not read → who lacks what, and the command."""
+        """Directory that can't be read → why: mostly who lacks which right, and the command."""
         return {path: fault for watcher in self.each for path, fault in watcher.tracker.unreadable.items()}
 
     def backend_of(self, root: Path) -> str:

@@ -6,6 +6,7 @@ is remembered in the journal by the state it was seen in.
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -21,9 +22,10 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import WatchSettings
-from daemon.contract.errors import Fault, Retryable, from_oserror
+from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
+from daemon.journal.sqlite_errors import OF_ALL
 from daemon.watching.intake import Intake, digest_of_fingerprint
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.settle import Quiet, Settler
@@ -74,7 +76,7 @@ class Tracker:
         self._scanner = Scanner(replace(rules_of(settings, intake.paths.state), elsewhere=frozenset(elsewhere)))
         self.incomplete: dict[Path, Incomplete] = {}
         self.unreadable: dict[Path, Fault] = {}
-        """Directory that this process's user may not read → who lacks what, and the command. Replaced as a whole, as `_refused`."""
+        """Directory that can't be read → why: mostly who lacks which right, and the command. Replaced as a whole, as `_refused`."""
         self._runs: set[Path] = set()
         """Directories of runs with an adapter's configuration and no weights: no checkpoints yet, and none is lost when they go."""
         self._refused: dict[Path, str] = {}
@@ -153,7 +155,7 @@ class Tracker:
         """List a directory whose layout was refused before the start and that has not changed; it has been said already."""
         try:
             refusal = refusal_of(path)
-        except OSError:
+        except Exception:
             return  # a look says what can't be read
         if refusal is not None:
             self._refused = {**self._refused, path: _why(refusal)}
@@ -200,7 +202,14 @@ class Tracker:
         except OSError as error:
             self._say_unreadable(path, closed(path), error)
             self._settler.forget(str(path))
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        except MemoryError:
+            self._say_unreadable(path, None, _no_memory())
+            self._settler.forget(str(path))
+        except CkptdError as error:
+            if error.fault.code in OF_ALL:
+                raise
+            self._not_taken(path, error.fault)
+        except Exception as error:
             self._not_understood(path, error)
 
     def _not_understood(self, path: Path, error: Exception) -> None:
@@ -210,8 +219,12 @@ class Tracker:
             code=FaultCode.UNEXPECTED, operation="look into the checkpoint", path=str(path), cause=ascii(cause)[1:-1],
             remedy="report it with the checkpoint's small JSON files; it is looked at again when it changes",
         )  # fmt: skip
+        self._not_taken(path, fault, traceback=traceback.format_exc(limit=-8))
+
+    def _not_taken(self, path: Path, fault: Fault, **more: str) -> None:
+        """Something keeps a directory from being taken: said once and listed; the next rescan tries again."""
         if self._refused.get(path) != _why(fault):
-            log.error(fault.sentence(), path=str(path), code=fault.code, traceback=traceback.format_exc(limit=-8))
+            log.error(fault.sentence(), path=str(path), code=fault.code, **more)
             self._refused = {**self._refused, path: _why(fault)}
         self._forget(path)
 
@@ -221,9 +234,10 @@ class Tracker:
         if (fault := closed(path)) is not None:
             self._say_unreadable(path, fault)
             return  # the next rescan tries again
-        self._open(path)
         found = inspect(path)
-        self._refused = {other: why for other, why in self._refused.items() if other != path}
+        self._open(path)
+        if not found.complete:
+            self._unlist(path)
         if not found.complete and is_run_alone(found):
             self._runs.add(path)
             self.incomplete.pop(path, None)
@@ -251,15 +265,22 @@ class Tracker:
         except Moved:
             self._settler.hint(str(path), now)
             return
-        except (OSError, Retryable) as error:
+        except (OSError, Retryable, MemoryError) as error:
+            if isinstance(error, MemoryError):
+                error = _no_memory()
             fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
             self._unpinned = {**self._unpinned, path: _why(fault)}
             self.refused(fault)
             self.say_once(f"pin:{path}:{fault.code}", fault.sentence())
             return  # the next rescan tries again
+        self._unlist(path)
         self._forget(path)
         if job:
             self._taken()
+
+    def _unlist(self, path: Path) -> None:
+        """What kept a directory from being taken does so no longer."""
+        self._refused = {other: why for other, why in self._refused.items() if other != path}
 
     def _note_incomplete(self, root: Path, found: Inspection, seen: Fingerprint, now: float) -> None:
         path = found.path
@@ -307,13 +328,12 @@ class Tracker:
 
     def _note_closed(self, root: Path, found: Collection[Path], errors: Sequence[OSError]) -> None:
         """Remember which directories a scan could not list; what can be read again, or is gone, is listed no longer."""
-        said = {}
+        said = set[Path]()
         for error in errors:
             path = Path(os.fsdecode(error.filename or root))
             fault = closed_directory(path)
             self._say_unreadable(path, fault, error)
-            if fault is not None:
-                said[path] = fault
+            said.add(path)
         for path in [path for path in self.unreadable if path not in said and path not in found and (path == root or root in path.parents)]:
             self._open(path)
 
@@ -331,6 +351,8 @@ class Tracker:
         if fault is None:
             why = error.strerror if error else ""
             self.say_once(f"read:{path}", f"Cannot read {path} ({why}); it is passed over until that changes")
+            if error is not None and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                self.unreadable = {**self.unreadable, path: from_oserror(error, "read the checkpoint", str(path)).fault}
             return
         if self.unreadable.get(path) != fault:
             # One sentence a run: a training that ends with fifty such checkpoints has one cause.
@@ -379,6 +401,10 @@ def _state_of(path: Path) -> int | None:
 
 def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _no_memory() -> OSError:
+    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def _why(refusal: Fault) -> str:

@@ -89,10 +89,12 @@ class Desk:
         self.fakes.append(Fake(context, lambda one: self.script(one)))
         return self.fakes[-1]
 
-    def add(self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",)) -> str:
+    def add(
+        self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",), base: str | None = None
+    ) -> str:  # fmt: skip
         reference = CheckpointRef(
             root="/root", run=run, step=step, path=f"/root/{run}/checkpoint-{step}", layout="trainer-adapter", digest=f"{run}{step}",
-            method="full",
+            method="lora" if base else "full", base_name=base,
         )  # fmt: skip
         name = f"{run}-{step}"
         pin = self.runner.paths.pins / name

@@ -238,6 +238,35 @@ def test_an_executor_that_fails_at_one_attempt_does_not_keep_the_others_from_goi
     assert desk.state(lost) != "running" and fault is not None and "the queue is out of reach" in fault.cause
 
 
+class Broken(list[str]):
+    """Warnings that can't be had."""
+
+    def __getitem__(self, _: object) -> str:  # type: ignore[override]
+        raise RuntimeError("the queue is out of reach")
+
+
+def test_what_can_not_be_found_out_about_one_attempt_keeps_no_other_waiting_and_is_told(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"jobs": 2})
+    ended: list[bool] = []
+    desk.script = lambda context: done(context) if ended or context.checkpoint.run == "good" else None
+    bad = desk.add("bad", 1)
+    desk.tick()
+    desk.fakes[0].warnings = Broken()
+    good = desk.add("good", 1)
+    desk.tick(40)
+    assert desk.state(good) == "succeeded" and desk.state(bad) == "running" and desk.runner.children.unheard() == []
+    monkeypatch.setattr("daemon.running.children.UNHEARD_SECONDS", 0.0)
+    assert [f"the stage merge of {bad}" in one for one in desk.runner.children.unheard()] == [True]
+    desk.fakes[0].warnings = []
+    ended.append(True)
+    desk.tick(40)
+    assert desk.state(bad) == "succeeded" and desk.runner.children.unheard() == []
+
+
 def test_a_job_is_cancelled_although_what_runs_it_can_not_be_told(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
     monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)

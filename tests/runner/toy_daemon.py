@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from daemon.cli.main import exit_code_of
@@ -11,15 +12,22 @@ from daemon.config.paths import prepare
 from daemon.contract.errors import CkptdError
 from daemon.operating import logs
 from daemon.operating.service import serve
+from daemon.running.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
 
 TOY = (sys.executable, "-m", "tests.runner.toy_handlers")
 
-if __name__ == "__main__":
-    config = Path(sys.argv[1])
+
+def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExecutor) -> None:
+    """Serve by this configuration until told to stop. `executor`: makes what runs the attempts, of their command."""
     settings = load(config, need_roots=True)
     logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
     try:
-        serve(settings, reload=lambda: load(config, need_roots=True), executor=LocalExecutor(TOY))
+        serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
     except CkptdError as error:
+        print(f"ckptd: {error}", file=sys.stderr)
         sys.exit(exit_code_of(error))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -33,9 +33,11 @@ from daemon.journal.rows import now
 from daemon.journal.sql import SCHEMA_VERSION
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
+from daemon.system.threads import reason_of
 
 log = structlog.get_logger("journal")
 
+DAMAGED = "damage"
 TargetOf = Callable[[CheckpointRef], Path]
 
 
@@ -230,9 +232,15 @@ class JournalMaintenance:
     paths: Paths
     keep: int = 3
     reserve: int = 0
-    problem: str | None = None
     checked: str | None = None
     backed_up: str | None = None
+    _problems: dict[str, str] = field(default_factory=dict)
+    """What was being done → what is wrong, until that is done again and well."""
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, the worst first; None where nothing is."""
+        return next(iter(sorted(self._problems.values(), key=lambda one: one != self._problems.get(DAMAGED))), None)
 
     def state(self) -> JournalCare:
         """For `ckptd status`."""
@@ -248,7 +256,8 @@ class JournalMaintenance:
             if problems:
                 self._damaged("; ".join(problems[:3]))
             else:
-                self.checked, self.problem = now(), None
+                self.checked = now()
+                self._problems.pop(DAMAGED, None)
 
     def back_up(self) -> None:
         """Take a backup and remove the oldest; if no backup can be taken, the old ones stay."""
@@ -266,14 +275,20 @@ class JournalMaintenance:
         except Permanent as error:
             self._damaged(error.fault.cause)
         except (CkptdError, OSError, sqlite3.Error) as error:
-            sentence = str(error) if isinstance(error, CkptdError) else f"Could not {operation}: {error}."
-            if sentence != self.problem:
-                log.error(sentence)
-            self.problem = sentence
+            self._note(operation, str(error) if isinstance(error, CkptdError) else f"Could not {operation}: {error}.")
+        except Exception as error:
+            self._note(operation, f"Could not {operation}: {reason_of(error)}.", error)
+        else:
+            self._problems.pop(operation, None)
+
+    def _note(self, operation: str, sentence: str, unforeseen: Exception | None = None) -> None:
+        if sentence != self._problems.get(operation):
+            log.error(sentence, exc_info=unforeseen)
+        self._problems[operation] = sentence
 
     def _damaged(self, why: str) -> None:
         sentence = f"The journal is damaged: {why}. To fix it: restart ckptd, which sets it aside and rebuilds it."
-        if sentence != self.problem:
+        if sentence != self._problems.get(DAMAGED):
             log.critical(sentence, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
-        self.problem = sentence
+        self._problems[DAMAGED] = sentence
         mark_suspect(self.paths.suspect, why)
