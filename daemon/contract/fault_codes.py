@@ -95,6 +95,8 @@ class FaultCode(StrEnum):
     """The file system can only be read."""
     ROOT_SILENT = "root-silent"
     """The file system of a watched root does not answer."""
+    NO_PROCESS = "no-process"
+    """The system gave no process for a stage: no memory, or too many processes or files. It is tried again while that lasts."""
     SYSTEM_RESOURCES = "system-resources"
     """File handles, memory of the system, or a device failed in a way that may pass."""
 

@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ log = structlog.get_logger("runner")
 
 PRESSURE_SECONDS = 3.0
 """Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
+_NO_PROCESS = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
+"""What a system without room for another process says."""
 NO_ANSWER_SECONDS = 600.0
 """How long an executor may fail at every question about an attempt: what it runs elsewhere may be out of reach for a while."""
 UNHEARD_SECONDS = 30.0
@@ -190,8 +193,8 @@ class Children:
             return None, False
         try:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
-        except OSError as error:
-            return from_oserror(error, f"start the stage {spec.name}").fault, True
+        except (OSError, MemoryError) as error:
+            return _not_started(error, f"start the stage {spec.name}"), True
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
             log.exception("an attempt could not be started")
             cause, remedy = f"{type(error).__name__}: {error}", "report it with the log's traceback"
@@ -279,3 +282,11 @@ class Children:
     def interrupted(result: StageResult) -> StageResult:
         """The outcome of an attempt whose result is of no use any more."""
         return StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
+
+
+def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
+    if isinstance(error, OSError) and error.errno not in _NO_PROCESS:
+        return from_oserror(error, operation).fault
+    cause = error.strerror if isinstance(error, OSError) else "the daemon itself has no memory"
+    remedy = "look at what takes the box's memory and processes, and at the limits of the daemon's user; it goes on by itself"
+    return Fault(code=FaultCode.NO_PROCESS, operation=operation, cause=cause or str(error), remedy=remedy)

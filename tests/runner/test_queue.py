@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import Any
 
@@ -289,3 +290,26 @@ def test_a_job_is_cancelled_although_what_runs_it_can_not_be_told(make_desk: Des
     refused.clear()
     desk.tick(3)
     assert not desk.runner.children.running
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EAGAIN, "Resource temporarily unavailable"), OSError(errno.ENOMEM, "no memory"), MemoryError()]
+)
+def test_a_box_without_room_for_a_process_costs_no_stage_its_attempts(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    desk = make_desk(limits={"retry_seconds": 0, "attempts": 2})
+    start, refused = desk.start, list[int]()
+
+    def refuse(order: Order) -> Fake:
+        if len(refused) < 6:
+            refused.append(1)
+            raise error
+        return start(order)
+
+    monkeypatch.setattr(desk, "start", refuse)
+    job = desk.add("run", 1)
+    desk.tick(60)
+    assert len(refused) == 6 and desk.state(job) == "succeeded"
+    fault = desk.journal.attempts.of(job)[0].fault
+    assert fault is not None and fault.code == "no-process" and "goes on by itself" in fault.remedy
