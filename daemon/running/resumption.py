@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import stage_names
@@ -104,18 +105,24 @@ class Resumption:
         log.info("stage reused", stage=stage, key=key[:12])
         return True
 
-    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> None:
-        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone."""
+    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> Fault | None:
+        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone.
+
+        Gives what kept the latest of them from it.
+        """
+        refused: Fault | None = None
         for name, stage in stages.items():
             if name != "report" and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
                 except OSError as error:
                     log.warning("an output could not be kept for later jobs", job=job.id, stage=name, why=str(error))
+                    refused = from_oserror(error, f"keep the output of {name}", str(stage.folder)).fault
         try:
             self.trim(budget)
         except OSError as error:
             log.warning("kept outputs could not be trimmed; it is tried again after the next export", job=job.id, why=str(error))
+        return refused
 
     def trim(self, budget: int) -> list[str]:
         """Remove kept outputs beyond the budget, but for those that running jobs read."""

@@ -351,7 +351,7 @@ class Runner:
             self.waits.refused(fault)
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
-        self._resumption.keep(job, stages, int(self.settings.output.kept_size))
+        self.waits.refused(self._resumption.keep(job, stages, int(self.settings.output.kept_size)))
         self._left[job.id] = job
         self._tidy_left()
         self._forget(job.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import pytest
 from daemon.contract.errors import Fault, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
+from daemon.running import output_cache
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
 from daemon.running.workers.attempt_log import AttemptLog
@@ -151,3 +153,20 @@ def test_a_start_that_can_not_write_down_what_was_left_open_does_so_later(make_d
     monkeypatch.setattr(left, "_sleep", lambda: None)
     assert [left.complaints.during(left._round) for _ in range(2)] == [False, True]
     assert desk.journal.stages.of(job)["merge"].failures == 0 and next(iter(desk.journal.attempts.of(job))).outcome == "interrupted"
+
+
+def test_an_output_that_could_not_be_kept_for_want_of_room_is_noted_for_the_watch_over_the_disks(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The export is done, and nothing else may be written for hours: only this refusal tells that a quota is used up."""
+    desk, noted = make_desk(), list[Fault | None]()
+    desk.runner.waits.refused = noted.append
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(desk.home / "out" / ".kept" / "key"))
+
+    monkeypatch.setattr(output_cache, "keep_lent", full)
+    job = desk.add("run", 1)
+    desk.tick(30)
+    assert desk.state(job) == "succeeded"
+    assert [fault.code for fault in noted if fault is not None] == [FaultCode.DISK_FULL]
