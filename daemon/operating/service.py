@@ -32,7 +32,7 @@ from daemon.journal.rows import JobRow, now
 from daemon.operating import last_end, logs, metrics, systemd
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file
+from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -104,7 +104,8 @@ def engine(
         )  # fmt: skip
         try:
             attention = threading.Event()
-            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of)
+            full_before = read_live(paths.live).verdict == "full"
+            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of, full_before=full_before)
             try:
                 runner.recover()
             except (Retryable, OSError) as error:

@@ -19,6 +19,7 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import stage_names
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.lending import take_back
 from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import keys_of
 from daemon.system.threads import Owner, ThreadDied
@@ -55,9 +56,11 @@ class Resumption:
     """Decides, before a job goes on, which of its stages stay finished. `work_of`: its configuration as it is now, if known."""
 
     def __init__(
-        self, journal: Journal, kept: OutputCache, work_of: Callable[[JobRow], Work | None], device: str, changed: Callable[[], None]
+        self, journal: Journal, kept: OutputCache, staging: Path, work_of: Callable[[JobRow], Work | None], device: str,
+        changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._journal, self._kept, self._work_of, self._device = journal, kept, work_of, device
+        """`staging`: where jobs have their folders of unpublished outputs."""
+        self._journal, self._kept, self._staging, self._work_of, self._device = journal, kept, staging, work_of, device
         self._rechecks = Rechecks(changed)
         self._ready: set[str] = set()
         self._known: dict[str, dict[str, bool]] = {}
@@ -75,6 +78,7 @@ class Resumption:
         """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
         if job.id in self._ready:
             return job
+        take_back(self._staging / job.id)  # a publication that a full disk cut off may not have been able to
         job = self._adopt(job)
         stages = self._journal.stages.of(job.id)
         finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 KINDS = ("write", "fsync", "rename", "link", "symlink", "mkdir", "open-to-write", "truncate")
 HALVES = ("state", "exports")
-IN_PLACE = "state/live.json"
+IN_PLACE = frozenset({"state/live.json", "state/lock", "state/ended.json"})
 """What is overwritten within the room that it has, for which a full disk needs none."""
 _CHANGING = (
     (r"run-\d+-4-[0-9a-f]+", "JOB"),
@@ -108,7 +108,7 @@ class FillingDisk:
         place = Place(kind, name)
         with self._lock:
             if self.full is not None:
-                if place.half != self.full or name == IN_PLACE:
+                if place.half != self.full or name in IN_PLACE:
                     return None
             else:
                 self._counts[place] += 1

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import random
+import signal
 import sqlite3
 import statistics
 import time
@@ -41,6 +42,8 @@ HELD_SECONDS = 0.6
 """How long a full disk stays full at most after it was said."""
 ONCE_TOGETHER, LASTING_TOGETHER = 24, 16
 """Points that one export meets."""
+RESTARTED = 0.06
+"""How often the daemon is ended and started while a disk is full, of those cases that are told to no service."""
 ROUNDS = 3
 """How often a point is tried that is not reached, since another one changed what is done, or a file was written less often."""
 BAD = ("lost", "twice", "half", "blocked", "counted", "ended", "unsaid", "tracebacks")
@@ -58,6 +61,8 @@ class Tally:
     missed_once: set[Point] = field(default_factory=set)
     missed_lasting: set[Point] = field(default_factory=set)
     """Those that no export reached."""
+    restarts: int = 0
+    """Of the daemon, while a disk was full."""
     refused: int = 0
     """Calls."""
     lost: int = 0
@@ -93,6 +98,7 @@ class Tally:
             "places": len(places),
             "filled_once": len(self.once),
             "filled_lasting": len(self.lasting),
+            "restarts_while_full": self.restarts,
             "refused_calls": self.refused,
             **{name: getattr(self, name) for name in BAD},
             "said_after_s": _spread(self.said),
@@ -216,7 +222,29 @@ class Sweep:
                 self.tally.bad("unsaid", f"{name}: {half} was full for {NOTICED_SECONDS:.0f} s at {self.disk.met[-1:]}; status: {seen}; "
                                f"notifications of no room: {told}")  # fmt: skip
         self._look_for_halves(name)
+        if self._post is None and self._generator.random() < RESTARTED:
+            self._restart(name)
         time.sleep(self._generator.uniform(0, HELD_SECONDS))
+
+    def _restart(self, name: str) -> None:
+        """End the daemon while the disk is full, in order or by kill -9; the next one has to live with that disk, and to say so."""
+        process = self.service.process
+        assert process is not None
+        number = self._generator.choice((signal.SIGTERM, signal.SIGKILL))
+        process.send_signal(number)
+        code = process.wait(90)
+        if number == signal.SIGTERM and code != 0:
+            self.tally.bad("ended", f"{name}: told to end while the disk was full, it ended with {code}")
+        self.tally.restarts += 1
+        self.service.start_under(self._faults)
+        process = self.service.process
+
+        def says_it() -> bool:
+            status = self._status()
+            return isinstance(status, dict) and (status["daemon"]["pid"], status["daemon"]["verdict"]) == (process.pid, "full")
+
+        if not self._wait(lambda: self._dead() or says_it(), NOTICED_SECONDS):
+            self.tally.bad("unsaid", f"{name}: started on a full disk, it did not say so; status: {str(self._status())[:1000]}")
 
     def _judge(self, name: str, checkpoint: Path) -> None:
         tally = self.tally
@@ -267,7 +295,9 @@ class Sweep:
         return [] if isinstance(status, str) else [job for job in status["jobs"] if job["checkpoint"] == str(checkpoint)]
 
     def _is_over(self, checkpoint: Path) -> bool:
-        """Whether its job has ended and was cleared away."""
+        """Whether its job has ended and was cleared away. Asks only where something was published: asking takes a while."""
+        if not (self.service.exports / checkpoint.parent.name).is_dir():
+            return False
         return any(job["state"] in ENDED and not (self.service.state / "pins" / job["id"]).exists() for job in self._jobs(checkpoint))
 
     def _read(self) -> sqlite3.Connection:
