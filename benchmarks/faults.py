@@ -94,7 +94,7 @@ def of_fills(found: Mapping[str, Any]) -> dict[str, float]:
         "fill_seed": found["seed"],
         **{name: found[name] for name in (*BAD, "counted", "ended", "unsaid", "tracebacks")},
         "said_after_s": found["said_after_s"].get("median", 0.0),
-        "end_after_room_s": found["end_after_room_s"]["median"],
+        "end_after_room_s": found["end_after_room_s"].get("median", 0.0),
     }
 
 

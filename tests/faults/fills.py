@@ -44,6 +44,8 @@ ONCE_TOGETHER, LASTING_TOGETHER = 24, 16
 """Points that one export meets."""
 RESTARTED = 0.06
 """How often the daemon is ended and started while a disk is full, of those cases that are told to no service."""
+PHASES = ("notified", "lasting", "once")
+"""Full until there is room, told to a service; the same without; full for one call."""
 ROUNDS = 3
 """How often a point is tried that is not reached, since another one changed what is done, or a file was written less often."""
 BAD = ("lost", "twice", "half", "blocked", "counted", "ended", "unsaid", "tracebacks")
@@ -347,15 +349,16 @@ def sweep(
     *,
     most: int | None = None,
     every: bool = False,
+    phases: Collection[str] = PHASES,
     say: Callable[[str], object] = lambda line: None,
 ) -> Tally:
     """Fill the disk at every place, once and lastingly, each time at a point and with an errno that are drawn.
 
     `every`: at every point once, and lastingly at the first and the last point of each place. `most`: in so many exports of each phase at
-    most. `say` gets a line for each. One in six of the lasting ones is told to a service too.
+    most. `phases`: those of PHASES that are wanted. `say` gets a line for each. One in six of the lasting ones is told to a service too.
     """
     generator, began, tally = random.Random(seed), time.monotonic(), Tally()
-    for phase in ("notified", "lasting", "once"):
+    for phase in (phase for phase in PHASES if phase in phases):
         lasting, together = phase != "once", LASTING_TOGETHER if phase != "once" else ONCE_TOGETHER
         met, missed = (tally.lasting, tally.missed_lasting) if lasting else (tally.once, tally.missed_once)
         with Sweep(folder / phase, checkpoint, generator, tally, notified=phase == "notified") as one:
