@@ -87,6 +87,8 @@ class FaultCode(StrEnum):
     """Too little memory is available now for a stage; it waits."""
     NO_PERMISSION = "no-permission"
     """The daemon's user may not do that to the path."""
+    NO_PROCESS = "no-process"
+    """The system gave no process for a stage: no memory, or too many processes or files. It is tried again while that lasts."""
     NOT_ENOUGH_MEMORY = "not-enough-memory"
     """A merge that needs the whole model in memory finds too little available."""
     OS_ERROR = "os-error"
@@ -95,8 +97,6 @@ class FaultCode(StrEnum):
     """The file system can only be read."""
     ROOT_SILENT = "root-silent"
     """The file system of a watched root does not answer."""
-    NO_PROCESS = "no-process"
-    """The system gave no process for a stage: no memory, or too many processes or files. It is tried again while that lasts."""
     SYSTEM_RESOURCES = "system-resources"
     """File handles, memory of the system, or a device failed in a way that may pass."""
 

@@ -11,13 +11,14 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from daemon.contract.errors import Fault, from_oserror
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
@@ -172,8 +173,9 @@ def _root_state(root: Path, watchers: Watchers) -> RootState:
 class LiveWriter:
     """Writes the live file. What may be thousands of directories is put into words only when it has changed."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, refused: Callable[[Fault], object] = lambda fault: None) -> None:
+        """`refused`: called where a full disk left it only the room that it has."""
+        self._file, self._refused = file, refused
         self._seen: tuple[list[tuple[Path, tuple[str, ...]]], dict[Path, str]] | None = None
         self._lists = ""
         self._listed = self._list_again = 0.0
@@ -192,7 +194,9 @@ class LiveWriter:
             return
         small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
         self._last = None  # until it is written
-        write_padded(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        refusal = write_padded(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        if refusal is not None:
+            self._refused(from_oserror(refusal, "replace the live file", str(self._file)).fault)
         self._last, self._written = timeless, now
 
     def _list(self, watcher: Watchers, now: float) -> bool:

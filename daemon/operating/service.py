@@ -32,7 +32,7 @@ from daemon.journal.rows import JobRow, now
 from daemon.operating import last_end, logs, metrics, systemd
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file
+from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -106,7 +106,8 @@ def engine(
         )  # fmt: skip
         try:
             attention = threading.Event()
-            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of)
+            full_before = read_live(paths.live).verdict == "full"
+            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of, full_before=full_before)
             try:
                 runner.recover()
             except (Retryable, OSError) as error:
@@ -144,12 +145,13 @@ class Daemon:
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
         self._parts.runner.waits.refused = self._refusals.note
-        for one in (parts.runner.complaints, self._notifier.complaints, self._complaints):
-            one.noted = self._refusals.note
+        self._maintenance.refused = self._refusals.note
         for thread in (self._runner, self._notifier.thread):
             thread.lost = parts.attention.set
         self._steps = {name: (Complaints(log, f"the daemon's main loop ({name})"), step) for name, step in self._what_is_done().items()}
-        self._live = LiveWriter(parts.paths.live)
+        for one in (parts.runner.complaints, self._notifier.complaints, self._complaints, *(step for step, _ in self._steps.values())):
+            one.noted = self._refusals.note
+        self._live = LiveWriter(parts.paths.live, self._refusals.note)
         self._announce_rebuilding()
         if self._last_end is not None:
             log.warning(f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",

@@ -20,7 +20,7 @@ from daemon.config.settings import LimitSettings
 from daemon.contract import failpoints
 from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.contract.files import odd_below, remove_tree
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
@@ -221,13 +221,18 @@ class Children:
         wait_for_news([running.attempt for running in self.running.values()], seconds)
 
     def _make_staging(self, job: str, spec: StageSpec, staging: Path, *, same: bool) -> None:
-        """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something."""
+        """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something.
+
+        Of that nothing but files: through a link that a publication left, a stage would write into an export, or to where none came to be.
+        """
         earlier = sorted(
             (path for path in staging.parent.glob(f"{spec.name}.*") if path != staging), key=lambda path: int(path.suffix[1:] or 0)
         )  # fmt: skip
         remove_tree(staging)
         if spec.resumable and same and earlier:
             earlier.pop().rename(staging)
+            for name in odd_below(staging):
+                (staging / name).unlink()
         for path in earlier:
             remove_tree(path)
         staging.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import structlog
 
+from daemon.contract.errors import Fault, from_oserror
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import stage_names
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.lending import take_back
 from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import keys_of
 from daemon.system.threads import Owner, ThreadDied
@@ -54,9 +56,11 @@ class Resumption:
     """Decides, before a job goes on, which of its stages stay finished. `work_of`: its configuration as it is now, if known."""
 
     def __init__(
-        self, journal: Journal, kept: OutputCache, work_of: Callable[[JobRow], Work | None], device: str, changed: Callable[[], None]
+        self, journal: Journal, kept: OutputCache, staging: Path, work_of: Callable[[JobRow], Work | None], device: str,
+        changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._journal, self._kept, self._work_of, self._device = journal, kept, work_of, device
+        """`staging`: where jobs have their folders of unpublished outputs."""
+        self._journal, self._kept, self._staging, self._work_of, self._device = journal, kept, staging, work_of, device
         self._rechecks = Rechecks(changed)
         self._ready: set[str] = set()
         self._known: dict[str, dict[str, bool]] = {}
@@ -74,6 +78,7 @@ class Resumption:
         """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
         if job.id in self._ready:
             return job
+        take_back(self._staging / job.id)  # a publication that a full disk cut off may not have been able to
         job = self._adopt(job)
         stages = self._journal.stages.of(job.id)
         finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}
@@ -104,18 +109,24 @@ class Resumption:
         log.info("stage reused", stage=stage, key=key[:12])
         return True
 
-    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> None:
-        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone."""
+    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> Fault | None:
+        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone.
+
+        Gives what kept the latest of them from it.
+        """
+        refused: Fault | None = None
         for name, stage in stages.items():
             if name != "report" and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
                 except OSError as error:
                     log.warning("an output could not be kept for later jobs", job=job.id, stage=name, why=str(error))
+                    refused = from_oserror(error, f"keep the output of {name}", str(stage.folder)).fault
         try:
             self.trim(budget)
         except OSError as error:
             log.warning("kept outputs could not be trimmed; it is tried again after the next export", job=job.id, why=str(error))
+        return refused
 
     def trim(self, budget: int) -> list[str]:
         """Remove kept outputs beyond the budget, but for those that running jobs read."""

@@ -70,6 +70,8 @@ class Runner:
     """Called after whatever people may want to see."""
     work_of: Callable[[Settings, JobRow], Work | None] = lambda settings, job: None
     """The configuration of a job as it is now; None: the one that it was entered with."""
+    full_before: bool = False
+    """A disk was full when the last ckptd ended: an attempt that it left open could not be recorded, and is no crash of its stage."""
 
     def __post_init__(self) -> None:
         self._wake = threading.Event()
@@ -90,7 +92,7 @@ class Runner:
         settings, paths = self.settings, self.paths
         self._bases = Bases(settings.base.search, settings.base.map)
         self._resumption = Resumption(
-            self.journal, OutputCache(paths.kept), lambda job: self.work_of(settings, job), settings.limits.device, self.wake
+            self.journal, OutputCache(paths.kept), paths.staging, lambda job: self.work_of(settings, job), settings.limits.device, self.wake
         )  # fmt: skip
         self._starter = Starter(settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases)
 
@@ -107,7 +109,7 @@ class Runner:
                     continue
                 left = end(left)
             result = left or StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self.journal, limits, row.id, result, crashed=left is None)
+            settle(self.journal, limits, row.id, result, crashed=left is None and not self.full_before)
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
             log.info("removed what no job needs", path=path)
@@ -366,7 +368,7 @@ class Runner:
             return
         self._left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
         self._forget(job.id)
-        self._resumption.keep(job, stages, int(self.settings.output.kept_size))
+        self.waits.refused(self._resumption.keep(job, stages, int(self.settings.output.kept_size)))
         self.wake()  # the next one need not wait for the end of a pause
         self.changed()
         self._tidy_left()

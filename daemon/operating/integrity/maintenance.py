@@ -20,7 +20,7 @@ import structlog
 
 from daemon.config.paths import Paths
 from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
@@ -225,7 +225,8 @@ def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
 class JournalMaintenance:
     """Checks and backs up an open journal on its schedule. Raises nothing: errors are logged and reported by `state`.
 
-    `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone.
+    `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone; `refused`: called with what kept
+    something from being written.
     """
 
     database: Database
@@ -234,6 +235,7 @@ class JournalMaintenance:
     reserve: int = 0
     checked: str | None = None
     backed_up: str | None = None
+    refused: Callable[[Fault], object] = lambda fault: None
     _problems: dict[str, str] = field(default_factory=dict)
     """What was being done → what is wrong, until that is done again and well."""
 
@@ -275,6 +277,9 @@ class JournalMaintenance:
         except Permanent as error:
             self._damaged(error.fault.cause)
         except (CkptdError, OSError, sqlite3.Error) as error:
+            if isinstance(error, (CkptdError, OSError)):
+                ours = error if isinstance(error, CkptdError) else from_oserror(error, operation, str(self.paths.backups))
+                self.refused(ours.fault)
             self._note(operation, str(error) if isinstance(error, CkptdError) else f"Could not {operation}: {error}.")
         except Exception as error:
             self._note(operation, f"Could not {operation}: {reason_of(error)}.", error)
