@@ -104,7 +104,8 @@ def _checkpoint(reference: CheckpointRef) -> Checkpoint:
 def _base(facts: JobFacts, folder: str | None, merge: MergeFigures | None) -> Base:
     place = facts.base or folder
     repository = hub.name_of(facts.checkpoint.base_name, Path(place or "")).repository
-    found = hub.license_of(Path(place), repository) if place else None
+    # Only where the merge has read the base: of one that can't be read, or that does not answer, a report is written all the same.
+    found = hub.license_of(Path(place), repository) if place and merge else None
     return Base(
         name=facts.checkpoint.base_name,
         revision=facts.checkpoint.base_revision,

@@ -75,7 +75,11 @@ def recommend(report: Report) -> Recommendation:
     usable = [artifact for artifact in report.artifacts if _deploys(artifact) == "alone"]
     usable = usable or [artifact for artifact in report.artifacts if _deploys(artifact) == "over its base"]
     if not usable:
-        return Recommendation(sentence="Nothing to deploy: no artifact that could be put to use passed its check.", rule="", best=None)
+        return Recommendation(
+            sentence="Nothing is recommended: no artifact that can be deployed was compared with the live model and passed.",
+            rule="",
+            best=None,
+        )
     fastest, smallest, nearest = _fastest(usable), _smallest(usable), min(usable, key=_loss)
     kind: Preference = "fastest" if fastest else "smallest"
     best = fastest or smallest or nearest

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from daemon.contract.values import Json
 from handlers.report import charts, headline, samples, units
 from handlers.report.model import Failure, Report
+from handlers.report.usage import word
 
 
 @cache
@@ -29,7 +30,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(units.FILTERS, flat=_flat)
+    made.filters.update(units.FILTERS, flat=_flat, word=word)
     made.globals.update(count=units.count, cells=samples.cells, prompt_shown=samples.prompt_shown)
     return made
 

@@ -17,7 +17,7 @@ from daemon.contract.files import FileEntry
 from daemon.contract.jobs.messages import Addition, JobFacts
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.models.hub import License, license_of
-from handlers.report import card, readme, usage
+from handlers.report import readme, usage
 from handlers.report.build import build
 from handlers.report.model import Report
 from tests.report import facts
@@ -128,7 +128,7 @@ def test_no_path_of_this_box_is_left_whatever_failed(tmp_path: Path) -> None:
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(run=TEXTS, base=TEXTS, method=TEXTS, license_=TEXTS, task=TEXTS)
 def test_no_name_breaks_the_metadata_out_of_its_block(run: str, base: str, method: str, license_: str, task: str, tmp_path: Path) -> None:
     folder = tmp_path / "base"
@@ -192,4 +192,13 @@ def test_a_list_of_requirements_has_the_versions_that_took_part_without_local_pa
 
 
 def test_values_that_are_not_known_are_left_out() -> None:
-    assert card.front_matter({"a": None, "b": "", "c": [], "d": "x: y", "e": 0}) == "---\nd: 'x: y'\ne: 0\n---\n"
+    assert readme.front_matter({"a": None, "b": "", "c": [], "d": "x: y", "e": 0}) == "---\nd: 'x: y'\ne: 0\n---\n"
+
+
+def test_a_base_that_the_merge_could_not_read_is_not_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie on a disk that does not answer: the report of that has to be written all the same."""
+    opened: list[Path] = []
+    monkeypatch.setattr("handlers.models.hub.license_of", lambda folder, repository: opened.append(folder))
+    assert report_of(facts.failed_merge(), tmp_path / "1").base.license is None and opened == []
+    report_of(facts.succeeded(), tmp_path / "2")
+    assert opened == [Path("/models/Qwen3-0.6B")]

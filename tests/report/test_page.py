@@ -149,7 +149,7 @@ def test_the_effect_of_the_adapter_itself_gives_the_figures_a_scale(tmp_path: Pa
 def test_table_and_chart_say_the_same_speed_over_pytorch(tmp_path: Path) -> None:
     job = facts.made_all(facts.check("onnx", tokens_per_second=20.0, pytorch_tokens_per_second=5.0, speed_over_pytorch=3.9))
     report = build(facts.context(job, tmp_path), END)
-    assert charts.speed_bars(report)[0].text == "20 tokens/s · 3.9 × PyTorch"
+    assert charts.speed_bars(report)[0].text == "20 · 3.9 × PyTorch"
     assert "4 × PyTorch" not in html.render(report)
 
 
