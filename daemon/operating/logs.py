@@ -20,6 +20,7 @@ from typing import IO, Any
 import structlog
 
 from daemon.config.settings import LogSettings
+from daemon.contract.events import Event
 from daemon.contract.text import printable, printable_lines
 from daemon.contract.values import Json
 from daemon.system.journald import JournalHandler, JournalStream
@@ -128,7 +129,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
 def say_closed(sentences: Iterable[str]) -> None:
     """Log what others could read of the state, and now can't."""
     for sentence in sentences:
-        structlog.get_logger("daemon").warning(sentence)
+        structlog.get_logger("daemon").warning(sentence, event_id=Event.STATE_CLOSED)
 
 
 def follow(file: Path, *, tail: int, forever: bool) -> Iterator[Json]:

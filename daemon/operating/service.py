@@ -24,6 +24,7 @@ from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
 from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
@@ -113,7 +114,9 @@ def engine(
             except (Retryable, OSError) as error:
                 if not patient or (isinstance(error, OSError) and error.errno not in FULL_DISK):
                     raise
-                log.warning(f"What the last ckptd left open is taken up as soon as that can be written down. {error}")
+                log.warning(
+                    f"What the last ckptd left open is taken up as soon as that can be written down. {error}", event_id=Event.RECOVERY_WAITS
+                )
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:
             journal.close()
@@ -154,8 +157,11 @@ class Daemon:
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
         self._announce_rebuilding()
         if self._last_end is not None:
-            log.warning(f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
-                        code=FaultCode.THREAD_LOST)  # fmt: skip
+            log.warning(
+                f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
+                event_id=Event.DAEMON_FAILED_BEFORE,
+                code=FaultCode.THREAD_LOST,
+            )
 
     def _announce_rebuilding(self) -> None:
         """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
@@ -220,7 +226,7 @@ class Daemon:
         self._watcher.start()
         self._ticks.start()
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
-        self._say_watching("ckptd is watching")
+        self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
         self._steps["the live file"][0].during(self._write_live)
         systemd.notify("READY=1\nSTATUS=watching")
         try:
@@ -228,7 +234,7 @@ class Daemon:
         except BaseException as error:
             end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread met an error: {reason_of(error)}")
             last_end.keep(self._parts.paths, last_end.LastEnd(now(), end.fault.sentence()))
-            log.critical(end.fault.sentence(), code=end.fault.code, exc_info=None if end is error else error)
+            log.critical(end.fault.sentence(), event_id=Event.DAEMON_FAILED, code=end.fault.code, exc_info=None if end is error else error)
             if end is error:
                 raise
             raise end from error
@@ -237,9 +243,9 @@ class Daemon:
         finally:
             self._shut_down()
 
-    def _say_watching(self, event: str) -> None:
+    def _say_watching(self, event_id: Event, sentence: str) -> None:
         roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
-        log.info(event, version=__version__, roots=roots, output=str(self._parts.paths.output),
+        log.info(sentence, event_id=event_id, version=__version__, roots=roots, output=str(self._parts.paths.output),
                  state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
 
     def _on_stop(self, _number: int, _frame: object) -> None:
@@ -312,7 +318,7 @@ class Daemon:
         for thread in self._threads():
             thread.revive()
         if not self._ticks.is_alive():
-            log.error("The thread of the ticks died, or one of them hangs; they begin again.")
+            log.error("The thread of the ticks died, or one of them hangs; they begin again.", event_id=Event.THREAD_DIED)
             self._ticks.stop()
             self._ticks = self._make_ticks()
             self._ticks.start()
@@ -355,7 +361,7 @@ class Daemon:
         if found is not None:
             problem = changed_for_good(self._parts.settings, found)
         if found is None or problem:
-            log.error(f"The configuration stays as it was: {problem}", code=FaultCode.RELOAD_REFUSED)
+            log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
         else:
             self._go_on_by(found)
         self._loaded = ConfigLoad(now(), problem)
@@ -378,11 +384,11 @@ class Daemon:
         self._watcher.start()
         self._ticks.start()
         self._half_taken = None
-        self._say_watching("the configuration was taken over")
+        self._say_watching(Event.CONFIG_RELOADED, "the configuration was taken over")
 
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")
-        log.info("stopping", children=len(self._parts.runner.children.running))
+        log.info("stopping", event_id=Event.DAEMON_STOPPING, children=len(self._parts.runner.children.running))
         for step in (
             self._ticks.stop,
             self._watcher.stop,
@@ -392,7 +398,7 @@ class Daemon:
             self._write_live,
         ):
             Complaints(log, "the end").during(step)
-        log.info("stopped")
+        log.info("stopped", event_id=Event.DAEMON_STOPPED)
 
     def alive(self) -> bool:
         """Every thread lives and makes its rounds, whatever the disks do: what the service manager's watchdog is told."""

@@ -19,6 +19,7 @@ from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
 from daemon.contract import failpoints
 from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import odd_below, remove_tree
 from daemon.contract.formats.stages import ModelSize, StageSpec
@@ -93,7 +94,7 @@ class Running:
     def _pass_on(self, warnings: Sequence[str]) -> None:
         checkpoint = self.job.checkpoint
         for message in warnings[self.warned :]:
-            log.warning(message, job=self.job.id, run=checkpoint.run, step=checkpoint.step, stage=self.stage)
+            log.warning(message, event_id=Event.STAGE_WARNING, job=self.job.id, run=checkpoint.run, step=checkpoint.step, stage=self.stage)
         self.warned = len(warnings)
 
     def stop(self, fault: Fault | None = None) -> None:
@@ -113,13 +114,19 @@ class Running:
     def _not_told(self) -> None:
         if not self.untold:
             self.untold = True
-            log.exception("an attempt can't be told to end; it is tried again, the others go on", stage=self.stage)
+            log.exception(
+                "an attempt can't be told to end; it is tried again, the others go on", event_id=Event.ATTEMPT_UNREACHABLE, stage=self.stage
+            )
 
     def _no_answer(self, error: Exception) -> StageResult | None:
         now, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if self.unanswered is None:
             self.unanswered = now
-            log.exception("an attempt can't be asked how it is; it is tried again, the others go on", stage=self.stage)
+            log.exception(
+                "an attempt can't be asked how it is; it is tried again, the others go on",
+                event_id=Event.ATTEMPT_UNREACHABLE,
+                stage=self.stage,
+            )
         if now - self.unanswered < NO_ANSWER_SECONDS:
             return None
         fault = Fault(
@@ -196,13 +203,13 @@ class Children:
         except (OSError, MemoryError) as error:
             return _not_started(error, f"start the stage {spec.name}"), True
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
-            log.exception("an attempt could not be started")
+            log.exception("an attempt could not be started", event_id=Event.ATTEMPT_NOT_STARTED)
             cause, remedy = f"{type(error).__name__}: {error}", "report it with the log's traceback"
             return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), True
         self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
         self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")
-        log.info("stage started", stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
+        log.info("stage started", event_id=Event.STAGE_STARTED, stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
                  estimated_memory=human(need.memory))  # fmt: skip
         return None, True
 

@@ -16,6 +16,7 @@ import structlog
 from daemon.checkpoints.pins import held
 from daemon.config.paths import Paths
 from daemon.contract.errors import from_oserror
+from daemon.contract.events import Event
 from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
@@ -46,9 +47,14 @@ def left_open(
         with structlog.contextvars.bound_contextvars(job=row.job, stage=row.stage):
             left = executor.reclaim(row.executor_id, row.folder, bounds)
             if left is None or isinstance(left, StageResult):
-                log.info("resumed", attempt=row.number, outcome=str(left.outcome if left else Outcome.INTERRUPTED))
+                log.info(
+                    "resumed",
+                    event_id=Event.ATTEMPT_RESUMED,
+                    attempt=row.number,
+                    outcome=str(left.outcome if left else Outcome.INTERRUPTED),
+                )
             else:
-                log.info("still running", attempt=row.number, id=left.id)
+                log.info("still running", event_id=Event.ATTEMPT_ADOPTED, attempt=row.number, id=left.id)
         found.append((row, left))
     return found
 
@@ -60,7 +66,7 @@ def end(attempt: Attempt) -> StageResult:
     while (result := attempt.poll()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     if result is None:
-        log.warning("an attempt that nobody needs does not end", id=attempt.id)
+        log.warning("an attempt that nobody needs does not end", event_id=Event.ATTEMPT_LEFT, id=attempt.id)
     return result or StageResult(outcome=Outcome.INTERRUPTED)
 
 
@@ -84,7 +90,9 @@ def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
     gone: list[str] = []
     with held(paths.pins_lock, patience=PATIENCE) as mine:
         if not mine:
-            log.info("a checkpoint is being pinned again; what no job needs is removed at the next start")
+            log.info(
+                "a checkpoint is being pinned again; what no job needs is removed at the next start", event_id=Event.CHECKPOINT_PINNED_AGAIN
+            )
             return gone
         keep = journal.jobs.open_ids()
         for parent in {paths.staging: None, paths.pins: None, pins: None}:
@@ -100,6 +108,6 @@ def _remove(path: Path) -> bool:
         remove_tree(path)
     except OSError as error:
         fault = from_oserror(error, "remove what no job needs", str(path)).fault
-        log.warning(fault.sentence(), code=fault.code)
+        log.warning(fault.sentence(), event_id=Event.STATE_NOT_CLEANED, code=fault.code)
         return False
     return True

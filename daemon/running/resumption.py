@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import stage_names
@@ -86,7 +87,12 @@ class Resumption:
             return None
         for name, whole in self._known.pop(job.id, {}).items():
             if not whole:
-                log.warning("the output of a finished stage is no longer whole; it is made again", job=job.id, stage=name)
+                log.warning(
+                    "the output of a finished stage is no longer whole; it is made again",
+                    event_id=Event.STAGE_REPEATED,
+                    job=job.id,
+                    stage=name,
+                )
                 self._journal.stages.reopen(job.id, name)
         self._reopen_changed(job)
         self._ready.add(job.id)
@@ -102,11 +108,11 @@ class Resumption:
         if whole is None:
             return None
         if not whole:
-            log.warning("a kept output is no longer whole; it is made again", job=job.id, stage=stage)
+            log.warning("a kept output is no longer whole; it is made again", event_id=Event.STAGE_REPEATED, job=job.id, stage=stage)
             self._kept.drop(key)
             return False
         self._journal.stages.reuse(job.id, stage, key, folder, result)
-        log.info("stage reused", stage=stage, key=key[:12])
+        log.info("stage reused", event_id=Event.STAGE_REUSED, stage=stage, key=key[:12])
         return True
 
     def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> Fault | None:
@@ -120,12 +126,19 @@ class Resumption:
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
                 except OSError as error:
-                    log.warning("an output could not be kept for later jobs", job=job.id, stage=name, why=str(error))
+                    log.warning(
+                        "an output could not be kept for later jobs", event_id=Event.KEPT_FAILED, job=job.id, stage=name, why=str(error)
+                    )
                     refused = from_oserror(error, f"keep the output of {name}", str(stage.folder)).fault
         try:
             self.trim(budget)
         except OSError as error:
-            log.warning("kept outputs could not be trimmed; it is tried again after the next export", job=job.id, why=str(error))
+            log.warning(
+                "kept outputs could not be trimmed; it is tried again after the next export",
+                event_id=Event.KEPT_FAILED,
+                job=job.id,
+                why=str(error),
+            )
         return refused
 
     def trim(self, budget: int) -> list[str]:
@@ -135,7 +148,7 @@ class Resumption:
         ]  # fmt: skip
         gone = self._kept.trim(budget, in_use)
         if gone:
-            log.info("removed kept outputs", keys=[key[:12] for key in gone])
+            log.info("removed kept outputs", event_id=Event.KEPT_REMOVED, keys=[key[:12] for key in gone])
         return gone
 
     def _adopt(self, job: JobRow) -> JobRow:
@@ -146,7 +159,9 @@ class Resumption:
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):
             what = "configuration" if work != job.work else "plan"
-            log.warning(f"the {what} has changed; the export goes on by the new one", job=job.id, stages=names)
+            log.warning(
+                f"the {what} has changed; the export goes on by the new one", event_id=Event.CONFIG_CHANGED, job=job.id, stages=names
+            )
         return self._journal.jobs.get(job.id) or job
 
     def _verified(self, job: str, finished: dict[str, StageRow]) -> bool:
@@ -169,5 +184,7 @@ class Resumption:
             stages = self._journal.stages.of(job.id)
             stage = stages[name]
             if stage.state == "succeeded" and stage.key and stage.key != keys_of(job, stages, self._device)[name]:
-                log.warning("what a finished stage was made of has changed; it is made again", job=job.id, stage=name)
+                log.warning(
+                    "what a finished stage was made of has changed; it is made again", event_id=Event.STAGE_REPEATED, job=job.id, stage=name
+                )
                 self._journal.stages.reopen(job.id, name)

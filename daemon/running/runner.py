@@ -21,6 +21,7 @@ from daemon.checkpoints.pins import pins_of, rewritten
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
@@ -112,7 +113,7 @@ class Runner:
             settle(self.journal, limits, row.id, result, crashed=left is None and not self.full_before)
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
-            log.info("removed what no job needs", path=path)
+            log.info("removed what no job needs", event_id=Event.STATE_CLEANED, path=path)
         self._recovered = True
 
     def _take_over(self, row: AttemptRow, attempt: Attempt) -> bool:
@@ -262,7 +263,9 @@ class Runner:
                 self.waits.refused(fault)
                 self.waits.add(job.id, fault, WAIT_SECONDS)
             except Exception as error:
-                log.exception("the export met an error that nobody foresaw; it is tried again, the others go on")
+                log.exception(
+                    "the export met an error that nobody foresaw; it is tried again, the others go on", event_id=Event.EXPORT_UNFORESEEN
+                )
                 cause = f"{type(error).__name__}: {error}"
                 fault = Fault(
                     code=FaultCode.UNEXPECTED, operation="go on with the export", cause=cause, remedy="report it with the log's traceback"
@@ -282,7 +285,15 @@ class Runner:
                 continue
             self._forget(job.id)
             self.journal.jobs.tidied(job.id)
-            log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
+            log.warning(
+                "export given up",
+                event_id=Event.EXPORT_GIVEN_UP,
+                job=job.id,
+                run=job.checkpoint.run,
+                step=job.checkpoint.step,
+                state=job.state,
+                reason=job.reason,
+            )
             self.changed()
 
     def _end_waits(self) -> None:
@@ -326,10 +337,10 @@ class Runner:
         folder, fault = self._bases.find(job.checkpoint)
         if not self.journal.jobs.start(job.id, folder):
             return None
-        log.info("export started", base=str(folder) if folder else None)
+        log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
         first = next(iter(self.journal.stages.of(job.id).values()))
         if fault and first.state == "waiting":
-            log.error(fault.sentence(), code=fault.code)
+            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, code=fault.code)
             self.journal.stages.end(job.id, first.name, "failed", fault)
         self.changed()
         return self.journal.jobs.get(job.id)
@@ -355,7 +366,7 @@ class Runner:
         """Whether somebody removed what the attempt read; finished stages are then verified, and made again, first."""
         if inputs_are_there(self.journal, running):
             return False
-        log.warning("what the stage read was removed while it ran; it is made again", stage=running.stage)
+        log.warning("what the stage read was removed while it ran; it is made again", event_id=Event.STAGE_REPEATED, stage=running.stage)
         self._resumption.forget(running.job.id)
         return True
 
@@ -386,7 +397,7 @@ class Runner:
         except OSError as error:
             fault = from_oserror(error, "clear away what the export needs no more", str(job.pin)).fault
             if self._stays.get(job.id) != fault.code:
-                log.warning(fault.sentence(), job=job.id, code=fault.code)
+                log.warning(fault.sentence(), event_id=Event.EXPORT_FAULT, job=job.id, code=fault.code)
             self._stays[job.id] = fault.code
             return False
         if done:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 
 
@@ -38,7 +39,7 @@ class Complaints:
             self._say(from_oserror(error, f"do a round of {self.who}"))
         except Exception as error:
             if self._said != repr(error):
-                self._log.exception(f"{self.who} met an error that nobody foresaw, and goes on")
+                self._log.exception(f"{self.who} met an error that nobody foresaw, and goes on", event_id=Event.ROUND_FAILED)
             self._said = repr(error)
             cause = f"{type(error).__name__}: {error}"
             remedy = "report it with the log's traceback"
@@ -46,14 +47,14 @@ class Complaints:
         else:
             self.trouble, self.failed = None, 0
             if self._said is not None:
-                self._log.info(f"{self.who} works again")
+                self._log.info(f"{self.who} works again", event_id=Event.ROUND_RECOVERED)
             self._said = None
             return True
         return False
 
     def _say(self, error: CkptdError) -> None:
         if self._said != error.fault.code:
-            self._log.error(error.fault.sentence(), code=error.fault.code)
+            self._log.error(error.fault.sentence(), event_id=Event.ROUND_FAILED, code=error.fault.code)
         self._said = error.fault.code
         self._note(error.fault)
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from daemon.contract.events import Event
+
 MOST_DEATHS = 5
 DEATH_SECONDS = 60.0
 """A thread that dies so often within so many seconds is given up: whatever kills it is not going to pass by itself."""
@@ -137,7 +139,7 @@ class Supervised:
 
     def _say(self, sentence: str, error: BaseException) -> None:
         with contextlib.suppress(Exception):  # without memory nothing can be said, and the work goes on all the same
-            self._log.error(sentence, exc_info=error)
+            self._log.error(sentence, event_id=Event.THREAD_DIED, exc_info=error)
 
 
 class Owner:

@@ -23,6 +23,7 @@ from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import WatchSettings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
 from daemon.journal.sqlite_errors import OF_ALL
@@ -172,10 +173,10 @@ class Tracker:
     def _note_passed_over(self, root: Path, found: set[Path], passed: dict[Path, str]) -> None:
         """Remember, and say once, what a scan saw and does not take, and what it could not come to. What has gone is no longer listed."""
         for path, why in passed.items():
-            self.say_once(f"passed:{path}", f"Seen, not watched: {path}: {why}")
+            self.say_once(f"passed:{path}", Event.CHECKPOINT_NOT_WATCHED, f"Seen, not watched: {path}: {why}")
         if self._scanner.left_out:
             passed = {**passed, root: self._scanner.left_out}
-            self.say_once(f"left-out:{root}", f"Not everything is watched: {self._scanner.left_out}")
+            self.say_once(f"left-out:{root}", Event.WATCH_BOUNDED, f"Not everything is watched: {self._scanner.left_out}")
         else:
             self.unsay(f"left-out:{root}")
         self._refused = {path: why for path, why in self._refused.items() if path in found or root not in path.parents}
@@ -184,7 +185,7 @@ class Tracker:
     def look(self, path: Path, now: float) -> None:
         """Look at one directory: has it come to rest, is it whole, and is it to be taken."""
         if not _is_text(str(path)):
-            self.say_once(f"name:{path!r}", f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
+            self.say_once(f"name:{path!r}", Event.CHECKPOINT_NAME, f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
             self._settler.forget(str(path))
             return
         try:
@@ -224,7 +225,7 @@ class Tracker:
     def _not_taken(self, path: Path, fault: Fault, **more: str) -> None:
         """Something keeps a directory from being taken: said once and listed; the next rescan tries again."""
         if self._refused.get(path) != _why(fault):
-            log.error(fault.sentence(), path=str(path), code=fault.code, **more)
+            log.error(fault.sentence(), event_id=Event.CHECKPOINT_NOT_UNDERSTOOD, path=str(path), code=fault.code, **more)
             self._refused = {**self._refused, path: _why(fault)}
         self._forget(path)
 
@@ -247,7 +248,9 @@ class Tracker:
             self._note_incomplete(root, found, seen, now)
             return
         if found.refusal is not None:
-            log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
+            log.warning(
+                found.refusal.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), layout=found.layout, code=found.refusal.code
+            )
             self._refused = {**self._refused, path: _why(found.refusal)}
             self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
@@ -271,7 +274,7 @@ class Tracker:
             fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
             self._unpinned = {**self._unpinned, path: _why(fault)}
             self.refused(fault)
-            self.say_once(f"pin:{path}:{fault.code}", fault.sentence())
+            self.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again
         self._unlist(path)
         self._forget(path)
@@ -287,7 +290,7 @@ class Tracker:
         entry = self.incomplete.get(path)
         if entry is None or entry.missing != found.missing:
             entry = self.incomplete[path] = Incomplete(found.missing, entry.since if entry else now)
-            log.debug("quiet, but not complete", path=str(path), missing=list(found.missing))
+            log.debug("quiet, but not complete", event_id=Event.CHECKPOINT_QUIET, path=str(path), missing=list(found.missing))
         if entry.reported or now - entry.since < self._settings.stale_seconds:
             return
         entry.reported = True
@@ -296,8 +299,13 @@ class Tracker:
             if self._intake.take_damaged(root, found, seen):
                 self._taken()
         else:
-            log.warning("a checkpoint has been incomplete for long", path=str(path), missing=list(found.missing),
-                        since_seconds=round(now - entry.since))  # fmt: skip
+            log.warning(
+                "a checkpoint has been incomplete for long",
+                event_id=Event.CHECKPOINT_INCOMPLETE,
+                path=str(path),
+                missing=list(found.missing),
+                since_seconds=round(now - entry.since),
+            )
 
     def _note_sighting(self, path: Path, now: float) -> None:
         told = wall_clock()
@@ -311,7 +319,7 @@ class Tracker:
         lived = round(now - entry.since, 3)
         log.warning(
             f"The checkpoint {path} was deleted before it could be pinned: first seen {entry.first}, last seen {entry.last}, "
-            f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds",
+            f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds", event_id=Event.CHECKPOINT_LOST,
             path=str(path), code=FaultCode.CHECKPOINT_LOST,
         )  # fmt: skip
         self._intake.journal.sightings.add_lost(str(path), entry.first, entry.last, lived)
@@ -350,14 +358,14 @@ class Tracker:
         """List a directory that can't be read, and say it once; what no right is lacking for is an error of the disk."""
         if fault is None:
             why = error.strerror if error else ""
-            self.say_once(f"read:{path}", f"Cannot read {path} ({why}); it is passed over until that changes")
+            self.say_once(f"read:{path}", Event.CHECKPOINT_UNREADABLE, f"Cannot read {path} ({why}); it is passed over until that changes")
             if error is not None and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
                 self.unreadable = {**self.unreadable, path: from_oserror(error, "read the checkpoint", str(path)).fault}
             return
         if self.unreadable.get(path) != fault:
             # One sentence a run: a training that ends with fifty such checkpoints has one cause.
             known = any(run_of(other) == run_of(path) and other != path for other in self.unreadable)
-            (log.debug if known else log.warning)(fault.sentence(), path=str(path), code=fault.code)
+            (log.debug if known else log.warning)(fault.sentence(), event_id=Event.CHECKPOINT_UNREADABLE, path=str(path), code=fault.code)
         self.unreadable = {**self.unreadable, path: fault}
 
     def _open(self, path: Path) -> None:
@@ -366,11 +374,11 @@ class Tracker:
         if path in self.unreadable:
             self.unreadable = {other: why for other, why in self.unreadable.items() if other != path}
 
-    def say_once(self, key: str, message: str) -> None:
+    def say_once(self, key: str, event_id: Event, message: str) -> None:
         """Log a warning unless the same `key` has been said already."""
         if key not in self._said:
             self._said.add(key)
-            log.warning(message)
+            log.warning(message, event_id=event_id)
 
     def unsay(self, key: str) -> None:
         """The cause of a warning is gone: say it again when it comes back."""

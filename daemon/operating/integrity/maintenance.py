@@ -21,6 +21,7 @@ import structlog
 from daemon.config.paths import Paths
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
@@ -127,9 +128,15 @@ def _heal(paths: Paths, why: str, suspicion: Json | None, target_of: TargetOf) -
     paths.suspect.unlink()
     log.critical(
         f"The journal could not be used ({why}). It was set aside and rebuilt from {source}; look at that disk.",
-        code=FaultCode.JOURNAL_REBUILT, set_aside=str(aside) if aside else None, source=source, jobs_open=result.open,
-        jobs_ended=result.ended, given_up=result.given_up, passed_over=result.skipped,
-    )  # fmt: skip
+        event_id=Event.JOURNAL_REBUILT,
+        code=FaultCode.JOURNAL_REBUILT,
+        set_aside=str(aside) if aside else None,
+        source=source,
+        jobs_open=result.open,
+        jobs_ended=result.ended,
+        given_up=result.given_up,
+        passed_over=result.skipped,
+    )
 
 
 def _with_journal(path: Path) -> Path:
@@ -160,7 +167,7 @@ def _build(paths: Paths, fresh: Path, facts: Json, target_of: TargetOf) -> tuple
         if _is_sound(fresh):
             source = "backup"
             break
-        log.error("a backup of the journal is not valid", path=str(backup))
+        log.error("a backup of the journal is not valid", event_id=Event.JOURNAL_BACKUP_INVALID, path=str(backup))
     else:
         _clear(fresh)
     database = Database(fresh)
@@ -216,9 +223,9 @@ def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
         try:
             see_room(paths.state, paths.journal.stat().st_size, reserve)
             backups.write_backup(connection, target)
-            log.info("backed the journal up before its upgrade", path=str(target), schema=version)
+            log.info("backed the journal up before its upgrade", event_id=Event.JOURNAL_BACKED_UP, path=str(target), schema=version)
         except (Retryable, OSError) as error:
-            log.warning("the journal is upgraded without a backup", error=str(error))
+            log.warning("the journal is upgraded without a backup", event_id=Event.JOURNAL_UPGRADED_WITHOUT_BACKUP, error=str(error))
 
 
 @dataclass
@@ -288,12 +295,12 @@ class JournalMaintenance:
 
     def _note(self, operation: str, sentence: str, unforeseen: Exception | None = None) -> None:
         if sentence != self._problems.get(operation):
-            log.error(sentence, exc_info=unforeseen)
+            log.error(sentence, event_id=Event.JOURNAL_CARE_FAILED, exc_info=unforeseen)
         self._problems[operation] = sentence
 
     def _damaged(self, why: str) -> None:
         sentence = f"The journal is damaged: {why}. To fix it: restart ckptd, which sets it aside and rebuilds it."
         if sentence != self._problems.get(DAMAGED):
-            log.critical(sentence, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
+            log.critical(sentence, event_id=Event.JOURNAL_DAMAGED, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
         self._problems[DAMAGED] = sentence
         mark_suspect(self.paths.suspect, why)

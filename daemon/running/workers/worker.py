@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from daemon.contract.errors import Fault
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import LOG_FILE, Order, Progress
@@ -198,8 +199,12 @@ class Worker:
         if not self._enclosure.sweep():
             if now - exited_at < STUCK_SECONDS:
                 return None
-            log.error("processes of an attempt can't be killed, the kernel holds them", stage=self.context.stage,
-                      pids=sorted(self._enclosure.members()))  # fmt: skip
+            log.error(
+                "processes of an attempt can't be killed, the kernel holds them",
+                event_id=Event.ATTEMPT_LEFT,
+                stage=self.context.stage,
+                pids=sorted(self._enclosure.members()),
+            )
         code = self.process.wait()
         self._channel.read()
         self._log.finish()
