@@ -9,6 +9,13 @@ from rich.console import Console
 
 from daemon.contract.text import printable, printable_lines
 
+STATE_STYLE = {
+    "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
+    "waiting": "yellow", "paused": "yellow", "stopped": "yellow",
+    "pending": "dim", "skipped": "dim", "superseded": "dim", "cancelled": "dim",
+}  # fmt: skip
+"""State of an export or a stage, or verdict of an artifact → its style."""
+
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     """A console that shows text as it is: no colours for numbers, no pictures for `:words:`."""
@@ -23,6 +30,12 @@ def escape(text: str) -> str:
 def escape_lines(text: str) -> str:
     """The same with its line ends, for a traceback."""
     return markup.escape(printable_lines(text))
+
+
+def styled(state: str) -> str:
+    """A state in its colour, as rich markup."""
+    style = STATE_STYLE.get(state)
+    return f"[{style}]{state}[/{style}]" if style else escape(state)
 
 
 def say(text: str) -> None:

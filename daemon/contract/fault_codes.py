@@ -22,6 +22,8 @@ class FaultCode(StrEnum):
 
     ALREADY_RUNNING = "already-running"
     """Another ckptd holds the state directory."""
+    BAD_OPTION = "bad-option"
+    """An option of the command line has a value that it can't take, or contradicts another one."""
     BAD_WEIGHT = "bad-weight"
     """The factor of an adapter to add is no number, or 0, or so large that nothing is left of the base."""
     CHECKPOINT_GONE = "checkpoint-gone"
