@@ -6,10 +6,13 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from daemon.cli.layout import Cell, Column, duration, hanging, table
 from daemon.cli.markup import STATE_STYLE, terminal
 from daemon.cli.status import local_time, pace, width_of
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.text import printable
 from daemon.journal.rows import ENDED_JOB
 
 if TYPE_CHECKING:
@@ -32,12 +35,11 @@ def print_job(job: JobDetails) -> None:
         console.print(line)
 
 
-def _fact(name: str, text: str, style: str = "") -> str:
-    (line,) = hanging("", text, None)
-    return f"[bold]{name:<11}[/bold] " + (f"[{style}]{line}[/{style}]" if style else line)
+def _fact(name: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"{name:<11}", "bold"), " ", (printable(text), style))
 
 
-def _facts(job: JobDetails) -> list[str]:
+def _facts(job: JobDetails) -> list[Text]:
     lines = [_fact("id", job.id)]
     for key in _FACTS:
         value = (job.activity or job.state) if key == "state" else getattr(job, key)
@@ -51,7 +53,7 @@ def _facts(job: JobDetails) -> list[str]:
     return lines
 
 
-def _stages(job: JobDetails, width: int | None) -> list[str]:
+def _stages(job: JobDetails, width: int | None) -> list[Text]:
     rows = [
         [
             Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell(str(stage.attempts)),
@@ -73,9 +75,9 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
     return "error: see below" if stage.error else ""
 
 
-def _why(job: JobDetails, width: int | None) -> list[str]:
+def _why(job: JobDetails, width: int | None) -> list[Text]:
     """Each root cause once: the errors of the stages that failed, then what else keeps the export from its end."""
-    lines, said = list[str](), set[str]()
+    lines, said = list[Text](), set[str]()
     errors = [(f"{stage.name}:", stage.error) for stage in job.stages if stage.error and stage.state != "skipped"]
     for label, text, style in (
         *((label, text, "red") for label, text in errors),
@@ -92,7 +94,7 @@ def _why(job: JobDetails, width: int | None) -> list[str]:
     return lines
 
 
-def _what_next(job: JobDetails) -> list[str]:
+def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []

@@ -1,7 +1,6 @@
 """Text laid out for the width of a terminal: shortened in the middle, wrapped between words, put into columns. Pure.
 
-Widths are counted in cells of the terminal: a Chinese character takes two, a combining accent none. What comes out is rich markup in which
-nothing of the text is taken for markup.
+Widths are counted in cells of the terminal: a Chinese character takes two, a combining accent none. Controls are shown as their codes.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len, chop_cells
+from rich.text import Text
 
-from daemon.cli.markup import escape
 from daemon.contract.text import printable
 
 LEAST_WIDTH = 60
@@ -73,15 +72,14 @@ def _pieces(word: str, width: int) -> list[str]:
     return [piece for part in _AFTER.split(word) if part for piece in (chop_cells(part, width) if cell_len(part) > width else [part])]
 
 
-def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[str]:
-    """`label text` as markup, in the label's style; lines after the first are indented."""
+def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[Text]:
+    """`label text` with the label in a style; lines after the first are indented."""
     label, text = printable(label), printable(text)
-    rows = wrap(f"{label} {text}".strip() if label else text, None if width is None else width - indent)
-    first = rows[0]
-    shown = escape(first)
+    first, *more = wrap(f"{label} {text}".strip() if label else text, None if width is None else width - indent)
+    shown = Text(first)
     if label and style and first.startswith(label):
-        shown = f"[{style}]{escape(label)}[/{style}]{escape(first[len(label) :])}"
-    return [shown, *(" " * indent + escape(row) for row in rows[1:])]
+        shown.stylize(style, 0, len(label))
+    return [shown, *(Text(" " * indent + row) for row in more)]
 
 
 @dataclass(frozen=True)
@@ -126,31 +124,27 @@ def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int
     return found
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[list[str]]:
-    """The title's lines, then the lines of each row, as markup: none longer than `width`, where the columns' least widths allow it."""
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[list[Text]]:
+    """The title's lines, then the lines of each row: none longer than `width`, where the columns' least widths allow it."""
     rows = [[Cell(printable(cell.text), cell.style) for cell in row] for row in rows]
     taken = widths(columns, rows, width)
     return [_row([Cell(one.title, "bold") for one in columns], columns, taken), *(_row(row, columns, taken) for row in rows)]
 
 
-def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int]) -> list[str]:
+def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int]) -> list[Text]:
     stacks = [
         wrap(" ".join(middle(word, room) for word in cell.text.split(" ")), room) if column.how == "words" else [middle(cell.text, room)]
         for cell, column, room in zip(cells, columns, taken, strict=True)
-    ]  # fmt: skip
+    ]
     lines = []
     for number in range(max(map(len, stacks))):
-        shown, blank = "", 0
+        line = Text()
         for stack, cell, column, room in zip(stacks, cells, columns, taken, strict=True):
             text = stack[number] if number < len(stack) else ""
-            free = max(0, room - cell_len(text))
-            before, after = (free, 0) if column.right else (0, free)
-            if text:
-                shown += " " * (blank + before) + (f"[{cell.style}]{escape(text)}[/{cell.style}]" if cell.style else escape(text))
-                blank = after + GAP
-            else:
-                blank += room + GAP
-        lines.append(shown)
+            free = " " * max(0, room - cell_len(text))
+            line.append(free if column.right else "").append(text, cell.style).append("" if column.right else free).append(" " * GAP)
+        line.rstrip()
+        lines.append(line)
     return lines
 
 

@@ -222,6 +222,25 @@ def show(
 
 
 @app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="An export: its folder, or its job's id, beginning or last part.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compare two exports: quality, size, speed, and what they say to the same prompt."""
+    from daemon.operating.comparison import compare as side_by_side
+
+    value = side_by_side(load_settings(config, of_daemon=True, own_state=True).state_directory, a, b)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.comparison import print_comparison
+
+        print_comparison(value)
+
+
+@app.command()
 def logs(
     config: ConfigOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as new lines come.")] = False,

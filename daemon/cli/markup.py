@@ -24,12 +24,17 @@ def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 def escape(text: str) -> str:
     """The text in one line, for what a console prints."""
-    return markup.escape(printable(text))
+    return _closed(markup.escape(printable(text)))
 
 
 def escape_lines(text: str) -> str:
     """The same with its line ends, for a traceback."""
-    return markup.escape(printable_lines(text))
+    return _closed(markup.escape(printable_lines(text)))
+
+
+def _closed(text: str) -> str:
+    """The text with an even number of backslashes at its end: an odd one would escape the tag that follows."""
+    return text + "\\" * ((len(text) - len(text.rstrip("\\"))) % 2)
 
 
 def styled(state: str) -> str:

@@ -68,10 +68,10 @@ def print_status(value: Snapshot, *, everything: bool = False) -> None:
 def print_jobs(jobs: Sequence[JobStatus], *, none: str = NONE) -> None:
     """`ckptd list`. `none`: what is said where there are none."""
     console = terminal(soft_wrap=True)
-    _print(console, jobs_lines(jobs, width_of(console)) if jobs else [none])
+    _print(console, jobs_lines(jobs, width_of(console)) if jobs else [Text(none)])
 
 
-def _print(console: Console, lines: Iterable[str]) -> None:
+def _print(console: Console, lines: Iterable[Text]) -> None:
     for line in lines:
         console.print(line)
 
@@ -82,15 +82,13 @@ def watch(ask: Callable[[], Snapshot]) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         if not console.is_terminal:
             while True:
-                _print(console, [*status_lines(ask(), width_of(console), None), ""])
+                _print(console, [*status_lines(ask(), width_of(console), None), Text()])
                 time.sleep(WATCH_SECONDS)
         with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
             while True:
-                lines = status_lines(ask(), width_of(console), console.height - 1)[: console.height - 1]
-                at = datetime.now().astimezone().strftime("%H:%M:%S")
-                live.update(
-                    Text.from_markup("\n".join([f"[dim]{at}, every {WATCH_SECONDS:.0f} s; Ctrl-C ends it[/dim]", *lines])), refresh=True
-                )
+                room, at = console.height - 1, datetime.now().astimezone().strftime("%H:%M:%S")
+                said = Text(f"{at}, again every {WATCH_SECONDS:.0f} s; Ctrl-C ends it", style="dim")
+                live.update(Text("\n").join([said, *status_lines(ask(), width_of(console), room)[:room]]), refresh=True)
                 time.sleep(WATCH_SECONDS)
     print_status(ask())
 
@@ -98,8 +96,8 @@ def watch(ask: Callable[[], Snapshot]) -> None:
 # The daemon
 
 
-def status_lines(value: Snapshot, width: int | None, height: int | None, *, everything: bool = False) -> list[str]:
-    """All of `ckptd status`, as markup, in lines of at most `width` cells. `height`: lines that there is room for, as far as possible."""
+def status_lines(value: Snapshot, width: int | None, height: int | None, *, everything: bool = False) -> list[Text]:
+    """All of `ckptd status`, in lines of at most `width` cells. `height`: lines that there is room for, as far as possible."""
     head = [line for label, text, style in _head(value, None if everything else FEW) for line in hanging(label, text, width, style=style)]
     jobs = (*value.jobs, *value.foreground)
     room = None if height is None else height - len(head)
@@ -201,17 +199,18 @@ def _trouble_of(target: TargetState) -> str:
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     """How many exports there are of each kind."""
-    counts = [f"{count} {state}" for state in ("running", "pending", *ENDED_JOB) if (count := value.counts.get(state))]
+    words = {"running": "running" if value.daemon.running else "stopped", "pending": "waiting"}
+    counts = [f"{count} {words.get(state, state)}" for state in ("running", "pending", *ENDED_JOB) if (count := value.counts.get(state))]
     return [("exports", ", ".join(counts), "bold")] if counts else []
 
 
 # Exports
 
 
-def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[str]:
-    """A row for each job, then what there is to say of them, as markup, in lines of at most `width` cells."""
+def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
+    """A row for each job, then what there is to say of them, in lines of at most `width` cells."""
     if not jobs:
-        return [NONE]
+        return [Text(NONE)]
     names = {job.id: job.id for job in jobs}
     rows = [_row(job, job.id) for job in jobs]
     if width is not None and not fits(_COLUMNS, rows, width):
@@ -271,12 +270,12 @@ def _in_short(job: JobStatus) -> str:
     """The same in words of few letters, without the names of stages and variants."""
     if _running(job):
         done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
-        return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left(job)])
+        return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
     if job.artifacts:
         verdicts = list(job.artifacts.values())
         known = [*(one for one in ("failed", "unverified", "passed") if one in verdicts)]
         return ", ".join(f"{verdicts.count(one)} {one}" for one in known)
-    return "" if job.state in ENDED_JOB else ", ".join(_left(job))
+    return ""
 
 
 def _left(job: JobStatus) -> list[str]:
@@ -284,6 +283,12 @@ def _left(job: JobStatus) -> list[str]:
     if job.left_seconds is None:
         return []
     return [f"{about(job.left_seconds)} {'left' if _running(job) else 'of work'}"]
+
+
+def _left_in_short(job: JobStatus) -> list[str]:
+    if job.left_seconds is None:
+        return []
+    return [f"{about(max(60.0, job.left_seconds)).removeprefix('about ')} left"]
 
 
 def _progress(stage: StageStatus) -> str:

@@ -161,22 +161,35 @@ def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, li
     """
     base = str(job.base) if job.base else None
     alike = connection.execute(
-        "SELECT id, started, ended FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
+        "SELECT id FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
         " ((root = ? AND run = ?) OR base = ? OR json_extract(checkpoint, '$.base_name') = ?) ORDER BY rowid DESC LIMIT ?",
         (job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
     ).fetchall() if _version(connection) >= 3 else []  # fmt: skip
     seconds: dict[str, list[float]] = {}
     worked = passed = 0.0
-    for one in alike:
-        rows = connection.execute(
-            "SELECT name, json_extract(result, '$.seconds') AS seconds FROM stage WHERE job = ? AND state = 'succeeded'", (one["id"],)
-        ).fetchall()
-        for row in rows:
+    for (id,) in alike:
+        for row in connection.execute(
+            "SELECT name, json_extract(result, '$.seconds') AS seconds FROM stage WHERE job = ? AND state = 'succeeded'", (id,)
+        ):  # fmt: skip
             seconds.setdefault(row["name"], []).append(float(row["seconds"] or 0))
-        if one["started"] and one["ended"]:
-            worked += sum(float(row["seconds"] or 0) for row in rows)
-            passed += (datetime.fromisoformat(one["ended"]) - datetime.fromisoformat(one["started"])).total_seconds()
+        spans = connection.execute(
+            "SELECT started, ended FROM attempt WHERE job = ? AND outcome = 'succeeded' AND ended IS NOT NULL ORDER BY started", (id,)
+        )
+        mine, together = _worked(spans.fetchall())
+        worked, passed = worked + mine, passed + together
     return seconds, worked / passed if passed > 0 else 1.0
+
+
+def _worked(spans: list[sqlite3.Row]) -> tuple[float, float]:
+    """Seconds of all spans, begin to end each and by their begin, and of what they cover together."""
+    total = covered = 0.0
+    until = 0.0
+    for row in spans:
+        start, end = (datetime.fromisoformat(row[name]).timestamp() for name in ("started", "ended"))
+        total += max(0.0, end - start)
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total, covered
 
 
 def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 from rich.console import Console
 
 import daemon.cli
@@ -15,6 +16,7 @@ from daemon.cli.markup import escape
 from daemon.cli.tables import artifact_table
 from daemon.contract.jobs.plan import variant_names
 
+CONTROLLED = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=60)
 WIDE = {"error_max": 4.2e-07, "agreement": 0.9746, "tokens_per_second": 142523.4, "pytorch_tokens_per_second": 25659.1}
 
 
