@@ -148,7 +148,7 @@ class Daemon:
             thread.lost = parts.attention.set
         self._steps = {name: (Complaints(log, f"the daemon's main loop ({name})"), step) for name, step in self._what_is_done().items()}
         self._live = LiveWriter(parts.paths.live)
-        self._counted = metrics.Counted(parts.journal)
+        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
         self._announce_rebuilding()
         if self._last_end is not None:
             log.warning(f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
@@ -427,6 +427,7 @@ class Daemon:
         file = self._parts.settings.metrics.textfile
         if file is None:
             return
+        self._counted = self._counted or metrics.Counted(self._parts.journal)
         metrics.write(file, metrics.render(self._gauges(), self._counted.look()))
 
     def _gauges(self) -> metrics.Figures:

@@ -125,7 +125,7 @@ def test_what_ends_after_the_daemons_start_is_counted_once(journal: Journal) -> 
     assert read(render(counted.look()))["ckptd_exports_total", (("state", "cancelled"),)] == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.sampled_from(["enter", "begin", "end", "fail", "look", "finish"]), max_size=25))
 def test_counters_never_lose_or_double_an_attempt_whenever_one_looks(tmp_path_factory: pytest.TempPathFactory, moves: list[str]) -> None:
     journal = Journal(tmp_path_factory.mktemp("journal") / "j.sqlite3")
