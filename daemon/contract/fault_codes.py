@@ -22,6 +22,8 @@ class FaultCode(StrEnum):
 
     ALREADY_RUNNING = "already-running"
     """Another ckptd holds the state directory."""
+    BAD_OPTION = "bad-option"
+    """An option of the command line has a value that it can't take, or contradicts another one."""
     BAD_WEIGHT = "bad-weight"
     """The factor of an adapter to add is no number, or 0, or so large that nothing is left of the base."""
     CHECKPOINT_GONE = "checkpoint-gone"
@@ -42,6 +44,8 @@ class FaultCode(StrEnum):
     """There is no published export at, below or above the path to verify."""
     NO_JOURNAL = "no-journal"
     """No daemon has run on the state directory that was named."""
+    NO_REPORT = "no-report"
+    """What is to be compared has no report of an export."""
     NO_SUCH_JOB = "no-such-job"
     """No export of the journal, or more than one, has the id that was given."""
     NO_SUCH_PATH = "no-such-path"

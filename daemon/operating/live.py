@@ -86,6 +86,10 @@ class StageProgress:
     """As the executor knows it."""
     memory: int
     """Bytes that it held at the last look."""
+    cores: float | None = None
+    """CPU time that it got of late, in cores; None where that is not known."""
+    wanted: float | None = None
+    """CPU time that it could have used, in cores."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ class LiveFile:
     """Folders that it writes to, and how much must be free there."""
     disks: tuple[Shortage, ...] = ()
     """File systems without room, as of the last look."""
+    jobs: int = 0
+    """`limits.jobs`; 0 where it is not known."""
     listed: float = 0.0
     """Seconds between the time of the list `incomplete` and that of the file: its entries are known for so much longer."""
 
@@ -141,13 +147,6 @@ def live_file(
     settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare
 ) -> LiveFile:
     """The content at this moment, without the lists of directories (`LiveWriter`)."""
-    progress: dict[str, dict[str, StageProgress]] = {}
-    for (job, stage), running in dict(runner.children.running).items():
-        said = running.progress
-        seconds = round(time.monotonic() - running.began, 1)
-        progress.setdefault(job, {})[stage] = StageProgress(
-            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory
-        )
     return LiveFile(
         pid=os.getpid(),
         started=started,
@@ -157,10 +156,30 @@ def live_file(
         journal=care,
         roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
-        progress=progress,
+        progress=progress_of(runner),
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
+        jobs=settings.limits.jobs,
         **vars(condition),
     )
+
+
+def of_export(runner: Runner, started: str) -> LiveFile:
+    """The content of the live file of an export in the foreground."""
+    waiting = {job: one.fault.sentence() for job, one in dict(runner.waits.of).items()}
+    return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress_of(runner), waiting=waiting)
+
+
+def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
+    """Job → stage → its progress, of all that run."""
+    progress: dict[str, dict[str, StageProgress]] = {}
+    for (job, stage), running in dict(runner.children.running).items():
+        said, cpu = running.progress, running.cpu
+        seconds = round(time.monotonic() - running.began, 1)
+        progress.setdefault(job, {})[stage] = StageProgress(
+            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory,
+            None if cpu is None else round(cpu.got, 3), None if cpu is None else round(cpu.wanted, 3),
+        )  # fmt: skip
+    return progress
 
 
 def _root_state(root: Path, watchers: Watchers) -> RootState:
@@ -212,6 +231,20 @@ class LiveWriter:
         self._seen, self._listed, done = seen, now, time.monotonic()
         self._list_again = done + LIST_SHARE * (done - now)
         return True
+
+
+class ExportLive:
+    """Writes the live file of an export in the foreground, at most once a second; a disk that takes none is no reason to end."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._written = file, float("-inf")
+
+    def write(self, value: LiveFile) -> None:
+        """Replace the file, where it is old enough."""
+        if time.monotonic() - self._written >= 1:
+            self._written = time.monotonic()
+            with contextlib.suppress(OSError):
+                write_live(self._file, value)
 
 
 def write_live(file: Path, value: LiveFile) -> None:

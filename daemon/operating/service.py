@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -29,11 +30,12 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
-from daemon.journal.rows import JobRow, now
+from daemon.journal.rows import ENDED_JOB, OPEN_JOB, JobRow, now
 from daemon.operating import last_end, logs, metrics, systemd
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
 from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
+from daemon.operating.outlook import starved
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -155,6 +157,7 @@ class Daemon:
         for one in (parts.runner.complaints, self._notifier.complaints, self._complaints, *(step for step, _ in self._steps.values())):
             one.noted = self._refusals.note
         self._live = LiveWriter(parts.paths.live, self._refusals.note)
+        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
         self._announce_rebuilding()
         if self._last_end is not None:
             log.warning(
@@ -450,18 +453,43 @@ class Daemon:
         file = self._parts.settings.metrics.textfile
         if file is None:
             return
-        gauges = {
-            "ckptd_children": float(len(self._parts.runner.children.running)),
-            "ckptd_incomplete_checkpoints": float(len(self._watcher.incomplete)),
-            "ckptd_outbox_pending": float(self._parts.journal.outbox.pending()),
-            "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
-            "ckptd_resident_bytes": float(psutil.Process().memory_info().rss),
-            "ckptd_disk_low": float(len(self._disks.episodes)),
-            "ckptd_state_free_bytes": float(free_disk(self._parts.paths.state)),
-            "ckptd_output_free_bytes": float(free_disk(self._parts.paths.output)),
-            "ckptd_thread_deaths": float(sum(one.deaths[-1].count for one in self._threads() if one.deaths)),
-        }
-        metrics.write(file, metrics.render(self._parts.journal.jobs.counts(), gauges))
+        self._counted = self._counted or metrics.Counted(self._parts.journal)
+        metrics.write(file, metrics.render(self._gauges(), self._counted.look()))
+
+    def _gauges(self) -> metrics.Figures:
+        """How things are at this moment."""
+        parts, watcher, figures, condition = self._parts, self._watcher, metrics.Figures(), self.condition()
+        figures.set("ckptd_build_info", 1, version=__version__)
+        figures.set("ckptd_start_time_seconds", datetime.fromisoformat(self._started).timestamp())
+        for verdict in metrics.CONDITIONS:
+            figures.set("ckptd_condition", verdict == condition.verdict, condition=verdict)
+        figures.set("ckptd_paused", parts.journal.controls.paused_since() is not None)
+        figures.set("ckptd_config_last_reload_successful", self._loaded.problem is None)
+        figures.set("ckptd_thread_deaths", sum(one.deaths[-1].count for one in self._threads() if one.deaths))
+        figures.set("ckptd_resident_bytes", psutil.Process().memory_info().rss)
+        figures.set("ckptd_last_scan_age_seconds", time.monotonic() - watcher.last_scan)
+        for root in parts.settings.watch.roots:
+            figures.set("ckptd_root_up", root not in watcher.silent and watcher.exists(root), root=str(root))
+        figures.set("ckptd_incomplete_checkpoints", len(watcher.incomplete))
+        figures.set("ckptd_unreadable_directories", len(watcher.unreadable))
+        figures.set("ckptd_lost_checkpoints", parts.journal.sightings.lost())
+        counts = parts.journal.jobs.counts()
+        for state in (*OPEN_JOB, *ENDED_JOB):
+            figures.set("ckptd_jobs", counts.get(state, 0), state=state)
+        for waiting in dict(parts.runner.waits.of).values():
+            figures.add("ckptd_jobs_waiting", reason=str(waiting.fault.code))
+        oldest = parts.journal.jobs.oldest_open()
+        age = 0.0 if oldest is None else time.time() - datetime.fromisoformat(oldest).timestamp()
+        figures.set("ckptd_oldest_open_job_age_seconds", max(0.0, age))
+        running = list(dict(parts.runner.children.running).values())
+        figures.set("ckptd_children", len(running))
+        figures.set("ckptd_children_starved", sum(starved(one.attempt.cpu) for one in running))
+        figures.set("ckptd_children_memory_bytes", sum(one.attempt.memory for one in running))
+        figures.set("ckptd_disk_low", len(self._disks.episodes))
+        figures.set("ckptd_state_free_bytes", free_disk(parts.paths.state))
+        figures.set("ckptd_output_free_bytes", free_disk(parts.paths.output))
+        figures.set("ckptd_outbox_pending", parts.journal.outbox.pending())
+        return figures
 
 
 def _thread_lost(cause: str) -> Permanent:

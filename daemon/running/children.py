@@ -28,7 +28,7 @@ from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow
-from daemon.running.executor import Attempt, Executor, Order, Progress, read_job_file, wait_for_news
+from daemon.running.executor import Attempt, CpuShare, Executor, Order, Progress, read_job_file, wait_for_news
 from daemon.running.job_file import ReadyStage, bounds_of, make_context, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
@@ -61,6 +61,7 @@ class Running:
     memory: int = 0
     """As `Attempt.memory`, as of the last `poll`; as the next, it may be asked from any thread."""
     progress: Progress = field(default_factory=Progress)
+    cpu: CpuShare | None = None
     warned: int = 0
     unanswered: float | None = None
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
@@ -82,7 +83,7 @@ class Running:
         counts as running, and as failed once there was no answer for `NO_ANSWER_SECONDS`."""
         try:
             result = self.attempt.poll()
-            self.memory, self.progress = self.attempt.memory, self.attempt.progress
+            self.memory, self.progress, self.cpu = self.attempt.memory, self.attempt.progress, self.attempt.cpu
             self._pass_on(self.attempt.warnings)
             if result is not None:
                 result = result.model_copy(update={"peak_rss": max(result.peak_rss, self.attempt.peak)})

@@ -30,6 +30,7 @@ class Fake:
     warnings: list[str] = field(default_factory=list)
     memory: int = 0
     peak: int = 0
+    cpu: None = None
     id: str = "fake"
     wait_handle: None = None
     stopped: bool = False
