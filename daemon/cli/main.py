@@ -43,7 +43,6 @@ app = typer.Typer(
     name="ckptd",
     help="Turns finished training checkpoints into verified, deployable models, by itself.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -275,7 +274,7 @@ def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     journald.set_up()
     try:
-        app()
+        app(prog_name="ckptd")
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:

@@ -194,6 +194,17 @@ def _access_to(root: Path) -> tuple[Fault | None, bool]:
     return closed_directory(root), os.path.isdir(root)
 
 
+def _same_names() -> list[str]:
+    """The problem with other distributions in this environment that have a package of one of our names."""
+    found = importlib.metadata.packages_distributions()
+    others = sorted({one for name in ("daemon", "handlers") for one in found.get(name, ())} - {"ckptd"})
+    return [
+        f"{one} has a package of the same name as one of ckptd's, in the same environment: whichever is installed or removed last takes"
+        " files of the other; give ckptd an environment of its own"
+        for one in others
+    ]
+
+
 def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     """Look at the configuration, read from the file `config`, and this box."""
     problems: list[str] = []
@@ -231,6 +242,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
     warnings += catalog().problems
+    warnings += _same_names()
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not os.path.isdir(folder)]
     reading = tried(settings)

@@ -18,7 +18,7 @@ from daemon.config.loading import state_of_system
 from daemon.operating import systemd
 from tests.service import Service
 
-UNIT = Path(__file__).parents[2] / "systemd" / "ckptd.service"
+UNIT = Path(__file__).parents[2] / "daemon" / "installing" / "units" / "ckptd.service"
 SLICE = UNIT.with_suffix(".slice")
 DROP_INS = UNIT.parent / "drop-ins"
 
