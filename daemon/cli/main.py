@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli import maintenance, queue, toolchain
+from daemon.cli import maintenance, queue, setup, toolchain
 from daemon.cli.common import (
     ConfigOption,
     JsonOption,
@@ -261,6 +261,7 @@ def demo(
 queue.register(app)
 maintenance.register(app)
 toolchain.register(app)
+setup.register(app)
 
 
 def exit_code_of(error: CkptdError) -> int:

@@ -17,7 +17,7 @@ from daemon.config.paths import prepare
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 
-OWN_CONFIGURATION = ("demo",)
+OWN_CONFIGURATION = ("demo", "init")
 """Verbs that make a configuration of their own."""
 Told = Callable[..., tuple[int, str]]
 
