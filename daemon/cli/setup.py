@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.cli.common import SYSTEM_CONFIG, own_config
+from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
 from daemon.cli.markup import say, say_error, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
+    from daemon.installing.actions import Action
     from daemon.installing.discovery import Proposal
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take what was found, and the defaults.")]
@@ -25,6 +27,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command()(init)
+    app.command("install-service")(install_service)
 
 
 def init(
@@ -151,3 +154,93 @@ def _words(question: str, proposed: list[Any]) -> list[str]:
 
 def _paths(given: Any) -> list[Path]:
     return [Path(one).expanduser().absolute() for one in given if str(one)]
+
+
+def install_service(
+    config: ConfigOption = None,
+    user: Annotated[bool, typer.Option("--user", help="A service of your own, without root.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every command instead of running it.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back what this command did, and nothing else.")] = False,
+    run_as: Annotated[
+        str, typer.Option("--run-as", metavar="USER", help="Run as this user, best the one who trains, not as one of its own.")
+    ] = "",
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Group that the service's user joins, to read files. Repeatable.")
+    ] = None,
+    acls: Annotated[bool, typer.Option("--acls/--no-acls", help="Whether the user is let read what it can't by ACLs.")] = True,
+    gpu: Annotated[bool, typer.Option("--gpu", help='Let the service use NVIDIA GPUs, as limits.device = "cuda" does.')] = False,
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Most memory of the daemon and its exports, for example 16G.")
+    ] = "",
+    slice_: Annotated[
+        str, typer.Option("--slice", metavar="NAME.slice", help="Slice to run in, such as the trainings'. Default: one of its own.")
+    ] = "",
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Whether it is started now, not only at every boot.")] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace unit files that this command did not write; they are kept beside.")
+    ] = False,
+    root: Annotated[Path, typer.Option("--root", hidden=True, help="Install into this tree, as `systemctl --root`.")] = Path("/"),
+) -> None:
+    """Make a systemd service: its user, rights, directories, units and drop-ins, by the configuration; again after an upgrade."""
+    from daemon.installing import actions, service
+
+    box = service.Box(root.absolute())
+    record = service.record_of(box, user=user)
+    if undo:
+        service.refuse_unfit(box, user=user, dry=dry_run)
+        _take_back(record, service.after_undo(box, user=user), dry_run)
+        return
+    file = configuration_of(config)
+    settings = load_settings(config, need_roots=file is not None, own_state=True)
+    service.refuse_unfit(box, user=user, dry=dry_run)
+    if file is None:
+        raise UsageError(
+            FaultCode.NO_CONFIGURATION, "install the service", "there is no configuration that it could run on",
+            "make one by `ckptd init`, or name one by --config",
+        )  # fmt: skip
+    _refuse_odd(memory, slice_)
+    wishes = service.Wishes(run_as, tuple(group or ()), acls, gpu, memory, slice_, start, force)
+    path = Path("/", file.absolute().relative_to(box.root)) if file.absolute().is_relative_to(box.root) else file.absolute()
+    if user:
+        plan = service.for_user(box, path, wishes)
+    else:
+        from daemon.cli.manual import page
+
+        plan = service.for_system(box, settings, path, wishes, page())
+    if dry_run:
+        say_lines(
+            "\n".join([*(f"# {note}" for note in plan.notes), *(one.as_shell() for one in plan.actions)]) or "# nothing is to be done"
+        )
+        return
+    for note in plan.notes:
+        say_error(f"Note: {note}.")
+    actions.carry_out(plan.actions, record, say)
+    say("The service is installed." if plan.actions else "Nothing was to be done: the service is installed as it should be.")
+    own = " --user" if user else ""
+    say(f"See `ckptd status` and `journalctl{own} -u ckptd`; `ckptd install-service{own} --undo` takes it back.")
+
+
+def _refuse_odd(memory: str, slice_: str) -> None:
+    for given, pattern, option, example in (
+        (memory, r"[1-9][0-9]*(\.[0-9]+)?[KMGT]?|[1-9][0-9]?%", "--memory", "16G"),
+        (slice_, r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*\.slice", "--slice", "training.slice"),
+    ):
+        if given and not re.fullmatch(pattern, given):
+            raise UsageError(FaultCode.SETUP_FAILED, "install the service", f"{option} can't be {given!r}", f"give for example {example}")
+
+
+def _take_back(record: Path, after: list[Action], dry_run: bool) -> None:
+    from daemon.installing import actions
+
+    known = actions.read_record(record)
+    if not known.undo:
+        say("Nothing is to be taken back: this command has installed nothing here.")
+    elif dry_run:
+        lines = [shlex.join(argv) if argv else f"# {why}" for argv, why in actions.taking_back(known)]
+        say_lines("\n".join([*lines, *(one.as_shell() for one in after), shlex.join(("rm", str(record)))]))
+    elif actions.undo(record, after, say):
+        say("It is taken back. Configuration, state and exports are left.")
+    else:
+        raise UsageError(
+            FaultCode.SETUP_FAILED, "take back all of it", "a command failed, see above", "correct that and give --undo again", path=record
+        )

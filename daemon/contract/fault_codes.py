@@ -70,6 +70,8 @@ class FaultCode(StrEnum):
     """The changed configuration is wrong; the daemon keeps the one before."""
     RUN_CONFIG_INVALID = "run-config-invalid"
     """A run's own `ckptd.toml` is wrong and not used."""
+    SETUP_FAILED = "setup-failed"
+    """A command that `ckptd install-service` runs failed."""
     SEVERAL_DAEMONS = "several-daemons"
     """Several daemons run, and the command names none of them."""
     STATE_ELSEWHERE = "state-elsewhere"

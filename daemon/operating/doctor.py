@@ -171,9 +171,23 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
             f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), in which pins of checkpoints lie; the daemon"
             " closes it when it starts, unless something else lies in it: then `chmod 700` it, or give state.directory a folder of its own"
         )
-    if config is not None and settings.notify.urls and (mode := open_to_others(config)) is not None and mode & 0o044:
+    if (
+        config is not None
+        and settings.notify.urls
+        and (mode := open_to_others(config)) is not None
+        and _read_by_more(config, mode, settings)
+    ):
         found.append(f"notify.urls: others may read {config} (mode {mode:04o}), and such URLs hold keys; `chmod 600` it")
     return found
+
+
+def _read_by_more(config: Path, mode: int, settings: Settings) -> bool:
+    """Whether others than its owner and the service read the configuration, by its mode."""
+    try:
+        of_service = config.stat().st_gid == settings.state_directory.stat().st_gid != 0
+    except OSError:
+        of_service = False
+    return bool(mode & (0o004 if of_service else 0o044))
 
 
 def not_of_group(name: str) -> list[str]:
