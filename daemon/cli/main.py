@@ -139,6 +139,9 @@ def explain(
 def status(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List every directory, not the first few of each kind.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit code 1 where the daemon does not run or is unwell, for health checks.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
@@ -152,12 +155,14 @@ def status(
     value = snapshot(load_settings(config, of_daemon=True).state_directory)
     if json_:
         print_json(value)
-        return
-    from daemon.cli.tables import print_status
+    else:
+        from daemon.cli.tables import print_status
 
-    print_status(value, everything=everything)
-    if config is None and not value.daemon.running and others:
-        _print_daemons(others, json_=False)
+        print_status(value, everything=everything)
+        if config is None and not value.daemon.running and others:
+            _print_daemons(others, json_=False)
+    if exit_code and (not value.daemon.running or value.daemon.verdict == "unwell"):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _print_daemons(found: list[Instance], *, json_: bool) -> None:
