@@ -22,16 +22,26 @@ if TYPE_CHECKING:
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", readable=False, help="Configuration file. Default: $CKPTD_CONFIG, then /etc/ckptd/config.toml."),
+    typer.Option(
+        "--config",
+        "-c",
+        readable=False,
+        help="Configuration file. Default: $CKPTD_CONFIG, then ~/.config/ckptd/config.toml, then /etc/ckptd/config.toml.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
 
 
+def own_config() -> Path:
+    """Where this user's own configuration lies, if there is one."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ckptd" / "config.toml"
+
+
 def configuration_of(config: Path | None) -> Path | None:
-    """The configuration file: what --config names, else $CKPTD_CONFIG, else the system's, if there is one."""
+    """The configuration file: what --config names, else $CKPTD_CONFIG, else this user's own, else the system's, if there is one."""
     if config is None and os.environ.get("CKPTD_CONFIG"):
         config = Path(os.environ["CKPTD_CONFIG"])
-    return SYSTEM_CONFIG if config is None and SYSTEM_CONFIG.exists() else config
+    return config or next((one for one in (own_config(), SYSTEM_CONFIG) if one.exists()), None)
 
 
 def load_settings(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli import configuration, maintenance, queue, toolchain
+from daemon.cli import configuration, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
     ConfigOption,
     JsonOption,
@@ -44,7 +44,6 @@ app = typer.Typer(
     name="ckptd",
     help="Turns finished training checkpoints into verified, deployable models, by itself.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -147,6 +146,9 @@ def status(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List every directory, not the first few of each kind.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit code 1 where the daemon does not run or is unwell, for health checks.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
@@ -160,18 +162,22 @@ def status(
         _print_daemons(others, json_=json_)
         return
     folder = load_settings(config, of_daemon=True).state_directory
-    if json_:
-        print_json(snapshot(folder))
-        return
-    from daemon.cli import status as view
-
     if watch:
+        from daemon.cli import status as view
+
         view.watch(lambda: snapshot(folder))
         return
     value = snapshot(folder)
-    view.print_status(value, everything=everything)
-    if config is None and not value.daemon.running and others:
-        _print_daemons(others, json_=False)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli import status as view
+
+        view.print_status(value, everything=everything)
+        if config is None and not value.daemon.running and others:
+            _print_daemons(others, json_=False)
+    if exit_code and (not value.daemon.running or value.daemon.verdict == "unwell"):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _print_daemons(found: list[Instance], *, json_: bool) -> None:
@@ -305,6 +311,7 @@ queue.register(app)
 maintenance.register(app)
 toolchain.register(app)
 configuration.register(app)
+setup.register(app)
 
 
 def exit_code_of(error: CkptdError) -> int:
@@ -318,7 +325,7 @@ def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     journald.set_up()
     try:
-        app()
+        app(prog_name="ckptd")
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
     except CkptdError as error:

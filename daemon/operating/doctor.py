@@ -171,9 +171,23 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
             f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), in which pins of checkpoints lie; the daemon"
             " closes it when it starts, unless something else lies in it: then `chmod 700` it, or give state.directory a folder of its own"
         )
-    if config is not None and settings.notify.urls and (mode := open_to_others(config)) is not None and mode & 0o044:
+    if (
+        config is not None
+        and settings.notify.urls
+        and (mode := open_to_others(config)) is not None
+        and _read_by_more(config, mode, settings)
+    ):
         found.append(f"notify.urls: others may read {config} (mode {mode:04o}), and such URLs hold keys; `chmod 600` it")
     return found
+
+
+def _read_by_more(config: Path, mode: int, settings: Settings) -> bool:
+    """Whether others than its owner and the service read the configuration, by its mode."""
+    try:
+        of_service = config.stat().st_gid == settings.state_directory.stat().st_gid != 0
+    except OSError:
+        of_service = False
+    return bool(mode & (0o004 if of_service else 0o044))
 
 
 def not_of_group(name: str) -> list[str]:
@@ -192,6 +206,17 @@ def not_of_group(name: str) -> list[str]:
 def _access_to(root: Path) -> tuple[Fault | None, bool]:
     """What keeps this user out of a root, and whether it is there."""
     return closed_directory(root), os.path.isdir(root)
+
+
+def _same_names() -> list[str]:
+    """The problem with other distributions in this environment that have a package of one of our names."""
+    found = importlib.metadata.packages_distributions()
+    others = sorted({one for name in ("daemon", "handlers") for one in found.get(name, ())} - {"ckptd"})
+    return [
+        f"{one} has a package of the same name as one of ckptd's, in the same environment: whichever is installed or removed last takes"
+        " files of the other; give ckptd an environment of its own"
+        for one in others
+    ]
 
 
 def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
@@ -231,6 +256,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
     warnings += catalog().problems
+    warnings += _same_names()
     warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not os.path.isdir(folder)]
     reading = tried(settings)

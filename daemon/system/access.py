@@ -114,7 +114,7 @@ def remedy(found: Denial, below: Path) -> str:
     now = " && ".join(f"sudo {command}" for command in commands(found, below))
     if found.right == "enter":
         return f"let that user pass through: `{now}`"
-    as_owner = f"run the service as {found.owner} (User={found.owner}, systemd/drop-ins/trainer.conf)"
+    as_owner = f"run the service as {found.owner} (`sudo ckptd install-service --run-as {found.owner}`)"
     if found.private:
         return (
             f"{as_owner}: such a file is made with the mode 0600 whatever umask and default ACL say, as safetensors 0.8 does, and so are"

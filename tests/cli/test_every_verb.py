@@ -17,7 +17,7 @@ from daemon.config.paths import prepare
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
 
-WITHOUT_CONFIGURATION = (("demo",), ("config", "preset"))
+WITHOUT_CONFIGURATION = (("demo",), ("init",), ("config", "preset"))
 """Verbs that make a configuration of their own, or need none."""
 Told = Callable[..., tuple[int, str]]
 

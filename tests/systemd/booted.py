@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-UNITS = REPOSITORY / "systemd"
+UNITS = REPOSITORY / "daemon" / "installing" / "units"
 SYSTEMD = Path("/lib/systemd/systemd")
 PYTHON = Path(sys.executable)
 COMMAND = "/opt/ckptd/.venv/bin/ckptd"

@@ -18,7 +18,7 @@ from daemon.config.loading import state_of_system
 from daemon.operating import systemd
 from tests.service import Service
 
-UNIT = Path(__file__).parents[2] / "systemd" / "ckptd.service"
+UNIT = Path(__file__).parents[2] / "daemon" / "installing" / "units" / "ckptd.service"
 SLICE = UNIT.with_suffix(".slice")
 DROP_INS = UNIT.parent / "drop-ins"
 
@@ -33,7 +33,7 @@ def test_the_unit_passes_systemd_analyze_verify(tmp_path: Path) -> None:
     (tmp_path / "ckptd.service").write_text(text)
     shutil.copyfile(SLICE, tmp_path / "ckptd.slice")
     for name in ("ckptd.service", "ckptd.slice"):
-        answer = subprocess.run([tool, "verify", str(tmp_path / name)], capture_output=True, text=True, check=False)
+        answer = subprocess.run([tool, "--man=no", "verify", str(tmp_path / name)], capture_output=True, text=True, check=False)
         assert answer.returncode == 0
         assert name not in answer.stderr, answer.stderr
 
@@ -65,7 +65,7 @@ def test_the_service_is_hardly_exposed(tmp_path: Path) -> None:
 def test_each_drop_in_opens_only_what_it_is_for(tmp_path: Path, names: tuple[str, ...], most: float) -> None:
     assert exposure(tmp_path, *names) <= most
     answer = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / UNIT.name)], capture_output=True, text=True, check=False,
+        ["systemd-analyze", "--man=no", "verify", str(tmp_path / UNIT.name)], capture_output=True, text=True, check=False,
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
     )  # fmt: skip
     ours = [line for line in answer.stderr.splitlines() if UNIT.name in line and "is not executable" not in line]

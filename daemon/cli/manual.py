@@ -1,0 +1,107 @@
+"""The man page ckptd(1), made of the verbs' own help: `python -m daemon.cli.manual > docs/ckptd.1`. A test holds the file equal.
+
+The page goes into the wheel, where `man` finds it beside the command, and `ckptd install-service` writes it for the whole box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from daemon.cli.main import app
+from daemon.contract.version import __version__
+
+_DESCRIPTION = (
+    "ckptd watches the directories where trainers write. Once a checkpoint is complete it is merged, quantized, exported and checked"
+    " against the model as it was trained, and published with a report. `ckptd init` writes a first configuration, `ckptd install-service`"
+    " makes the service, `ckptd status` tells what is going on."
+)
+_EXITS = (
+    ("0", "Done."),
+    ("1", "The export failed, or a check found something; the verb's own text says which."),
+    ("2", "Wrong usage or configuration."),
+    ("3", "Partial: some artifacts failed."),
+    ("70", "A thread of the daemon could not be kept alive."),
+    ("75", "Temporary: no memory, no disk, no network."),
+)
+_ENVIRONMENT = (
+    ("CKPTD_CONFIG", "Configuration file, where --config names none."),
+    ("CKPTD_SECTION__KEY", "Overrides the key of that section, for example CKPTD_WATCH__SETTLE_SECONDS."),
+)
+_FILES = (
+    ("/etc/ckptd/config.toml", "Configuration of the system's service."),
+    ("~/.config/ckptd/config.toml", "Configuration of a user's own."),
+    ("/var/lib/ckptd", "State of the system's service: journal, pins, logs."),
+    ("~/.local/state/ckptd", "State of a user's own."),
+)
+
+
+def page() -> str:
+    """The whole page, as roff."""
+    lines = [
+        '.\\" Made of the help by `python -m daemon.cli.manual > docs/ckptd.1`; change it there.',
+        f'.TH CKPTD 1 "" "ckptd {__version__}" "User commands"',
+        ".SH NAME",
+        f"ckptd \\- {_text('turns finished training checkpoints into verified, deployable models')}",
+        ".SH SYNOPSIS",
+        ".B ckptd",
+        ".I COMMAND",
+        "[\\fIoption\\fR ...]",
+        ".SH DESCRIPTION",
+        _text(_DESCRIPTION),
+        ".SH COMMANDS",
+    ]
+    group: Any = typer.main.get_command(app)
+    for words, command in _verbs(group):
+        lines += [".SS " + _usage(words, command), _text(command.help or "")]
+        for one in command.params:
+            if one.help and not one.hidden:
+                lines += [".TP", _label(one), _text(one.help)]
+    lines.append(".SH OPTIONS")
+    for one in group.params:
+        lines += [".TP", _label(one), _text(one.help)]
+    for title, rows in (("EXIT STATUS", _EXITS), ("ENVIRONMENT", _ENVIRONMENT), ("FILES", _FILES)):
+        lines.append(f".SH {title}")
+        for name, meaning in rows:
+            lines += [".TP", f"\\fB{_text(name)}\\fR", _text(meaning)]
+    return "\n".join(lines) + "\n"
+
+
+def _verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every verb that the help shows: its words, and typer's command."""
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        if hasattr(command, "commands"):
+            yield from _verbs(command, (*before, name))
+        else:
+            yield (*before, name), command
+
+
+def _usage(words: tuple[str, ...], command: Any) -> str:
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    told = [_value(one) if one.required else f"[{_value(one)}]" for one in arguments]
+    return _text(" ".join(["ckptd", *words, *told]))
+
+
+def _label(one: Any) -> str:
+    if one.param_type_name == "argument":
+        return f"\\fI{_text(_value(one))}\\fR"
+    value = "" if one.is_flag else f" \\fI{_text(_value(one))}\\fR"
+    return ", ".join(f"\\fB{_text(name)}\\fR" for name in (*one.opts, *one.secondary_opts)) + value
+
+
+def _value(one: Any) -> str:
+    return str(one.metavar or one.name.strip("_").upper())
+
+
+def _text(text: str) -> str:
+    """Words as roff takes them literally: a line never begins with a control character."""
+    escaped = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
+    return f"\\&{escaped}" if escaped.startswith(".") else escaped
+
+
+if __name__ == "__main__":
+    print(page(), end="")

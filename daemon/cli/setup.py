@@ -1,0 +1,246 @@
+"""`ckptd init` and `ckptd install-service`: how ckptd comes onto a box. Thin; `daemon.cli.main` registers them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
+from daemon.cli.markup import say, say_error, say_lines
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+
+if TYPE_CHECKING:
+    from daemon.installing.actions import Action
+    from daemon.installing.discovery import Proposal
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take what was found, and the defaults.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the command line."""
+    app.command()(init)
+    app.command("install-service")(install_service)
+
+
+def init(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            readable=False, help="File to write. Default: /etc/ckptd/config.toml for root, ~/.config/ckptd/config.toml for others."
+        ),
+    ] = None,
+    root: Annotated[list[Path] | None, typer.Option("--root", help="Directory below which trainings write. Repeatable.")] = None,
+    base: Annotated[list[Path] | None, typer.Option("--base", help="Folder that holds base models. Repeatable.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where exports go.")] = None,
+    variant: Annotated[list[str] | None, typer.Option("--variant", help="What to make, as `ckptd formats` names it. Repeatable.")] = None,
+    notify: Annotated[list[str] | None, typer.Option("--notify", help="Apprise URL of one who is told. Repeatable.")] = None,
+    yes: YesOption = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration instead of writing it.")] = False,
+) -> None:
+    """Write a first configuration, with what was found on this box; asks on a terminal for what no option gives."""
+    from daemon.installing import first_config
+
+    target = (file or (SYSTEM_CONFIG if os.geteuid() == 0 else own_config())).absolute()
+    if not dry_run:
+        first_config.refuse_existing(target, force=force)
+    found = None if root and base else _look()
+    asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    roots = _paths(root) if root else _roots(found, asks, yes)
+    bases = _paths(base) if base else _bases(found, asks)
+    folder = output.absolute() if output else _output(roots, target, asks)
+    variants = variant or _variants(asks)
+    chosen: dict[str, dict[str, Any]] = {
+        "watch": {"roots": roots},
+        "base": {"search": bases} | ({"map": dict(found.mapped)} if found and found.mapped else {}),
+        "output": {"directory": folder},
+        "export": {"variants": variants},
+    }
+    if urls := notify or (_words("Who is told of exports, as Apprise URLs (none: leave it empty)", []) if asks else []):
+        chosen["notify"] = {"urls": urls}
+    content = first_config.validated(first_config.text(chosen))
+    if dry_run:
+        say_lines(content.rstrip("\n"))
+        return
+    first_config.write(target, content, force=force, private=bool(urls))
+    named = "" if target in (SYSTEM_CONFIG, own_config()) else f" --config {shlex.quote(str(target))}"
+    say(f"{target} is written: {len(roots)} root{'s' if len(roots) != 1 else ''}, exports go to {folder}.")
+    say(f"Next: `ckptd check{named}`, then `ckptd run{named}`, or as a service: `{_service_command(named)}`.")
+
+
+def _service_command(named: str) -> str:
+    return f"ckptd install-service{named}" if os.geteuid() == 0 else f"ckptd install-service --user{named}"
+
+
+def _look() -> Proposal:
+    from daemon.installing.discovery import look
+
+    say_error("Looking for trainings and models on this box …")
+    found = look()
+    for one in found.roots:
+        hours = (time.time() - one.newest) / 3600
+        ago = f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
+        say_error(f"  {one.path}: {one.runs} run{'s' if one.runs != 1 else ''}, the newest checkpoint {ago} old")
+    for folder in found.searched:
+        say_error(f"  {folder}: base models")
+    for name, folder in found.mapped:
+        say_error(f"  {name}: {folder}")
+    for name in found.missing:
+        say_error(f"  {name}: a base that checkpoints name, not found; give the folder that holds it by --base")
+    return found
+
+
+def _roots(found: Proposal | None, asks: bool, yes: bool) -> list[Path]:
+    proposed = [one.path for one in found.roots] if found else []
+    if asks:
+        answer: list[Path] = []
+        while not answer:
+            answer = _paths(_words("Directories below which trainings write", proposed))
+        return answer
+    if yes and proposed:
+        return proposed
+    if yes:
+        raise UsageError(
+            FaultCode.NO_CONFIGURATION, "make a configuration", "no checkpoint was found on this box, so there is nothing to watch yet",
+            "name the directory below which trainings write, by --root; it may come later",
+        )  # fmt: skip
+    raise UsageError(
+        FaultCode.NO_TERMINAL, "ask which directories to watch", "there is no terminal",
+        "name them by --root" + (f", or give --yes to take what was found: {', '.join(map(str, proposed))}" if proposed else ""),
+    )  # fmt: skip
+
+
+def _bases(found: Proposal | None, asks: bool) -> list[Path]:
+    proposed = list(found.searched) if found else []
+    return _paths(_words("Folders that hold base models", proposed)) if asks else proposed
+
+
+def _output(roots: list[Path], target: Path, asks: bool) -> Path:
+    from daemon.installing.places import output_beside
+
+    proposed = output_beside(roots, system=target == SYSTEM_CONFIG)
+    while asks:
+        if (answer := _paths(_words("Where exports go", [proposed]))) and len(answer) == 1:
+            return answer[0]
+        say_error("Give one folder, with quotes around it if it has spaces.")
+    return proposed
+
+
+def _variants(asks: bool) -> list[str]:
+    from daemon.contract.jobs.options import ExportOptions
+
+    default = list(ExportOptions().variants)
+    return _words("What to make, as `ckptd formats` names it", default) if asks else default
+
+
+def _words(question: str, proposed: list[Any]) -> list[str]:
+    """An answer of several words, quoted as in a shell."""
+    default = shlex.join(map(str, proposed))
+    while True:
+        answer = typer.prompt(question, default=default, err=True)
+        try:
+            return shlex.split(answer)
+        except ValueError as error:
+            say_error(f"That can't be divided into words: {error}.")
+
+
+def _paths(given: Any) -> list[Path]:
+    return [Path(one).expanduser().absolute() for one in given if str(one)]
+
+
+def install_service(
+    config: ConfigOption = None,
+    user: Annotated[bool, typer.Option("--user", help="A service of your own, without root.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every command instead of running it.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back what this command did, and nothing else.")] = False,
+    run_as: Annotated[
+        str, typer.Option("--run-as", metavar="USER", help="Run as this user, best the one who trains, not as one of its own.")
+    ] = "",
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Group that the service's user joins, to read files. Repeatable.")
+    ] = None,
+    acls: Annotated[bool, typer.Option("--acls/--no-acls", help="Whether the user is let read what it can't by ACLs.")] = True,
+    gpu: Annotated[bool, typer.Option("--gpu", help='Let the service use NVIDIA GPUs, as limits.device = "cuda" does.')] = False,
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Most memory of the daemon and its exports, for example 16G.")
+    ] = "",
+    slice_: Annotated[
+        str, typer.Option("--slice", metavar="NAME.slice", help="Slice to run in, such as the trainings'. Default: one of its own.")
+    ] = "",
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Whether it is started now, not only at every boot.")] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace unit files that this command did not write; they are kept beside.")
+    ] = False,
+    root: Annotated[Path, typer.Option("--root", hidden=True, help="Install into this tree, as `systemctl --root`.")] = Path("/"),
+) -> None:
+    """Make a systemd service: its user, rights, directories, units and drop-ins, by the configuration; again after an upgrade."""
+    from daemon.installing import actions, service
+
+    box = service.Box(root.absolute())
+    record = service.record_of(box, user=user)
+    if undo:
+        service.refuse_unfit(box, user=user, dry=dry_run)
+        _take_back(record, service.after_undo(box, user=user), dry_run)
+        return
+    file = configuration_of(config)
+    settings = load_settings(config, need_roots=file is not None, own_state=True)
+    service.refuse_unfit(box, user=user, dry=dry_run)
+    if file is None:
+        raise UsageError(
+            FaultCode.NO_CONFIGURATION, "install the service", "there is no configuration that it could run on",
+            "make one by `ckptd init`, or name one by --config",
+        )  # fmt: skip
+    _refuse_odd(memory, slice_)
+    wishes = service.Wishes(run_as, tuple(group or ()), acls, gpu, memory, slice_, start, force)
+    path = Path("/", file.absolute().relative_to(box.root)) if file.absolute().is_relative_to(box.root) else file.absolute()
+    if user:
+        plan = service.for_user(box, path, wishes)
+    else:
+        from daemon.cli.manual import page
+
+        plan = service.for_system(box, settings, path, wishes, page())
+    if dry_run:
+        say_lines(
+            "\n".join([*(f"# {note}" for note in plan.notes), *(one.as_shell() for one in plan.actions)]) or "# nothing is to be done"
+        )
+        return
+    for note in plan.notes:
+        say_error(f"Note: {note}.")
+    actions.carry_out(plan.actions, record, say)
+    say("The service is installed." if plan.actions else "Nothing was to be done: the service is installed as it should be.")
+    own = " --user" if user else ""
+    say(f"See `ckptd status` and `journalctl{own} -u ckptd`; `ckptd install-service{own} --undo` takes it back.")
+
+
+def _refuse_odd(memory: str, slice_: str) -> None:
+    for given, pattern, option, example in (
+        (memory, r"[1-9][0-9]*(\.[0-9]+)?[KMGT]?|[1-9][0-9]?%", "--memory", "16G"),
+        (slice_, r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*\.slice", "--slice", "training.slice"),
+    ):
+        if given and not re.fullmatch(pattern, given):
+            raise UsageError(FaultCode.SETUP_FAILED, "install the service", f"{option} can't be {given!r}", f"give for example {example}")
+
+
+def _take_back(record: Path, after: list[Action], dry_run: bool) -> None:
+    from daemon.installing import actions
+
+    known = actions.read_record(record)
+    if not known.undo:
+        say("Nothing is to be taken back: this command has installed nothing here.")
+    elif dry_run:
+        lines = [shlex.join(argv) if argv else f"# {why}" for argv, why in actions.taking_back(known)]
+        say_lines("\n".join([*lines, *(one.as_shell() for one in after), shlex.join(("rm", str(record)))]))
+    elif actions.undo(record, after, say):
+        say("It is taken back. Configuration, state and exports are left.")
+    else:
+        raise UsageError(
+            FaultCode.SETUP_FAILED, "take back all of it", "a command failed, see above", "correct that and give --undo again", path=record
+        )

@@ -1,0 +1,109 @@
+"""The text of a first configuration: every key with its comment, those that were chosen set, the others commented out with their default.
+
+Called by `ckptd init`. A key that is commented out follows the default of the release that runs, and stands there to be found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from daemon.config import loading, template
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import write_atomic
+
+DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
+"""config.toml of the repository, which documents every key with its default."""
+_HEAD = """\
+# ckptd's configuration, written by `ckptd init`. A key with a # directly before it has the value that stands there by default; take the #
+# away to change it. `ckptd check` says everything that is wrong here, and `ckptd reload` has the running daemon take it over.
+# Environment variables override the file: CKPTD_SECTION__KEY, for example CKPTD_LIMITS__JOBS=2. Relative paths are relative to this file.
+
+"""
+_SECTION = re.compile(r"\[([^\[\]]+)\]")
+_KEY = re.compile(r"([A-Za-z0-9_-]+) = (.+)")
+Chosen = Mapping[str, Mapping[str, Any]]
+"""Section → key → value."""
+
+
+def text(chosen: Chosen) -> str:
+    """The file. Raises KeyError for a key that config.toml does not have."""
+    lines, section, left = [], "", {name: dict(keys) for name, keys in chosen.items()}
+    reference = template.updated(DEFAULTS.read_text("utf-8"))
+    for line in reference[reference.index("\n[") + 1 :].splitlines():
+        if line in (template.BEGIN, template.END):
+            continue
+        if found := _SECTION.fullmatch(line):
+            section = found[1]
+        elif found := _KEY.fullmatch(line):
+            key = found[1]
+            line = f"{key} = {_toml(left[section].pop(key))}" if key in left.get(section, {}) else f"#{line}"
+        lines.append(line)
+    if unknown := [f"{name}.{key}" for name, keys in left.items() for key in keys]:
+        raise KeyError(*unknown)
+    return _HEAD + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value of strings, numbers, lists and tables as TOML, in one line."""
+    if isinstance(value, Mapping):
+        return (
+            "{ " + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {_toml(one)}" for key, one in value.items()) + " }"
+            if value
+            else "{}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def validated(content: str) -> str:
+    """The text, if it is a valid configuration of a daemon. Raises UsageError with all that is wrong with the values that were chosen."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-init-") as folder:
+        try:
+            (Path(folder) / "config.toml").write_text(content, "utf-8")
+            loading.load(Path(folder) / "config.toml", need_roots=True)
+        except UsageError as error:
+            fault = error.fault
+            raise UsageError(fault.code, "make a configuration of that", fault.cause, "give other values") from None
+        except UnicodeEncodeError:
+            raise UsageError(
+                FaultCode.CONFIG_INVALID, "make a configuration of that", "a path is not UTF-8, which a TOML file must be", "rename it"
+            ) from None
+    return content
+
+
+def write(path: Path, content: str, *, force: bool, private: bool) -> None:
+    """Write the file, and the folder around it. `private`: it holds secrets, so that its owner alone may read it.
+
+    Raises UsageError where a file is there already and `force` does not say to replace it.
+    """
+    refuse_existing(path, force=force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o600 if private else 0o644
+    if force:
+        write_atomic(path, content, mode=mode)
+        return
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        refuse_existing(path, force=False)
+        raise
+    with os.fdopen(number, "w", encoding="utf-8") as stream:
+        os.fchmod(stream.fileno(), mode)
+        stream.write(content)
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raise UsageError where something is at `path` and `force` does not say to replace it."""
+    if os.path.lexists(path) and not force:
+        raise UsageError(
+            FaultCode.CONFIG_EXISTS, "write the configuration", "a file is there already, and is left as it is",
+            "name another file, or replace it by --force", path=path,
+        )  # fmt: skip

@@ -1,0 +1,337 @@
+"""What it takes to run ckptd as a service of a box, or of one user: the list of actions, made by looking at what is there already.
+
+Called by `ckptd install-service`. What is as it should be gives no action, so that the same command can be given again, for example after
+an upgrade. What others wrote is never replaced or removed, but by `force`, which keeps it beside.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.config.settings import Settings
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.installing import rights, unit_texts
+from daemon.installing.accounts import Accounts
+from daemon.installing.actions import Action, Record, Undo, digest, make_folders, read_record, write_file
+
+NAME = "ckptd"
+STATE = Path("/var/lib/ckptd")
+RECORD = "install-service.json"
+_OPERATION = "install the service"
+PAGE, LINK = Path("/usr/local/share/man/man1/ckptd.1"), Path("/usr/local/bin/ckptd")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the options say."""
+
+    run_as: str = ""
+    """An existing user as whom the service runs; "" is a user of its own."""
+    groups: tuple[str, ...] = ()
+    """Groups that the service's own user joins."""
+    acls: bool = True
+    gpu: bool = False
+    memory: str = ""
+    slice: str = ""
+    start: bool = True
+    force: bool = False
+
+
+@dataclass
+class Plan:
+    """What is to be done, and what is to be known."""
+
+    actions: list[Action] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Box:
+    """The file system that is installed into: `/`, or a tree of which it will be."""
+
+    root: Path = Path("/")
+
+    def at(self, path: Path) -> Path:
+        """Where a path of that tree lies."""
+        return self.root / path.relative_to("/")
+
+    @property
+    def alive(self) -> bool:
+        """Whether its systemd is the one that runs."""
+        return self.root == Path("/")
+
+    def systemctl(self, *words: str, user: bool = False) -> tuple[str, ...]:
+        """A command line of systemctl for this tree."""
+        return ("systemctl", *(("--user",) if user else ()), *(() if self.alive else (f"--root={self.root}",)), *words)
+
+
+def record_of(box: Box, *, user: bool) -> Path:
+    """Where it is noted what was done."""
+    return box.at(own_config_folder() if user else Path("/etc/ckptd")) / RECORD
+
+
+def own_config_folder() -> Path:
+    """Folder of this user's configuration."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / NAME
+
+
+def refuse_unfit(box: Box, *, user: bool, dry: bool) -> None:
+    """Raise UsageError where this process may not install, or there is no systemd that would run the service."""
+    if user and os.geteuid() == 0:
+        raise UsageError(FaultCode.NO_PERMISSION, _OPERATION, "root has no need of a user's service", "leave --user out")
+    if dry:
+        return
+    if not user and os.geteuid() != 0:
+        raise UsageError(
+            FaultCode.NO_PERMISSION, _OPERATION, "only root can make a service of the whole box",
+            "give the command with sudo, or --user for a service of your own; --dry-run shows what would be done",
+        )  # fmt: skip
+    if box.alive and not Path("/run/systemd/system").is_dir():
+        raise UsageError(
+            FaultCode.SETUP_FAILED, _OPERATION, "this box is not run by systemd, as most containers are not",
+            "start `ckptd run` by what starts your services or containers; --dry-run shows what would be done",
+        )  # fmt: skip
+
+
+def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page: str) -> Plan:
+    """The list for a service of the whole box. `page`: the man page. Raises UsageError where the service could not run."""
+    plan, accounts, record = Plan(), Accounts(box.root), read_record(record_of(box, user=False))
+    name = wishes.run_as or NAME
+    user = accounts.user(name)
+    if wishes.run_as and user is None:
+        raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, f"there is no user {name!r}", "name one of `getent passwd` by --run-as")
+    group = accounts.group_name(user.group) if user else name
+    _account(plan, box, accounts, name, wishes, exists=user is not None, outputs=_outputs(settings))
+    number = user.number if user else rights.NOBODY
+    groups = (user.group if user else rights.NOBODY, *accounts.groups_of(name), *accounts.numbers(wishes.groups))
+    if os.geteuid() == 0:
+        _runnable(box, number, groups, name)
+    owner = accounts.owner(name, user)
+    _readable_configuration(plan, box.at(config), owner[1], number, groups)
+    outside = _outputs(settings)
+    for folder in outside:
+        _writable(plan, box.at(folder), owner, number)
+    _readable(plan, box, settings, name, number, groups, wishes)
+    for folder in (PAGE.parent, LINK.parent):
+        plan.actions += make_folders(box.at(folder))
+    _file(plan, record, box.at(PAGE), page, wishes)
+    _link(plan, box, unit_texts.command())
+    units = Path("/etc/systemd/system")
+    files = {units / unit_texts.SERVICE: unit_texts.service(config), units / unit_texts.SLICE: unit_texts.slice_()}
+    files |= {units / f"{unit_texts.SERVICE}.d" / f"{one}.conf": text for one, text in _drop_ins(settings, wishes, outside, group).items()}
+    _units(plan, box, record, {box.at(path): text for path, text in files.items()}, wishes, user=False)
+    return plan
+
+
+def for_user(box: Box, config: Path, wishes: Wishes) -> Plan:
+    """The list for a service of the user who asks."""
+    plan, record = Plan(), read_record(record_of(box, user=True))
+    folder = box.at(own_config_folder().parent / "systemd" / "user")
+    files = {folder / unit_texts.SERVICE: unit_texts.service(config, of_user=True), folder / unit_texts.SLICE: unit_texts.slice_()}
+    if wishes.memory:
+        files[folder / f"{unit_texts.SERVICE}.d" / "memory.conf"] = unit_texts.drop_in("memory", MemoryMax=wishes.memory)
+    name = Accounts(Path("/")).name_of(os.geteuid())
+    if not box.at(Path("/var/lib/systemd/linger", name)).exists():
+        plan.actions.append(
+            Action(
+                ("loginctl", "enable-linger", name), undo=Undo(kind="command", argv=("loginctl", "disable-linger", name)),
+                may_fail="the service ends when you log out, until root gives that command",
+            )
+        )  # fmt: skip
+    _units(plan, box, record, files, wishes, user=True)
+    return plan
+
+
+def _outputs(settings: Settings) -> list[Path]:
+    """What the service writes outside of its state directory."""
+    found = [settings.output.directory, settings.pin.directory, settings.metrics.textfile.parent if settings.metrics.textfile else None]
+    return list(dict.fromkeys(one for one in found if one is not None and not one.is_relative_to(STATE)))
+
+
+def _account(plan: Plan, box: Box, accounts: Accounts, name: str, wishes: Wishes, *, exists: bool, outputs: Iterable[Path]) -> None:
+    elsewhere = () if box.alive else ("--prefix", str(box.root))
+    if not exists:
+        owns = tuple(str(box.at(one)) for one in (STATE, *outputs))
+        back = Undo(
+            kind="user",
+            user=name,
+            argv=("userdel", *elsewhere, name),
+            owns=owns,
+            path="" if box.alive else str(box.at(Path("/etc/passwd"))),
+        )
+        number = () if box.alive else ("--uid", str(accounts.free_number()))
+        words = (*number, "--system", "--user-group", "--home-dir", str(STATE), "--no-create-home", "--shell", "/usr/sbin/nologin")
+        plan.actions.append(Action(("useradd", *elsewhere, *words, name), undo=back))
+    for group in wishes.groups:
+        if not accounts.numbers((group,)):
+            raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, f"there is no group {group!r}", "name one of `getent group` by --group")
+        if not accounts.is_member(name, group):
+            back = Undo(kind="command", argv=("gpasswd", *(() if box.alive else ("--root", str(box.root))), "--delete", name, group))
+            plan.actions.append(Action(("usermod", *elsewhere, "--append", "--groups", group, name), undo=back))
+
+
+def _runnable(box: Box, user: int, groups: tuple[int, ...], name: str) -> None:
+    """Raise UsageError where the service could not run this installation."""
+    command = Path(unit_texts.command()[0])
+    own = (
+        "install ckptd where every user can read it: `python3 -m venv /opt/ckptd && /opt/ckptd/bin/pip install ckptd`, and use that command"
+    )
+    for folder in (Path(unit_texts.__file__).parents[1], command.parent, Path(os.path.realpath(command)).parent):
+        lost = rights.lacking([folder], user, groups)
+        if lost:
+            closed = (*lost[0].above, lost[0].below)[0]
+            cause = f"the user {name} can't read {closed}, by which ckptd is installed"
+            raise UsageError(FaultCode.NO_PERMISSION, _OPERATION, cause, own, path=command)
+        if box.alive and folder.parts[1:2] == ("tmp",):
+            raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, "ckptd lies below /tmp, which the service does not see", own, path=command)
+
+
+def _readable_configuration(plan: Plan, config: Path, group: str, user: int, groups: tuple[int, ...]) -> None:
+    status = config.stat()
+    if status.st_uid == user or status.st_mode & stat.S_IROTH or (status.st_mode & stat.S_IRGRP and status.st_gid in groups):
+        return
+    was = Undo(kind="command", argv=("chgrp", str(status.st_gid), str(config)))
+    plan.actions.append(Action(("chgrp", group, str(config)), undo=was))
+    mode = Undo(kind="command", argv=("chmod", f"{stat.S_IMODE(status.st_mode):04o}", str(config)))
+    plan.actions.append(Action(("chmod", "g+r", str(config)), undo=mode))
+
+
+def _writable(plan: Plan, folder: Path, names: tuple[str, str], user: int) -> None:
+    name, group = names
+    if not folder.exists():
+        plan.actions += make_folders(folder, "-o", name, "-g", group)
+        return
+    status = folder.stat()
+    if status.st_uid == user or status.st_mode & stat.S_IWOTH:
+        return
+    if any(folder.iterdir()):
+        owner = Accounts(Path("/")).name_of(status.st_uid)
+        raise UsageError(
+            FaultCode.NOT_WRITABLE, _OPERATION, f"it belongs to {owner}, and the service runs as {name}",
+            f"give it over by `chown -R {name}: {folder}`, or name that user by --run-as", path=folder,
+        )  # fmt: skip
+    plan.actions.append(
+        Action(
+            ("chown", f"{name}:{group}", str(folder)),
+            undo=Undo(kind="command", argv=("chown", f"{status.st_uid}:{status.st_gid}", str(folder))),
+        )
+    )
+
+
+def _readable(
+    plan: Plan, box: Box, settings: Settings, name: str, user: int, groups: tuple[int, ...], wishes: Wishes
+) -> None:  # fmt: skip
+    folders = [box.at(one) for one in (*settings.watch.roots, *settings.base.search, *settings.base.map.values())]
+    if os.geteuid() != 0:
+        plan.notes.append(f"whether {name} can read {', '.join(map(str, folders))} is tried by root alone")
+        return
+    plan.notes += [f"{one} does not exist yet: give this command again when it does, or see that {name} can read it"
+                   for one in folders if not one.is_dir()]  # fmt: skip
+    lacks = rights.lacking(folders, user, groups)
+    for one in lacks:
+        if one.private_of:
+            owner = Accounts(Path("/")).name_of(int(one.private_of))
+            plan.notes.append(
+                f"in {one.folder} training writes files that {owner} alone may read, whatever ACL the folder has, as safetensors 0.8 does:"
+                f" the next ones will be closed to {name} again; better: --run-as {owner}"
+            )
+    if lacks and not wishes.acls:
+        plan.notes += [f"{name} can't read {(*one.above, one.below)[0]}" for one in lacks]
+        return
+    if lacks and shutil.which("setfacl") is None:
+        plan.notes.append("setfacl is not installed here: `apt-get install acl`; or let the user join a group by --group, or use --run-as")
+    plan.actions += rights.granting(lacks, name)
+
+
+def _drop_ins(settings: Settings, wishes: Wishes, outside: list[Path], group: str) -> dict[str, str]:
+    found = {}
+    if outside:
+        paths = unit_texts.quoted(outside)
+        found["output"] = unit_texts.drop_in("output", RequiresMountsFor=paths, ReadWritePaths=paths)
+    if wishes.run_as:
+        found["trainer"] = unit_texts.drop_in("trainer", User=wishes.run_as, Group=group)
+    if settings.notify.urls:
+        found["notifications"] = unit_texts.drop_in("notifications")
+    if wishes.gpu or settings.limits.device == "cuda":
+        found["gpu"] = unit_texts.drop_in("gpu")
+    if wishes.memory:
+        found["memory"] = unit_texts.drop_in("memory", MemoryMax=wishes.memory)
+    if wishes.slice:
+        path = f"-/sys/fs/cgroup/{unit_texts.group_of(wishes.slice)}"
+        found["slice"] = unit_texts.drop_in("slice", Slice=wishes.slice, ReadWritePaths=path)
+    return found
+
+
+def _file(plan: Plan, record: Record, path: Path, content: str, wishes: Wishes) -> bool:
+    """Have a file hold a text; gives whether it must be written."""
+    action = write_file(path, content)
+    if action.undo is None or digest(path) in action.undo.was:
+        return False
+    if os.path.lexists(path) and not record.wrote(path):
+        before = path.with_name(f"{path.name}.before-ckptd")
+        if not wishes.force:
+            raise UsageError(
+                FaultCode.SETUP_FAILED, _OPERATION, "a file is there that this command did not write, or that was changed since",
+                "put what you changed into a drop-in (`systemctl edit ckptd`) and remove the file; or give --force, which keeps it as"
+                f" {before.name}", path=path,
+            )  # fmt: skip
+        plan.actions.append(Action(("mv", str(path), str(before)), undo=Undo(kind="command", argv=("mv", str(before), str(path)))))
+    plan.actions.append(action)
+    return True
+
+
+def _link(plan: Plan, box: Box, command: tuple[str, ...]) -> None:
+    """A name on everybody's path for this installation, where none is there."""
+    target, usual = command[0], "/usr/local/bin:/usr/bin:/bin"
+    found = shutil.which(NAME, path=":".join(str(box.at(Path(one))) for one in usual.split(":")))
+    if found is None and len(command) == 1:
+        link = str(box.at(LINK))
+        plan.actions.append(Action(("ln", "-s", target, link), undo=Undo(kind="link", path=link, was=(target,))))
+
+
+def _units(plan: Plan, box: Box, record: Record, files: dict[Path, str], wishes: Wishes, *, user: bool) -> None:
+    """Write the units, take away drop-ins that are not wanted any more, and start the service."""
+    made = plan.actions
+    for folder in dict.fromkeys(path.parent for path in files):
+        there = {action.undo.path for action in made if action.undo and action.undo.kind == "directory"}
+        made += [one for one in make_folders(folder) if one.undo and one.undo.path not in there]
+    changed = [path for path, content in files.items() if _file(plan, record, path, content, wishes)]
+    folders = {path.parent for path in files} | {path.with_name(f"{path.name}.d") for path in files}
+    stale = [
+        path for one in record.undo if one.kind == "file" and (path := Path(one.path)).suffix == ".conf"
+        and path.parent in folders and path not in files and record.wrote(path)
+    ]  # fmt: skip
+    made += [Action(("rm", str(path))) for path in stale]
+    enabled, active = _is(box, "is-enabled", user), box.alive and _is(box, "is-active", user)
+    if box.alive and (changed or stale):
+        made.append(Action(box.systemctl("daemon-reload", user=user)))
+    if not enabled:
+        made.append(
+            Action(
+                box.systemctl("enable", unit_texts.SERVICE, user=user),
+                undo=Undo(kind="command", argv=box.systemctl("disable", unit_texts.SERVICE, user=user)),
+            )
+        )
+    if box.alive and wishes.start and (not active or changed or stale):
+        verb = "restart" if active else "start"
+        back = None if active else Undo(kind="command", argv=box.systemctl("stop", unit_texts.SERVICE, user=user))
+        made.append(Action(box.systemctl(verb, unit_texts.SERVICE, user=user), undo=back))
+
+
+def _is(box: Box, question: str, user: bool) -> bool:
+    if shutil.which("systemctl") is None:
+        return False
+    done = subprocess.run(box.systemctl(question, unit_texts.SERVICE, user=user), capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def after_undo(box: Box, *, user: bool) -> list[Action]:
+    """What systemd must be told when the units are gone."""
+    return [Action(box.systemctl("daemon-reload", user=user))] if box.alive else []

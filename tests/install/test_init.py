@@ -1,0 +1,206 @@
+"""`ckptd init`: a configuration of what lies on the box, valid before it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.config.loading import load
+from daemon.contract.formats.catalog import catalog
+from daemon.installing import discovery, first_config
+from daemon.installing.places import output_beside
+from tests.cli.test_bad_input import ckptd, one_sentence
+
+CONFIG = Path(__file__).parents[2] / "config.toml"
+
+
+def init(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The verb without a terminal, in an own home."""
+    (folder / "home").mkdir(exist_ok=True)
+    return ckptd(folder, "init", *words, HOME=str(folder / "home"), XDG_CONFIG_HOME=str(folder / "home" / ".config"))
+
+
+def test_with_every_option_it_asks_nothing_and_writes_what_check_accepts(tmp_path: Path) -> None:
+    file, runs = tmp_path / "etc" / "config.toml", tmp_path / "runs"
+    words = ("--root", runs, "--root", tmp_path / "more", "--base", tmp_path, "--output", tmp_path / "out", "--variant", "onnx")
+    done = init(tmp_path, file, *words)
+    assert done.returncode == 0, done.stderr
+    assert f"{file} is written: 2 roots, exports go to {tmp_path}/out." in done.stdout
+    assert f"`ckptd check --config {file}`" in done.stdout
+    assert tomllib.loads(file.read_text())["watch"]["roots"] == [str(runs), str(tmp_path / "more")]
+    loaded = load(file, need_roots=True)
+    assert (loaded.output.directory, loaded.export.variants) == (tmp_path / "out", ("onnx",))
+    assert ckptd(tmp_path, "check", "--config", file).returncode == 0
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    words = (file, "--root", tmp_path / "runs", "--base", tmp_path)
+    file.write_text("mine")
+    done = init(tmp_path, *words)
+    assert done.returncode == 2 and "a file is there already, and is left as it is" in one_sentence(done)
+    assert file.read_text() == "mine"
+    assert init(tmp_path, *words, "--dry-run").returncode == 0 and file.read_text() == "mine"
+    assert init(tmp_path, *words, "--force").returncode == 0 and "[watch]" in file.read_text()
+    link = tmp_path / "link.toml"
+    link.symlink_to(tmp_path / "nowhere")
+    assert init(tmp_path, link, *words[1:]).returncode == 2 and not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--root", "runs", "--variant", "onx"), "there is no variant 'onx'; did you mean 'onnx'"),
+        (("--root", "runs", "--output", "runs/out"), "lies inside the watched root"),
+        (("--root", "runs/\udcff"), "a path is not UTF-8"),
+    ],
+)
+def test_what_would_not_be_valid_is_said_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = init(tmp_path, "config.toml", "--base", "bases", *words)
+    assert done.returncode == 2 and said in done.stderr and "ckptd-init-" not in done.stderr
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_urls_of_notifications_are_for_the_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    assert init(tmp_path, file, "--root", "r", "--base", "b", "--notify", "json://localhost/key").returncode == 0
+    assert file.stat().st_mode & 0o777 == 0o600 and load(file).notify.urls == ("json://localhost/key",)
+
+
+def test_without_a_terminal_it_never_asks(tmp_path: Path) -> None:
+    done = init(tmp_path, "config.toml", "--base", tmp_path)
+    assert done.returncode == 2 and "there is no terminal. To fix it: name them by --root" in one_sentence(done)
+    assert not (tmp_path / "config.toml").exists()
+
+
+def typed(folder: Path, answers: list[str], *words: str) -> str:
+    """What the verb shows on a terminal where these answers are typed, each when it waits."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder / ".config"), "TERM": "dumb"}
+    command = [sys.executable, "-m", "daemon", "init", *words]
+    shown, end = "", time.monotonic() + 100
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment):
+        os.close(theirs)
+        while time.monotonic() < end:
+            if answers and shown.endswith(": ") and not select.select([ours], [], [], 0.2)[0]:
+                os.write(ours, (answers.pop(0) + "\n").encode())
+            try:
+                if select.select([ours], [], [], 0.2)[0]:
+                    shown += os.read(ours, 4096).decode()
+            except OSError:  # it has ended
+                break
+    os.close(ours)
+    return shown
+
+
+def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
+    answers = [f"{tmp_path}/runs '{tmp_path}/more runs'", "", f"{tmp_path}/out", "pytorch onnx-int8", ""]
+    shown = typed(tmp_path, answers, "config.toml")
+    assert "Directories below which trainings write" in shown and "is written: 2 roots" in shown, shown
+    loaded = load(tmp_path / "config.toml")
+    assert loaded.watch.roots == (tmp_path / "runs", tmp_path / "more runs")
+    assert (loaded.output.directory, loaded.export.variants) == (tmp_path / "out", ("pytorch", "onnx-int8"))
+
+
+def test_what_is_not_chosen_stands_there_commented_out_with_its_default() -> None:
+    text = first_config.text({"watch": {"roots": ["/data/runs"]}})
+    assert tomllib.loads(text) == {**_tables(), "watch": {"roots": ["/data/runs"]}}
+    everything = re.sub(r"^#(?=[A-Za-z0-9_-]+ = )", "", text, flags=re.MULTILINE)
+    reference = tomllib.loads(CONFIG.read_text())
+    assert tomllib.loads(everything) == {**reference, "watch": {**reference["watch"], "roots": ["/data/runs"]}}
+    for comment in re.findall("^# .+$", CONFIG.read_text().partition("[watch]")[2], re.MULTILINE):
+        assert comment in text or comment.startswith(("# >>>", "# <<<"))
+
+
+def _tables() -> dict[str, Any]:
+    """The reference's sections without keys."""
+    value = {name: {} for name in tomllib.loads(CONFIG.read_text())}
+    return value | {"validate": {"thresholds": {name: {} for name in catalog().thresholds}}}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=3),
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])), max_size=2),
+)
+def test_any_path_is_written_so_that_it_is_read_again(paths: list[str], mapped: dict[str, str]) -> None:
+    read = tomllib.loads(first_config.text({"watch": {"roots": paths}, "base": {"map": mapped}}))
+    assert read["watch"]["roots"] == paths and read["base"]["map"] == mapped
+
+
+def test_a_key_that_is_not_documented_can_not_be_written() -> None:
+    with pytest.raises(KeyError, match=r"watch\.root"):
+        first_config.text({"watch": {"root": ["/data"]}})
+
+
+@pytest.fixture
+def box(tmp_path: Path, pico_base: Path, pico_checkpoint: Path) -> Path:
+    """A box with two runs below /data, one in a home, a folder of models and a Hugging Face cache."""
+
+    def run(folder: Path, base: str) -> None:
+        shutil.copytree(pico_checkpoint, folder / "checkpoint-4")
+        file = folder / "checkpoint-4" / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+
+    run(tmp_path / "data" / "runs" / "one", "org/cached")
+    run(tmp_path / "data" / "runs" / "team" / "two", "org/pico")
+    run(tmp_path / "home" / "anna" / "sft", "org/nowhere")
+    shutil.copytree(pico_base, tmp_path / "data" / "models" / "pico")
+    hub = tmp_path / "home" / "anna" / ".cache" / "huggingface" / "hub" / "models--org--cached"
+    for commit in ("abc", "def"):
+        shutil.copytree(pico_base, hub / "snapshots" / commit)
+    (hub / "refs").mkdir()
+    (hub / "refs" / "main").write_text("def")
+    return tmp_path
+
+
+def looked(box: Path, monkeypatch: pytest.MonkeyPatch) -> discovery.Proposal:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("HF_HOME", raising=False)
+    home = box / "home" / "anna"
+    monkeypatch.setenv("HOME", str(home))
+    return discovery.look([box / "data", home], [home])
+
+
+def test_roots_and_bases_of_the_box_are_proposed(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = looked(box, monkeypatch)
+    # In a home more lies than trainings: the run itself.
+    assert {one.path: one.runs for one in found.roots} == {box / "data" / "runs": 2, box / "home" / "anna" / "sft": 1}
+    assert found.searched == (box / "data" / "models",)
+    hub = box / "home" / "anna" / ".cache" / "huggingface" / "hub"
+    assert dict(found.mapped) == {"org/cached": hub / "models--org--cached" / "snapshots" / "def"}
+    assert found.missing == ("org/nowhere",)
+
+
+def test_an_export_of_ours_and_what_lies_in_it_is_no_root(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export = box / "data" / "exports" / "one" / "step-4"
+    shutil.copytree(box / "data" / "models" / "pico", export / "pytorch")
+    for name in ("MANIFEST.json", "report.json"):
+        (export / name).touch()
+    assert looked(box, monkeypatch).searched == (box / "data" / "models",)
+
+
+def test_a_place_that_can_not_be_read_is_left_out(tmp_path: Path) -> None:
+    assert discovery.look([tmp_path / "nowhere"], []) == discovery.Proposal()
+
+
+def test_exports_never_go_where_they_would_be_watched(tmp_path: Path) -> None:
+    assert output_beside([tmp_path / "runs"], system=False) == tmp_path / "exports"
+    assert output_beside([tmp_path / "exports"], system=False) == Path.home() / "exports"
+    assert output_beside([tmp_path / "runs"], system=True) == Path("/srv/exports")
+    assert output_beside([Path("/srv")], system=True) != Path("/srv/exports")

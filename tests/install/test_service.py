@@ -1,0 +1,322 @@
+"""`ckptd install-service` into a tree: what it does, does again, takes back, and refuses."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon.config.loading import load
+from daemon.installing import rights, unit_texts
+from daemon.installing.actions import Record, Undo, read_record, taking_back
+from daemon.operating.doctor import examine
+from tests.cli.test_bad_input import ckptd, one_sentence
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may install for a whole box")
+ACCOUNTS = {
+    "passwd": "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nanna:x:1500:1600::/home/anna:/bin/sh\n",
+    "group": "root:x:0:\nnogroup:x:65534:\nresearch:x:1600:\ngpu:x:1700:\n", "shadow": "", "gshadow": "",
+    "login.defs": "USERGROUPS_ENAB yes\nSYS_UID_MIN 100\nSYS_UID_MAX 999\n",
+}  # fmt: skip
+UNITS = "etc/systemd/system"
+Tree = dict[str, tuple[int, int, int, str]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user may pass; pytest's own lie in one that is closed."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-install-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def box(folder: Path) -> Path:
+    """A tree with accounts, a configuration and a directory of runs that everybody may read."""
+    root = folder / "box"
+    for name in ("etc/ckptd", "data/runs/run", "models", "usr/local/bin", "var/lib"):
+        (root / name).mkdir(parents=True)
+    for name, text in ACCOUNTS.items():
+        (root / "etc" / name).write_text(text)
+    configure(root)
+    return root
+
+
+def configure(root: Path, more: str = "", roots: str = '["/data/runs"]') -> None:
+    (root / "etc/ckptd/config.toml").write_text(
+        f'[watch]\nroots = {roots}\n[base]\nsearch = ["/models"]\n[output]\ndirectory = "/srv/ckptd/exports"\n{more}'
+    )
+
+
+def install(root: Path, *words: str | Path, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """The verb for that tree."""
+    given = () if "--config" in words or "--undo" in words else ("--config", root / "etc/ckptd/config.toml")
+    return ckptd(root.parent, "install-service", "--root", root, *given, *words, prefix=prefix, HOME=str(root.parent))
+
+
+def tree(root: Path) -> Tree:
+    """Every path with its mode, owner, group and content; without what useradd keeps of before."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        content = os.readlink(path) if path.is_symlink() else path.read_text() if path.is_file() else ""
+        if not path.name.endswith("-") and path.name != "install-service.json":
+            found[str(path.relative_to(root))] = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, content)
+    return found
+
+
+@needs_root
+def test_it_makes_user_folders_units_and_drop_ins_and_again_does_nothing_and_undoes_all_of_it(box: Path) -> None:
+    before = tree(box)
+    done = install(box, "--gpu", "--memory", "16G")
+    assert done.returncode == 0, done.stderr
+    made = tree(box)
+    row = next(row.split(":") for row in made["etc/passwd"][3].splitlines() if row.startswith("ckptd:"))
+    assert row[5:] == ["/var/lib/ckptd", "/usr/sbin/nologin"] and 100 <= int(row[2]) < 1000
+    assert made["srv/ckptd/exports"][:3] == (0o755, int(row[2]), int(row[3]))
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.read_string(made[f"{UNITS}/ckptd.service"][3])
+    assert unit["Service"]["ExecStart"].split() == [*unit_texts.command(), "run", "--config", "/etc/ckptd/config.toml"]
+    assert unit["Service"]["ExecReload"].split() == [*unit_texts.command(), "reload", "--config", "/etc/ckptd/config.toml"]
+    drop_ins = {name: content for name, (_, _, _, content) in made.items() if name.startswith(f"{UNITS}/ckptd.service.d/")}
+    assert {Path(name).stem for name in drop_ins} == {"output", "gpu", "memory"}
+    assert "ReadWritePaths=/srv/ckptd/exports\n" in drop_ins[f"{UNITS}/ckptd.service.d/output.conf"]
+    assert "MemoryMax=16G\n" in drop_ins[f"{UNITS}/ckptd.service.d/memory.conf"]
+    assert f"{UNITS}/multi-user.target.wants/ckptd.service" in made and f"{UNITS}/ckptd.slice" in made
+    assert "ckptd install" in made["usr/local/share/man/man1/ckptd.1"][3].replace("\\-", "-")
+    again = install(box, "--gpu", "--memory", "16G")
+    assert again.stdout.startswith("Nothing was to be done") and tree(box) == made
+    # A drop-in that is not asked for any more goes.
+    assert install(box, "--gpu").stdout.startswith(f"rm {box}/{UNITS}/ckptd.service.d/memory.conf\n")
+    assert install(box, "--undo").returncode == 0
+    assert tree(box) == before and not (box / "etc/ckptd/install-service.json").exists()
+    assert "has installed nothing here" in install(box, "--undo").stdout
+
+
+@pytest.mark.slow
+@needs_root
+def test_the_dry_run_is_the_script_of_what_is_done(box: Path) -> None:
+    before = tree(box)
+    script = install(box, "--dry-run", "--group", "gpu", "--slice", "ml-train.slice")
+    assert script.returncode == 0 and tree(box) == before
+    kept = box.with_name("kept")
+    shutil.copytree(box, kept, symlinks=True)
+    subprocess.run(["sh", "-e"], input=script.stdout, text=True, check=True, capture_output=True)
+    by_script = tree(box)
+    shutil.rmtree(box)
+    shutil.copytree(kept, box, symlinks=True)
+    assert install(box, "--group", "gpu", "--slice", "ml-train.slice").returncode == 0
+    assert tree(box) == by_script != before
+    assert "gpu:x:1700:ckptd" in by_script["etc/group"][3]
+    assert "/sys/fs/cgroup/ml.slice/ml-train.slice/ckptd.service\n" in by_script[f"{UNITS}/ckptd.service.d/slice.conf"][3]
+    undo = install(box, "--undo", "--dry-run")
+    assert tree(box) == by_script
+    subprocess.run(["sh", "-e"], input=undo.stdout.replace(f"gpasswd --root {box}", "true"), text=True, check=True, capture_output=True)
+    left = tree(box)
+    assert {name: row for name, row in left.items() if name != "etc/group"} == {n: row for n, row in before.items() if n != "etc/group"}
+
+
+@pytest.mark.slow
+@needs_root
+def test_what_others_wrote_is_neither_replaced_nor_removed(box: Path) -> None:
+    (box / UNITS).mkdir(parents=True)
+    unit = box / UNITS / "ckptd.service"
+    unit.write_text("[Service]\nExecStart=/mine\n")
+    before = tree(box)
+    done = install(box)
+    assert done.returncode == 2 and "a file is there that this command did not write" in one_sentence(done) and tree(box) == before
+    assert install(box, "--force").returncode == 0
+    assert unit.with_name("ckptd.service.before-ckptd").read_text() == "[Service]\nExecStart=/mine\n"
+    # What was changed since is left, with the reason, and a folder that is not empty stays.
+    drop_in, exports = box / UNITS / "ckptd.service.d" / "output.conf", box / "srv/ckptd/exports"
+    drop_in.write_text("changed")
+    (exports / "run").mkdir()
+    undone = install(box, "--undo")
+    assert f"# {drop_in} was changed since and is left" in undone.stdout and drop_in.read_text() == "changed"
+    assert unit.read_text() == "[Service]\nExecStart=/mine\n" and (exports / "run").is_dir()
+
+
+@pytest.mark.slow
+@needs_root
+def test_a_user_whose_files_are_left_is_left_too(box: Path) -> None:
+    assert install(box).returncode == 0
+    number = (box / "srv/ckptd/exports").stat().st_uid
+    (box / "var/lib/ckptd").mkdir()
+    os.chown(box / "var/lib/ckptd", number, number)
+    undone = install(box, "--undo")
+    assert undone.returncode == 0 and f"# the user ckptd is left, since files of its lie in {box}/var/lib/ckptd" in undone.stdout
+    assert "ckptd:" in (box / "etc/passwd").read_text()
+
+
+@pytest.mark.slow
+@needs_root
+def test_as_the_user_who_trains(box: Path) -> None:
+    done = install(box, "--run-as", "anna")
+    assert done.returncode == 0, done.stderr
+    made = tree(box)
+    assert "User=anna\nGroup=research\n" in made[f"{UNITS}/ckptd.service.d/trainer.conf"][3]
+    assert "ckptd:" not in made["etc/passwd"][3] and made["srv/ckptd/exports"][1:3] == (1500, 1600)
+    assert "there is no user 'bob'" in one_sentence(install(box, "--run-as", "bob"))
+    # What belongs to another user's service is not given over silently.
+    (box / "srv/ckptd/exports/run").mkdir()
+    assert "it belongs to 1500, and the service runs as" in one_sentence(install(box))
+
+
+@pytest.mark.slow
+@needs_root
+def test_the_configuration_is_readable_for_the_service_and_for_nobody_else(box: Path) -> None:
+    configure(box, '[notify]\nurls = ["json://localhost/key"]\n')
+    config = box / "etc/ckptd/config.toml"
+    config.chmod(0o600)
+    assert install(box).returncode == 0
+    number = (box / "srv/ckptd/exports").stat().st_gid
+    assert (stat.S_IMODE(config.stat().st_mode), config.stat().st_uid, config.stat().st_gid) == (0o640, 0, number)
+    assert (box / UNITS / "ckptd.service.d/notifications.conf").is_file()
+    state = box / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, number, number)
+    loaded = load(config)
+    settings = loaded.model_copy(update={"state": loaded.state.model_copy(update={"directory": state})})
+    assert not [one for one in examine(settings, config).warnings if "such URLs hold keys" in one]
+    config.chmod(0o644)
+    assert [one for one in examine(settings, config).warnings if "such URLs hold keys" in one]
+    config.chmod(0o640)
+    assert install(box, "--undo").returncode == 0
+    assert (stat.S_IMODE(config.stat().st_mode), config.stat().st_gid) == (0o600, 0)
+
+
+@pytest.mark.slow
+@needs_root
+def test_closed_directories_are_opened_by_acls_that_the_undo_takes_away(box: Path) -> None:
+    if shutil.which("setfacl") is None:
+        pytest.skip("setfacl is not installed here")
+    home, runs = box / "home/anna", box / "home/anna/runs"
+    (runs / "run/checkpoint-1").mkdir(parents=True)
+    (runs / "run/checkpoint-1/adapter_model.safetensors").write_text("x")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, 1500, 1600)
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    configure(box, roots='["/home/anna/runs"]')
+    before, nobody = tree(box), (65534, (65534,))
+    told = install(box, "--run-as", "nobody")
+    assert told.returncode == 0, told.stderr
+    assert "training writes files that 1500 alone may read" in told.stderr and "better: --run-as 1500" in told.stderr
+    assert f"setfacl -m u:nobody:x {home}\n" in told.stdout and f"setfacl -R -d -m u:nobody:rX {runs}\n" in told.stdout
+    assert rights.lacking([runs], *nobody) == []
+    assert not os.access(home / "other", os.R_OK) and "setfacl" not in install(box, "--run-as", "nobody").stdout
+    assert install(box, "--undo").returncode == 0
+    assert tree(box) == before and len(rights.lacking([runs], *nobody)) == 1
+
+
+@needs_root
+def test_what_a_user_lacks_is_found_above_and_below(folder: Path) -> None:
+    runs = folder / "anna" / "deep" / "runs"
+    (runs / "run").mkdir(parents=True)
+    file = runs / "run" / "model.safetensors"
+    file.write_text("x")
+    assert rights.lacking([runs, folder / "nowhere"], 65534, (65534,)) == []
+    for closed in (folder / "anna", folder / "anna" / "deep"):
+        closed.chmod(0o700)
+    file.chmod(0o600)
+    (lack,) = rights.lacking([runs], 65534, (65534,))
+    assert lack.above == (str(folder / "anna"), str(folder / "anna" / "deep"))
+    assert (lack.below, lack.private_of) == (str(file), "0")
+    # By a group, none of it is lacking.
+    for path in (folder / "anna", folder / "anna" / "deep", file):
+        os.chown(path, 0, 1600)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    assert rights.lacking([runs], 65534, (65534, 1600)) == []
+    runs.chmod(0o700)
+    (lack,) = rights.lacking([runs], 65534, (65534, 1600))
+    assert (lack.above, lack.below) == ((), str(runs))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--memory", "much"), "--memory can't be 'much'"),
+        (("--slice", "x.slice\nUser=root"), "--slice can't be"),
+        (("--group", "nosuch"), "there is no group 'nosuch'"),
+        (("--config", "missing.toml"), "there is no such file"),
+    ],
+)
+def test_odd_options_are_refused_before_anything_is_done(box: Path, words: tuple[str, ...], said: str) -> None:
+    before = tree(box)
+    done = install(box, *words, "--dry-run")
+    assert done.returncode == 2 and said in one_sentence(done) and tree(box) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="needs another user than root")
+def test_without_root_it_says_so_and_shows_what_it_would_do(box: Path) -> None:
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
+    before = tree(box)
+    done = install(box, prefix=prefix)
+    assert done.returncode == 2 and "only root can make a service of the whole box. To fix it: give the command with sudo" in one_sentence(
+        done
+    )
+    shown = install(box, "--dry-run", prefix=prefix)
+    assert shown.returncode == 0 and "useradd --prefix" in shown.stdout and "is tried by root alone" in shown.stdout
+    assert tree(box) == before
+
+
+def test_without_a_configuration_it_says_how_to_make_one(box: Path, folder: Path) -> None:
+    if Path("/etc/ckptd/config.toml").exists():
+        pytest.skip("this box has one")
+    done = ckptd(folder, "install-service", "--root", box, "--dry-run", HOME=str(folder), XDG_CONFIG_HOME=str(folder))
+    assert done.returncode == 2 and "make one by `ckptd init`" in one_sentence(done)
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="needs another user than root")
+def test_a_service_of_ones_own_is_written_into_ones_own_folders(box: Path, folder: Path) -> None:
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
+    (folder / "xdg-config").mkdir(mode=0o777)
+    (folder / "xdg-config").chmod(0o777)
+    shown = ckptd(
+        folder, "install-service", "--user", "--dry-run", "--config", box / "etc/ckptd/config.toml", prefix=prefix,
+        HOME=str(folder), XDG_CONFIG_HOME=str(folder / "xdg-config"),
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    files = shown.stdout.replace("loginctl", "true").replace("systemctl", "true")
+    subprocess.run([*prefix, "sh", "-e"], input=files, text=True, check=True, capture_output=True)
+    unit = (folder / "xdg-config/systemd/user/ckptd.service").read_text()
+    assert f"run --config {box}/etc/ckptd/config.toml\n" in unit and "User=" not in unit and "WantedBy=default.target" in unit
+    assert "systemctl --user enable ckptd.service" in shown.stdout and "loginctl enable-linger" in shown.stdout
+
+
+def test_a_record_that_others_could_have_written_is_not_run(tmp_path: Path) -> None:
+    record = tmp_path / "etc/ckptd/install-service.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(Record(undo=[Undo(kind="command", argv=("touch", str(tmp_path / "run")))]).model_dump_json())
+    record.chmod(0o666)
+    before = install(tmp_path, "--undo", "--dry-run")
+    assert before.returncode == 2 and "others than its owner may write it" in one_sentence(before)
+    record.chmod(0o600)
+    assert list(taking_back(read_record(record))) == [(("touch", str(tmp_path / "run")), "")]
+    record.write_text(json.dumps({"version": 2}))
+    assert "it is damaged" in one_sentence(install(tmp_path, "--undo", "--dry-run"))
+
+
+def test_values_are_written_so_that_systemd_reads_them_as_they_are(tmp_path: Path) -> None:
+    assert unit_texts.quoted(["/a b", "/100%", "/c$d", '/q"', "/plain"]) == '"/a b" /100%% /c$d "/q\\"" /plain'
+    assert unit_texts.quoted(["/c$d"], of_command=True) == "/c$$d"
+    assert unit_texts.group_of("training.slice") == "training.slice/ckptd.service"
+    text = unit_texts.service(Path("/etc/my box/config.toml"))
+    assert '--config "/etc/my box/config.toml"\n' in text and "/opt/ckptd" not in text
+    if tool := shutil.which("systemd-analyze"):
+        for of_user in (False, True):
+            (tmp_path / "ckptd.service").write_text(
+                unit_texts.service(tmp_path / "config.toml", of_user=of_user).replace("=ckptd\nGroup=ckptd", "=root\nGroup=root")
+            )
+            (tmp_path / "ckptd.slice").write_text(unit_texts.slice_())
+            done = subprocess.run(
+                [tool, "--man=no", "verify", str(tmp_path / "ckptd.service")], capture_output=True, text=True, check=False
+            )
+            assert "ckptd.service:" not in done.stderr, done.stderr
