@@ -36,7 +36,7 @@ def text(chosen: Chosen) -> str:
     """The file. Raises KeyError for a key that config.toml does not have."""
     lines, section, left = [], "", {name: dict(keys) for name, keys in chosen.items()}
     reference = template.updated(DEFAULTS.read_text("utf-8"))
-    for line in reference[reference.index("\n[") + 1 :].splitlines():
+    for line in reference.partition("\n\n")[2].splitlines():
         if line in (template.BEGIN, template.END):
             continue
         if found := _SECTION.fullmatch(line):
