@@ -10,9 +10,9 @@ from rich.text import Text
 
 from daemon.cli.layout import Cell, Column, duration, hanging, table
 from daemon.cli.markup import STATE_STYLE, terminal
-from daemon.cli.status import local_time, pace, width_of
+from daemon.cli.status import pace, width_of
 from daemon.contract.jobs.plan import find_spec
-from daemon.contract.text import printable
+from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB
 
 if TYPE_CHECKING:

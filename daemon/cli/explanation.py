@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from daemon.cli.markup import escape, terminal
-from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation, local_time
+from daemon.contract.text import local_time
+from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.system.box import human
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def _recorded(value: CheckpointExplanation) -> str:
     what = {"taken": "taken", "known": "known already", "skipped": "skipped", "damaged": "reported as damaged"}.get(known.verdict)
     where = "" if known.by == "daemon" else " by `ckptd export`"
     then = "" if known.current else "; written again since"
-    return f"{what or known.verdict}{job}{where} at {local_time(known.at)}{then}"
+    return f"{what or known.verdict}{job}{where} at {local_time(known.at, 'seconds')}{then}"
 
 
 def _not_taken(value: CheckpointExplanation) -> str:

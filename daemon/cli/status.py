@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from daemon.cli.layout import LEAST_WIDTH, Cell, Column, duration, fits, hanging, table
 from daemon.cli.markup import STATE_STYLE, terminal
-from daemon.contract.text import printable
+from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
 from daemon.operating.outlook import about
 
@@ -48,14 +48,6 @@ def width_of(console: Console) -> int | None:
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         return None
     return max(LEAST_WIDTH, console.width)
-
-
-def local_time(at: str | None, to_the: Literal["minute", "seconds"] = "minute") -> str:
-    """A time of the journal or the log on the reader's clock, with its date and zone; as it is where it is none."""
-    with contextlib.suppress(ValueError, OverflowError):
-        clock = "%H:%M" if to_the == "minute" else "%H:%M:%S"
-        return datetime.fromisoformat(str(at)).astimezone().strftime(f"%Y-%m-%d {clock} %Z")
-    return str(at)
 
 
 def print_status(value: Snapshot, *, everything: bool = False) -> None:

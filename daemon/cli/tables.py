@@ -14,8 +14,7 @@ from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
 from daemon.cli.layout import duration
-from daemon.cli.markup import escape, escape_lines, say, say_error, styled, terminal
-from daemon.cli.status import local_time
+from daemon.cli.markup import escape, say, say_error, styled, terminal
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
 from daemon.operating.outlook import about, stage_left, starved, starving
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
     from daemon.operating.status import JobStatus
     from daemon.running.children import Running
-
-LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
 class _Elapsed(ProgressColumn):
@@ -151,6 +148,7 @@ def artifact_table(report: Json) -> Table:
 
 def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
     """`ckptd logs`."""
+    from daemon.operating.log_line import log_line
     from daemon.operating.logs import follow as records
 
     console = terminal(soft_wrap=True)
@@ -166,22 +164,6 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
                 console.print(log_line(record))
     except KeyboardInterrupt:
         return
-
-
-def log_line(record: Json) -> str:
-    """One record as a readable line of rich markup."""
-    rest = {key: value for key, value in record.items() if key not in ("timestamp", "level", "event", "logger", "exception")}
-    level = str(record.get("level", "info"))
-    when = local_time(str(record.get("timestamp", "")), "seconds")
-    where = " ".join(f"{key}={escape(str(rest.pop(key)))}" for key in ("run", "step", "stage", "attempt") if key in rest)
-    rest.pop("job", None)
-    details = " ".join(f"{key}={escape(str(value))}" for key, value in rest.items() if value is not None)
-    style = LEVEL_STYLE.get(level, "")
-    event = escape(str(record.get("event", "")))
-    text = f"[dim]{escape(when)}[/dim] {escape(level):<7} {f'[{style}]{event}[/{style}]' if style else event}"
-    text += f" [cyan]{where}[/cyan]" if where else ""
-    text += f" [dim]{details}[/dim]" if details else ""
-    return text + (f"\n{escape_lines(str(record['exception']))}" if record.get("exception") else "")
 
 
 def print_check(value: Diagnosis) -> None:

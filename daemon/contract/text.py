@@ -1,11 +1,14 @@
-"""Text out of files and names, for a terminal or a sentence. Pure.
+"""Text out of files and names, and times, for a terminal or a sentence.
 
 Called wherever a text that others wrote is shown: by the sentence of a fault, the terminal's output and the readable log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from datetime import datetime
+from typing import Literal
 
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 """What moves a cursor, changes colours, ends a line, or turns the direction of what follows: all but tabs and plain line ends."""
@@ -25,3 +28,11 @@ def printable_lines(text: str) -> str:
 
 def _code(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]
+
+
+def local_time(at: str | None, to_the: Literal["minute", "seconds"] = "minute") -> str:
+    """A time of the journal or the log on the reader's clock, with its date and zone; as it is where it is none."""
+    with contextlib.suppress(ValueError, OverflowError):
+        clock = "%H:%M" if to_the == "minute" else "%H:%M:%S"
+        return datetime.fromisoformat(str(at)).astimezone().strftime(f"%Y-%m-%d {clock} %Z")
+    return str(at)

@@ -10,7 +10,6 @@ import os
 import sqlite3
 import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -286,8 +285,3 @@ def _remembered(settings: Settings, path: Path) -> Remembered | None:
             current = os.access(path, os.R_OK | os.X_OK) and row.fingerprint == digest_of_fingerprint(fingerprint(path))
             return Remembered(by, row.verdict, row.at, row.job, row.job_state, current)
     return None
-
-
-def local_time(at: str) -> str:
-    """A time of the journal on the reader's clock."""
-    return datetime.fromisoformat(at).replace(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -22,9 +22,9 @@ import structlog
 
 from daemon.config.settings import LogSettings
 from daemon.contract.events import Event
-from daemon.contract.text import printable, printable_lines
 from daemon.contract.values import Json
 from daemon.journal.overview import is_meant
+from daemon.operating.log_line import Readable
 from daemon.system.journald import JournalHandler, JournalStream
 
 _SHARED: list[Any] = [
@@ -45,20 +45,19 @@ def _bound_traceback(_logger: Any, _name: str, event: dict[str, Any]) -> dict[st
     return event
 
 
-def _printable(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
-    """The record with its texts as a terminal does nothing but show them; a traceback keeps its lines."""
-    shown = {key: printable(value) if isinstance(value, str) and key != "exception" else value for key, value in event.items()}
-    if isinstance(text := event.get("exception"), str):
-        shown["exception"] = printable_lines(text)
-    return shown
+def _named(_logger: Any, _name: str, event: dict[str, Any]) -> dict[str, Any]:
+    """The record with the event's id as `event` and its sentence as `message`; what libraries say has one id."""
+    sentence, name = event.pop("event", ""), event.pop("event_id", Event.LIBRARY)
+    return {"event": str(name), "message": sentence, **event}
 
 
 def _formatter(renderer: Any) -> logging.Formatter:
-    tail: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if isinstance(renderer, structlog.dev.ConsoleRenderer):
-        tail.append(_printable)
-    else:
-        tail += [structlog.processors.format_exc_info, _bound_traceback]
+    tail: list[Any] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        _bound_traceback,
+        _named,
+    ]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[*tail, renderer])
 
 
@@ -100,7 +99,7 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
     if stderr:
         handler = JournalHandler(sys.stderr) if isinstance(sys.stderr, JournalStream) else logging.StreamHandler(sys.stderr)
         console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
-        handler.setFormatter(_formatter(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())) if console else as_json)
+        handler.setFormatter(_formatter(Readable(colors=sys.stderr.isatty())) if console else as_json)
         handlers.append(handler)
     if file is not None:
         rotating = _Rotating(file, maxBytes=int(settings.max_size), backupCount=settings.keep, encoding="utf-8")
@@ -180,5 +179,5 @@ def _record(line: str) -> Json:
     try:
         value = json.loads(line)
     except ValueError:
-        return {"event": line.rstrip("\r\n")}
-    return value if isinstance(value, dict) else {"event": line.rstrip("\r\n")}
+        return {"message": line.rstrip("\r\n")}
+    return value if isinstance(value, dict) else {"message": line.rstrip("\r\n")}

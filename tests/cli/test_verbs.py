@@ -81,7 +81,7 @@ def test_status_list_show_and_logs_tell_of_a_job(make_toy: Callable[..., Toy], p
     assert "checkpoint taken" in logs and "export finished" in logs
     assert service.stop() == 0
     records = [json.loads(line) for line in (service.state / "ckptd.log").read_text().splitlines()]
-    started = [record for record in records if record["event"] == "stage started"]
+    started = [record for record in records if record["event"] == "stage.started"]
     assert [record["stage"] for record in started] == ["merge", "pytorch", "reference", "merged", "report"]
     assert all(
         record["job"] == job["id"] and record["run"] == "run" and record["step"] == 4 and record["attempt"] == 1 for record in started

@@ -95,6 +95,6 @@ def assert_went_on(service: FaultyService, exports: Path | None = None, jobs: in
 
 def assert_said(service: FaultyService, *parts: str, at_most: int = 8) -> None:
     """A sentence with these words stands in the log, and not once a second."""
-    said = [row["event"] for row in service.rows() if row.get("level") in ("warning", "error")]
+    said = [row["message"] for row in service.rows() if row.get("level") in ("warning", "error")]
     found = [event for event in said if all(part in event for part in parts)]
     assert 1 <= len(found) <= at_most, said

@@ -76,7 +76,7 @@ def test_a_file_that_is_not_there_has_no_lines(file: Path) -> None:
 
 def test_a_line_that_is_no_json_is_shown_as_it_is(file: Path) -> None:
     file.write_text("Fatal Python error: Segmentation fault\n[1]\n" + line(1))
-    events = [record.get("event") for record in follow(file, tail=5, forever=False)]
+    events = [record.get("message", record.get("event")) for record in follow(file, tail=5, forever=False)]
     assert events == ["Fatal Python error: Segmentation fault", "[1]", "e"]
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import structlog
-from rich.text import Text
 
-from daemon.cli.tables import log_line
 from daemon.config.settings import LogSettings
+from daemon.contract.events import Event
 from daemon.operating import logs
+from daemon.operating.log_line import log_line
 
 BOUND = {"job": "run-4-abc", "run": "team/run", "step": 4, "stage": "onnx", "attempt": 2}
 SetUp = Callable[..., Path]
@@ -54,11 +54,13 @@ def test_every_line_carries_what_is_bound_and_says_when_and_how_grave(set_up: Se
     file = set_up()
     log = structlog.get_logger("runner")
     with structlog.contextvars.bound_contextvars(**BOUND):
-        log.warning("stage failed", code="disk-full")
+        log.warning("the stage failed", event_id=Event.STAGE_FAILED, code="disk-full")
     log.info("afterwards")
     inside, outside = records(file)
     assert {key: inside[key] for key in BOUND} == BOUND
-    assert (inside["event"], inside["level"], inside["logger"], inside["code"]) == ("stage failed", "warning", "runner", "disk-full")
+    assert [inside[key] for key in ("event", "message", "level", "logger", "code")] == [
+        "stage.failed", "the stage failed", "warning", "runner", "disk-full",
+    ]  # fmt: skip
     assert datetime.fromisoformat(inside["timestamp"]).utcoffset() is not None
     assert not set(BOUND) & set(outside)
 
@@ -68,8 +70,8 @@ def test_what_libraries_log_comes_out_in_the_same_form(set_up: SetUp) -> None:
     with structlog.contextvars.bound_contextvars(job="j"):
         logging.getLogger("watchdog.observers").warning("an overflow of %d events", 7)
     (record,) = records(file)
-    assert (record["event"], record["level"], record["logger"], record["job"]) == (
-        "an overflow of 7 events", "warning", "watchdog.observers", "j",
+    assert (record["event"], record["message"], record["level"], record["logger"], record["job"]) == (
+        "library.message", "an overflow of 7 events", "warning", "watchdog.observers", "j",
     )  # fmt: skip
 
 
@@ -77,7 +79,7 @@ def test_the_level_leaves_out_what_is_below_it(set_up: SetUp) -> None:
     file = set_up(level="warning")
     structlog.get_logger("x").info("not this")
     structlog.get_logger("x").warning("this")
-    assert [record["event"] for record in records(file)] == ["this"]
+    assert [record["message"] for record in records(file)] == ["this"]
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "ünï\u2028côde", "\udcff of a path", "\x1b[31mescape\x00"])
@@ -86,7 +88,7 @@ def test_one_event_is_one_line_whatever_is_in_it(set_up: SetUp, text: str) -> No
     structlog.get_logger("x").info(text, path=text)
     assert len(file.read_bytes().splitlines()) == 1
     (record,) = records(file)
-    assert (record["event"], record["path"]) == (text, text)
+    assert (record["message"], record["path"]) == (text, text)
 
 
 def test_a_traceback_is_bounded_and_keeps_its_end(set_up: SetUp) -> None:  # R6.4
@@ -132,25 +134,43 @@ def test_setting_up_again_replaces_what_was_set_up_before(set_up: SetUp) -> None
 
 def shown(record: dict[str, Any]) -> str:
     """The line as a terminal shows it, without colours."""
-    return Text.from_markup(log_line(record)).plain
+    return log_line(record).plain
 
 
 def test_a_line_for_people_says_when_how_grave_what_and_where() -> None:  # R6.1
     line = shown(
-        {**BOUND, "timestamp": "2026-05-01T12:34:56.789Z", "level": "error", "event": "it failed", "code": "disk-full", "none": None}
+        {
+            **BOUND,
+            "timestamp": "2026-05-01T12:34:56.789Z",
+            "level": "error",
+            "event": "stage.failed",
+            "message": "it failed",
+            "code": "disk-full",
+            "none": None,
+        }
     )
     assert line == "2026-05-01 12:34:56 UTC error   it failed run=team/run step=4 stage=onnx attempt=2 code=disk-full"
 
 
 @pytest.mark.parametrize("text", ["[red]not red[/red]", "[/dim]", "C:\\path\\x", "[link=x]", "\\[bold]", "tensor[0]"])
 def test_markup_in_a_record_is_shown_as_it_is(text: str) -> None:
-    line = shown({"timestamp": "2026-05-01T12:34:56Z", "level": "info", "event": text, "run": text, "path": text, "exception": text})
+    line = shown(
+        {
+            "timestamp": "2026-05-01T12:34:56Z",
+            "level": "info",
+            "event": "x.y",
+            "message": text,
+            "run": text,
+            "path": text,
+            "exception": text,
+        }
+    )
     assert line == f"2026-05-01 12:34:56 UTC info    {text} run={text} path={text}\n{text}"
 
 
 def test_a_record_without_anything_known_is_still_a_line() -> None:
     assert "half a li" in shown({"event": "half a li"})
-    assert isinstance(log_line({}), str)
+    assert log_line({}).plain
 
 
 def test_a_console_gets_readable_lines_and_a_pipe_json(set_up: SetUp, monkeypatch: pytest.MonkeyPatch) -> None:

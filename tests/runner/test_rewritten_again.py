@@ -10,7 +10,7 @@ from daemon.journal.rewrites import OFTEN, REMEDY
 from tests.detection.helpers import change_weights
 from tests.runner.conftest import Toy
 
-EVENT = "a checkpoint is written again and again before its export ends"
+EVENT = "checkpoint.rewritten"
 
 
 def test_every_third_export_in_a_row_that_gives_way_is_said_with_what_to_do_until_one_ends(  # R6.1
