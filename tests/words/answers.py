@@ -240,9 +240,9 @@ _HEAD = """# Exit codes and answers for programs
 What a script may rely on. Made by `python -m tests.words.answers` from the code; a test holds the two equal.
 
 Under `--json` a verb prints one JSON value on standard output and nothing else there. An error is one sentence on standard error, with
-`--json` too, and the exit code says of what kind it is. [Fault codes](fault-codes.md) are in the log and in the report. Names in answers are
-stable for programs. Times are ISO 8601 in UTC, sizes are bytes, durations seconds, unless a field says something else; what is not known is
-`null`.
+`--json` too, and the exit code says of what kind it is. [Fault codes](fault-codes.md) are in the log and in the report. Names in
+answers are stable for programs. Times are ISO 8601 in UTC, sizes are bytes, durations seconds, unless a field says something else; what
+is not known is `null`.
 
 """
 

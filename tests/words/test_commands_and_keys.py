@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
 from tests.words.written import ROOT, commands, is_key, keys, spans, wrong_with
 
 PAGES = sorted([*ROOT.glob("README*.md"), *(ROOT / "docs").glob("*.md")])
@@ -59,3 +62,33 @@ def test_every_command_in_a_message_or_a_help_text_is_one_that_the_parser_takes(
     found = [(place, command) for place, text in said_in_code() for command in commands(text)]
     assert [(place, command, why) for place, command in found if (why := wrong_with(command))] == []
     assert len(found) > 40
+
+
+SYMPTOMS = re.split(r"^## ", (ROOT / "docs/troubleshooting.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("section", SYMPTOMS, ids=lambda section: section.splitlines()[0])
+def test_each_symptom_has_steps_in_an_order_and_a_command_of_ours(section: str) -> None:
+    steps = [int(number) for number in re.findall(r"^(\d+)\. ", section, re.MULTILINE)]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 1
+    assert commands(section)
+
+
+def test_words_with_a_hyphen_in_the_troubleshooting_are_fault_codes_or_variants() -> None:
+    named = {word for section in SYMPTOMS for word in spans(section) if re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", word)}
+    assert named <= {*FaultCode, *catalog().thresholds} and len(named & set(FaultCode)) > 8
+
+
+def anchors(page: Path) -> set[str]:
+    """The places on a page that a link may name, as GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_our_own_files_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        file, _, place = link.partition("#")
+        if ":" not in link:
+            assert (target := (page.parent / file if file else page)).exists(), link
+            assert not place or place in anchors(target), link
