@@ -141,7 +141,7 @@ def idle_beside(trees: dict[str, Path], settle: float, seconds: float) -> dict[s
 
 
 def memory_over(folder: Path, jobs: int) -> dict[str, float]:
-    """Resident MiB of the daemon after so many jobs: number → figure."""
+    """Resident MiB of the daemon after so many jobs: number → figure. Trainers keep their last checkpoints alone, as they do for weeks."""
     from daemon.operating.status import snapshot
 
     config, found, done = write_config(folder), dict[str, float](), 0
@@ -154,6 +154,8 @@ def memory_over(folder: Path, jobs: int) -> dict[str, float]:
                 if process.poll() is not None or counts.get("failed"):
                     raise RuntimeError(f"the daemon ended, or an export failed: {counts}")
                 time.sleep(0.2)
+            for number in range(done - BATCH, done - 20):
+                shutil.rmtree(folder / "runs" / f"run-{number % 20}" / f"checkpoint-{number + 1}")
             if done == BATCH or done % (jobs // 6) < BATCH:
                 found[str(done)] = round(process.memory_info().rss / (1 << 20), 1)
                 print(f"  {done} jobs: {found[str(done)]} MiB", flush=True)

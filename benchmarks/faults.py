@@ -4,20 +4,22 @@ The daemon, its journal, its children's entry, pins and publication are real, th
 
 - Kills: kill -9 at random times while checkpoints come in; then everything has to be there once, whole, and `fsck` finds nothing.
 - Fills: writes below the state and the output fail with ENOSPC or EDQUOT, each once, or all from one of them on until there is room again
-  (`tests.faults.fills`). The same artifacts have to come out, no attempt may count, and the daemon may not end.
+  (`tests.faults.fills`). The same artifacts have to come out, no attempt may count, and the daemon may not end. `--fills-from FILE` takes
+  the figures of a whole sweep, which runs for most of an hour, from what it wrote with `FILL_JSON=FILE`.
 - Mutated inputs: configurations, states, headers, indexes and archives in which something is other than trainers write it, through the look
   of the daemon and the planning of the stages (`tests.border.mutations`). Each is taken, refused or incomplete; none ends in a traceback.
 """
 
 from __future__ import annotations
 
-import errno
+import json
 import random
-import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -75,25 +77,25 @@ def kills(folder: Path, checkpoint: Path, rounds: int, seed: int) -> dict[str, f
     }
 
 
-def fills(folder: Path, checkpoint: Path, cases: int | None, seed: int) -> tuple[dict[str, float], list[str]]:
-    """Fill the disks, `cases` of either kind for each error (None: all there are); what was found, and in words."""
-    from tests.faults.fills import Tally, sweep
+def fills(folder: Path, checkpoint: Path, cases: int | None, seed: int) -> dict[str, Any]:
+    """Fill the disks in `cases` exports of either kind (None: at every point there is); what was tried and found."""
+    from tests.faults.fills import sweep
 
-    tally = Tally()
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        (folder / str(number)).mkdir()
-        tally.add(sweep(folder / str(number), checkpoint, number, once=cases, lasting=cases, seed=seed))
-    figures = {
-        "fills": tally.points,
-        "fill_exports": tally.cases,
-        "fill_failed_calls": tally.failed_calls,
-        **{name: getattr(tally, name) for name in BAD},
-        "counted": tally.counted,
-        "ended": tally.ended,
-        "unsaid": tally.unsaid,
-        "end_after_room_s": statistics.median(tally.seconds),
+    return {"seed": seed, **sweep(folder, checkpoint, seed, most=cases).figures()}
+
+
+def of_fills(found: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a sweep of full disks, under the names that this benchmark gives them."""
+    return {
+        "fills": found["filled_once"] + found["filled_lasting"],
+        "fill_places": found["places"] - len(found["never_filled"]),
+        "fill_exports": found["exports"],
+        "fill_failed_calls": found["refused_calls"],
+        "fill_seed": found["seed"],
+        **{name: found[name] for name in (*BAD, "counted", "ended", "unsaid", "tracebacks")},
+        "said_after_s": found["said_after_s"].get("median", 0.0),
+        "end_after_room_s": found["end_after_room_s"].get("median", 0.0),
     }
-    return figures, tally.problems
 
 
 def mutated(cases: int, seed: int) -> tuple[dict[str, float], list[str]]:
@@ -109,7 +111,8 @@ def main() -> int:
     """1 where anything was lost, twice, half or blocked."""
     parser = _common.parser(__doc__ or "")
     parser.add_argument("--kills", type=int, default=12, metavar="N", help="how often the daemon is killed")
-    parser.add_argument("--fills", type=int, default=4, metavar="N", help="cases of either kind and error; 0 for all, which takes hours")
+    parser.add_argument("--fills", type=int, default=2, metavar="N", help="exports with full disks of either kind; 0: all, most of an hour")
+    parser.add_argument("--fills-from", type=Path, metavar="FILE", help="take the figures of full disks from a sweep that ran before")
     parser.add_argument("--inputs", type=int, default=20_000, metavar="N", help="mutated inputs")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
@@ -121,10 +124,12 @@ def main() -> int:
             (folder / name).mkdir()
         checkpoint = pico(folder / "model")
         killed = kills(folder / "kills", checkpoint, options.kills, seed)
-        filled, problems = fills(folder / "fills", checkpoint, options.fills or None, seed)
+        found = json.loads(options.fills_from.read_text()) if options.fills_from else None
+        found = found or fills(folder / "fills", checkpoint, options.fills or None, seed)
         tried, met = mutated(options.inputs, seed)
+    filled = of_fills(found)
     figures = {**tried, **filled, **killed, **{name: sum(part.get(name, 0) for part in (killed, filled, tried)) for name in BAD}}
-    for problem in (*problems, *met):
+    for problem in (*found["problems"], *met):
         print(problem, file=sys.stderr)
     _common.write("faults", {**figures, "seed": seed}, options.json, libraries=("psutil",), taken_on=machine)
     return int(any(figures[name] for name in BAD))

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError, Fault, Permanent, from_oserror
+from daemon.contract.errors import Fault, Permanent, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize
 from daemon.contract.jobs.messages import CheckpointRef
@@ -169,17 +169,23 @@ class Bases:
         self._sizes: dict[Path, ModelSize] = {}
 
     def find(self, checkpoint: CheckpointRef) -> tuple[Path | None, Fault | None]:
-        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used."""
+        """(folder, None), (None, None) for a full fine-tune, (None, fault) for a base that can't be used.
+
+        Raises Retryable where that can't be found out now, as on a disk that does not read.
+        """
         name = base_wanted(checkpoint.method, checkpoint.layout, checkpoint.base_name, self._mapped)
         if name is None:
             return None, None
         try:
             folder = find_base(name, checkpoint.base_revision, self._search, self._mapped)
             self._remember(folder)
-        except CkptdError as error:
+        except Permanent as error:
             return None, error.fault
         except OSError as error:
-            return None, from_oserror(error, "read the base model").fault
+            ours = from_oserror(error, "read the base model")
+            if isinstance(ours, Retryable):
+                raise ours from error
+            return None, ours.fault
         return folder, None
 
     def size(self, folder: Path) -> ModelSize:
@@ -187,7 +193,7 @@ class Bases:
         if folder not in self._sizes:
             try:
                 self._remember(folder)
-            except CkptdError:
+            except Permanent:
                 return ModelSize(0, 0)
         return self._sizes[folder]
 

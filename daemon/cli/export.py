@@ -35,8 +35,9 @@ from daemon.contract.jobs.plan import find_spec, stage_names
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow
+from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now
 from daemon.operating import logs
+from daemon.operating.live import ExportLive, of_export
 from daemon.operating.service import Engine, engine, work_now
 from daemon.operating.status import JobStatus, snapshot
 from daemon.running.waits import SOON, Waiting
@@ -221,13 +222,14 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         signal.signal(number, lambda *_: stop.set())
     thread = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
     thread.start()
-    lacking = None
+    lacking, live, began = None, ExportLive(parts.paths.live), now()
     try:
         while not stop.is_set():
             parts.attention.wait(0.2)
             parts.attention.clear()
             row = parts.journal.jobs.get(job)
             stages = parts.journal.stages.of(job)
+            live.write(of_export(parts.runner, began))
             view.show(stages, parts.runner.children.of(job))
             if row is None or row.state in ENDED_JOB:
                 break

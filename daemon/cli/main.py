@@ -24,6 +24,7 @@ from daemon.cli.common import (
     print_json,
     refuse_second_journal,
 )
+from daemon.cli.filter import STATES, Filter
 from daemon.cli.markup import say, say_error
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
@@ -145,23 +146,30 @@ def explain(
 def status(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", help="List every directory, not the first few of each kind.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
     from daemon.config.instances import running
     from daemon.operating.status import snapshot
 
+    if watch and json_:
+        raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "give one of the two")
     chosen, others = configuration_of(config), running()
     if chosen is None and len(others) > 1:
         _print_daemons(others, json_=json_)
         return
-    value = snapshot(load_settings(config, of_daemon=True).state_directory)
+    folder = load_settings(config, of_daemon=True).state_directory
     if json_:
-        print_json(value)
+        print_json(snapshot(folder))
         return
-    from daemon.cli.tables import print_status
+    from daemon.cli import status as view
 
-    print_status(value, everything=everything)
+    if watch:
+        view.watch(lambda: snapshot(folder))
+        return
+    value = snapshot(folder)
+    view.print_status(value, everything=everything)
     if config is None and not value.daemon.running and others:
         _print_daemons(others, json_=False)
 
@@ -181,31 +189,60 @@ def _print_daemons(found: list[Instance], *, json_: bool) -> None:
 
 
 @app.command("list")
-def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
+def list_(
+    config: ConfigOption = None,
+    run: Annotated[str, typer.Option("--run", help="Only runs of this name; * and ? stand for any characters.")] = "",
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help=f"Only exports in this state: {', '.join(STATES)}. Repeatable.")
+    ] = None,
+    since: Annotated[str, typer.Option("--since", help='Only checkpoints taken since then: "2h", "3d", "2026-01-31".')] = "",
+    json_: JsonOption = False,
+) -> None:
     """List checkpoints that were taken, with their step, loss and results."""
+    from daemon.cli import status as view
     from daemon.operating.status import snapshot
 
-    jobs = snapshot(load_settings(config, of_daemon=True).state_directory, limit=10_000).jobs
+    wanted = Filter.of(run, state or (), since)
+    jobs = [job for job in snapshot(load_settings(config, of_daemon=True).state_directory, limit=10_000).jobs if wanted.takes(job)]
     if json_:
         print_json(jobs)
     else:
-        from daemon.cli.tables import print_jobs
-
-        print_jobs(jobs)
+        view.print_jobs(jobs, none="no export is like that" if wanted != Filter() else view.NONE)
 
 
 @app.command()
 def show(
-    job: Annotated[str, typer.Argument(help="Id of the job, or its beginning.")], config: ConfigOption = None, json_: JsonOption = False
+    job: Annotated[str, typer.Argument(help="Id of the job, its beginning, or its last part.")],
+    config: ConfigOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """Show one export: its stages, attempts, errors and where it lies."""
     value = queue.find_job(load_settings(config, of_daemon=True), job)
     if json_:
         print_json(value)
     else:
-        from daemon.cli.tables import print_job
+        from daemon.cli.details import print_job
 
         print_job(value)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="An export: its folder, or its job's id, beginning or last part.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Compare two exports: quality, size, speed, and what they say to the same prompt."""
+    from daemon.operating.comparison import compare as side_by_side
+
+    value = side_by_side(load_settings(config, of_daemon=True, own_state=True).state_directory, a, b)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.comparison import print_comparison
+
+        print_comparison(value)
 
 
 @app.command()

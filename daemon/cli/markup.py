@@ -9,6 +9,13 @@ from rich.console import Console
 
 from daemon.contract.text import printable, printable_lines
 
+STATE_STYLE = {
+    "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
+    "waiting": "yellow", "paused": "yellow", "stopped": "yellow",
+    "pending": "dim", "skipped": "dim", "superseded": "dim", "cancelled": "dim",
+}  # fmt: skip
+"""State of an export or a stage, or verdict of an artifact → its style."""
+
 
 def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     """A console that shows text as it is: no colours for numbers, no pictures for `:words:`."""
@@ -17,12 +24,23 @@ def terminal(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 def escape(text: str) -> str:
     """The text in one line, for what a console prints."""
-    return markup.escape(printable(text))
+    return _closed(markup.escape(printable(text)))
 
 
 def escape_lines(text: str) -> str:
     """The same with its line ends, for a traceback."""
-    return markup.escape(printable_lines(text))
+    return _closed(markup.escape(printable_lines(text)))
+
+
+def _closed(text: str) -> str:
+    """The text with an even number of backslashes at its end: an odd one would escape the tag that follows."""
+    return text + "\\" * ((len(text) - len(text.rstrip("\\"))) % 2)
+
+
+def styled(state: str) -> str:
+    """A state in its colour, as rich markup."""
+    style = STATE_STYLE.get(state)
+    return f"[{style}]{state}[/{style}]" if style else escape(state)
 
 
 def say(text: str) -> None:

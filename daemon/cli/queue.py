@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from daemon.operating.status import JobDetails
 
 OPEN = ("pending", "running")
-JobArgument = Annotated[str, typer.Argument(help="Id of the job, or its beginning.")]
-MaybeJob = Annotated[str, typer.Argument(help="Id of one job, or its beginning; without it everything.")]
+_LISTED = 5
+"""Jobs that are named where an id is not enough."""
+JobArgument = Annotated[str, typer.Argument(help="Id of the job, its beginning, or its last part.")]
+MaybeJob = Annotated[str, typer.Argument(help="Id of one job, its beginning, or its last part; without it everything.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,14 +38,16 @@ def register(app: typer.Typer) -> None:
 def find_job(settings: Settings, wanted: str) -> JobDetails:
     """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one, and where there is no journal."""
     from daemon.config.paths import existing
-    from daemon.operating.status import find
+    from daemon.operating.status import find, ids
 
     existing(settings.state_directory)
-    found = find(settings.state_directory, wanted)
-    if len(found) != 1:
-        cause = f"{len(found)} jobs begin with {wanted!r}" if found else f"no job begins with {wanted!r}"
-        raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`")
-    return found[0]
+    jobs = find(settings.state_directory, wanted)
+    if len(jobs) != 1:
+        found = ids(settings.state_directory, wanted)
+        listed = ", ".join(found[:_LISTED]) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
+        cause = f"{len(found)} jobs begin with {wanted!r}: {listed}" if found else f"no job begins with {wanted!r}"
+        raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
+    return jobs[0]
 
 
 @contextmanager

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.markup import escape, escape_lines, say, say_error, terminal
+from daemon.cli.layout import duration
+from daemon.cli.markup import escape, escape_lines, say, say_error, styled, terminal
+from daemon.cli.status import local_time
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
+from daemon.operating.outlook import about, stage_left, starved, starving
 from daemon.system.box import human
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from daemon.journal.overview import TargetState
     from daemon.journal.rows import StageRow
     from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
-    from daemon.operating.live import RootState
-    from daemon.operating.status import JobDetails, JobStatus, Snapshot
+    from daemon.operating.status import JobStatus
     from daemon.running.children import Running
 
-STATE_STYLE = {
-    "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
-    "pending": "dim", "waiting": "dim", "skipped": "dim", "superseded": "dim",
-}  # fmt: skip
 LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
-def styled(state: str) -> str:
-    """A state in its colour, as rich markup."""
-    style = STATE_STYLE.get(state)
-    return f"[{style}]{state}[/{style}]" if style else escape(state)
+class _Elapsed(ProgressColumn):
+    """How long a stage has run, or took; nothing for one that was not begun."""
+
+    def render(self, task: Task) -> Text:
+        """The cell of one stage."""
+        seconds = task.finished_time if task.finished else task.elapsed
+        return Text("" if seconds is None else duration(seconds), style="progress.elapsed", justify="right")
+
+
+def note_of(running: Running) -> str:
+    """What a running stage does, about how long it takes yet by its own progress, and whether it gets the CPU time that it could use."""
+    said, cpu = running.progress, running.cpu
+    left = stage_left(None, time.monotonic() - running.began, said.fraction, cpu)
+    parts = [said.message] + ([f"{about(left)} left"] if left is not None else []) + ([starving(cpu)] if cpu and starved(cpu) else [])
+    return "; ".join(parts)
 
 
 class ExportView:
@@ -50,7 +60,7 @@ class ExportView:
         self._bars: dict[str, TaskID] = {}
         self._progress = Progress(
             SpinnerColumn(finished_text=" "), TextColumn("{task.description:<10}"), BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}"), TimeElapsedColumn(), console=self._console,
+            _Elapsed(), TextColumn("{task.fields[note]}"), console=self._console,
         )  # fmt: skip
         if not quiet:
             self._console.print(f"[bold]{escape(found.path.parent.name)}[/bold] step {found.step}: {escape(str(found.path))}")
@@ -77,8 +87,7 @@ class ExportView:
         bar = self._bars[name]
         if running is not None:
             self._progress.start_task(bar)
-            said = running.attempt.progress
-            self._progress.update(bar, completed=said.fraction, note=escape(said.message)[:50])
+            self._progress.update(bar, completed=running.progress.fraction, note=escape(note_of(running)))
         elif stage.state != "waiting":
             self._progress.update(bar, completed=1.0 if stage.state == "succeeded" else None, note=styled(stage.state))
             self._progress.stop_task(bar)
@@ -140,135 +149,6 @@ def artifact_table(report: Json) -> Table:
     return table
 
 
-PASSED_OVER = 5
-"""Directories of one kind that `ckptd status` lists; `--all` lists them all."""
-
-
-def _state_of(root: RootState) -> str:
-    if root.silent_seconds is not None:
-        return f", [red]its file system has not answered for {root.silent_seconds:.0f} s[/red]: look at the mount and its server"
-    return "" if root.exists else ", [yellow]does not exist yet[/yellow]"
-
-
-def print_status(value: Snapshot, *, everything: bool = False) -> None:
-    """`ckptd status`; of what may be thousands the first few and a count, unless `everything` is asked for."""
-    most = None if everything else PASSED_OVER
-    console = terminal()
-    daemon = value.daemon
-    if daemon.running:
-        verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
-        health = verdict if verdict == "healthy" else f"[red]{escape(verdict)}[/red]"
-        console.print(f"[green]running[/green] (pid {daemon.pid}, since {escape(str(daemon.started))}, {health})")
-    else:
-        console.print("[yellow]not running[/yellow]: start it with `ckptd run --config FILE`")
-    for notice in _notices(value):
-        console.print(notice)
-    for root in value.roots:
-        console.print(f"root   {escape(root.path)} ({escape(root.backend)}{_state_of(root)})")
-    for one in value.incomplete[:most]:
-        console.print(f"[yellow]incomplete[/yellow] {escape(one.path)} for {one.seconds} s: {escape('; '.join(one.missing))}")
-    if more := len(value.incomplete[PASSED_OVER:]) * (not everything):
-        console.print(f"[yellow]and {more} more that are incomplete[/yellow]; `ckptd status --all` lists them")
-    for path, why in list(value.passed_over.items())[:most]:
-        console.print(f"[yellow]seen, not watched[/yellow] {escape(path)}: {escape(why)}")
-    if len(value.passed_over) > PASSED_OVER and not everything:
-        console.print(f"[yellow]and {len(value.passed_over) - PASSED_OVER} more that are seen and not watched[/yellow]")
-    for path, why in list(value.unreadable.items())[:most]:
-        console.print(f"[red]not readable[/red] {escape(path)}: {escape(why)}", soft_wrap=True)
-    if len(value.unreadable) > PASSED_OVER and not everything:
-        console.print(f"[red]and {len(value.unreadable) - PASSED_OVER} more that can't be read[/red]")
-    for row in value.lost[:most]:
-        console.print(f"[red]lost[/red]   {escape(row.path)} at {escape(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen")
-    for again in value.rewritten[:most]:
-        console.print(f"[yellow]no export ends[/yellow] {escape(again.sentence())}")
-    waiting = value.outbox.get("pending", 0)
-    if waiting:
-        console.print(f"[yellow]{waiting} notification{'s wait' if waiting != 1 else ' waits'} for delivery[/yellow]")
-    for target in value.notified:
-        if target.failures or target.given_up:
-            console.print(_trouble_of(target))
-    print_jobs(value.jobs)
-
-
-def _trouble_of(target: TargetState) -> str:
-    """Why a service does not get its notifications, and how many it did not get."""
-    said = [f"{target.waiting} wait"] if target.waiting else []
-    said += [f"{target.given_up} given up within a week"] if target.given_up else []
-    error = f": {escape(target.error)}" if target.error else ""
-    return f"[yellow]not notified[/yellow] {escape(target.target)} ({', '.join(said) or 'nothing waits'}){error}"
-
-
-def _notices(value: Snapshot) -> list[str]:
-    """What a person should know before anything else."""
-    notices = [f"[red]no room[/red] {escape(one.sentence())}; work waits until there is. {escape(one.delete)}" for one in value.disks]
-    notices += [f"[red]unwell[/red] {escape(why)}" for why in value.daemon.unwell]
-    notices += [f"[yellow]thread[/yellow] at {one.at}: {escape(one.sentence())} It was begun again." for one in value.daemon.deaths]
-    if value.last_end is not None:
-        notices.append(f"[red]ckptd ended by itself[/red] at {value.last_end.at}. {escape(value.last_end.why)}")
-    if value.paused:
-        notices.append(f"[yellow]paused[/yellow] since {escape(str(value.paused))}: no stage is started; `ckptd resume` lets it go on")
-    if (loaded := value.daemon.configuration) and loaded.problem:
-        notices.append(f"[red]the last reload was refused[/red]: {escape(loaded.problem)}")
-    if (journal := value.daemon.journal) and journal.problem:
-        notices.append(f"[red]journal[/red] {escape(journal.problem)}")
-    if value.journal:
-        rebuilt = value.journal
-        notices.append(
-            f"[yellow]the journal was damaged and rebuilt[/yellow] from {escape(str(rebuilt.get('from')))}"
-            f" at {escape(str(rebuilt.get('at')))};"
-            f" the damaged file is {escape(str(rebuilt.get('set_aside')))}"
-        )
-    return notices
-
-
-def print_jobs(jobs: Sequence[JobStatus]) -> None:
-    """A row per job."""
-    console = terminal()
-    if not jobs:
-        console.print("no checkpoint has been taken yet")
-        return
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for title in ("job", "run", "step", "loss", "state", "now", "artifacts"):
-        table.add_column(title, overflow="fold", no_wrap=title in ("job", "step", "state"))
-    for job in jobs:
-        active = next((stage for stage in job.stages if stage.state == "running"), None)
-        what = f"{escape(active.name)} {100 * (active.fraction or 0):.0f} %" if active else ""
-        what = "[yellow]paused[/yellow]" if job.paused and not active and job.state in ("pending", "running") else what
-        verdicts = " ".join(f"{escape(name)}:{styled(verdict)}" for name, verdict in job.artifacts.items())
-        loss = "–" if job.loss is None else f"{job.loss:.3f}"
-        table.add_row(escape(job.id), escape(job.run), "final" if job.ending else str(job.step), loss, styled(job.state), what, verdicts)
-    console.print(table)
-    for job in jobs:
-        for text, style in ((job.waiting_for, "yellow"), (job.error, "red"), *((text, "yellow") for text in job.warnings)):
-            if text:
-                console.print(f"[{style}]{escape(job.id)}: {escape(text)}[/{style}]")
-
-
-def print_job(job: JobDetails) -> None:
-    """`ckptd show`."""
-    console = terminal()
-    for key in (
-        "id", "run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target", "created",
-        "started", "ended",
-    ):  # fmt: skip
-        if (value := getattr(job, key)) is not None:
-            text = f"{value:.4g}" if isinstance(value, float) else str(value)
-            console.print(f"[bold]{key:<11}[/bold] {styled(text) if key == 'state' else escape(text)}", soft_wrap=True)
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for title in ("stage", "state", "attempts", "seconds", "error"):
-        table.add_column(title, overflow="fold")
-    for stage in job.stages:
-        seconds = "" if stage.seconds is None else f"{stage.seconds:.1f}"
-        table.add_row(escape(stage.name), styled(stage.state), str(stage.attempts), seconds, escape(stage.error or ""))
-    console.print(table)
-    for attempt in job.attempts:
-        if attempt.outcome not in ("succeeded", None):
-            console.print(f"{escape(attempt.stage)} attempt {attempt.number}: {attempt.outcome}; log {escape(attempt.log)}", soft_wrap=True)
-    failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
-    if failed and job.state in ("failed", "partial"):
-        console.print(f"To run the last failed one by hand: python -m handlers {escape(failed[-1].job_file)}", soft_wrap=True)
-
-
 def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
     """`ckptd logs`."""
     from daemon.operating.logs import follow as records
@@ -279,9 +159,7 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
         if not follow:
             return
     try:
-        for record in records(file, tail=lines, forever=follow):
-            if job and not str(record.get("job", "")).startswith(job):
-                continue
+        for record in records(file, tail=lines, forever=follow, job=job):
             if as_json:
                 say(json.dumps(record))
             else:
@@ -294,7 +172,7 @@ def log_line(record: Json) -> str:
     """One record as a readable line of rich markup."""
     rest = {key: value for key, value in record.items() if key not in ("timestamp", "level", "event", "logger", "exception")}
     level = str(record.get("level", "info"))
-    when = str(record.get("timestamp", ""))[11:19]
+    when = local_time(str(record.get("timestamp", "")), "seconds")
     where = " ".join(f"{key}={escape(str(rest.pop(key)))}" for key in ("run", "step", "stage", "attempt") if key in rest)
     rest.pop("job", None)
     details = " ".join(f"{key}={escape(str(value))}" for key, value in rest.items() if value is not None)

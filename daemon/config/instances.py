@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from daemon.contract.events import Event
 from daemon.contract.files import write_atomic
 
 log = structlog.get_logger("daemon")
@@ -64,7 +65,7 @@ def announced(config: Path | None, state: Path) -> Iterator[None]:
         write_atomic(file, json.dumps(known), durable=False)
         file.chmod(0o644)
     except OSError as error:
-        log.warning("`ckptd status` will find this daemon by its configuration alone", error=str(error))
+        log.warning("`ckptd status` will find this daemon by its configuration alone", event_id=Event.DAEMON_UNANNOUNCED, error=str(error))
     try:
         yield
     finally:

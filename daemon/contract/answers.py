@@ -45,7 +45,11 @@ def ask(key: str, question: Callable[[], T], seconds: float = SECONDS) -> T:
         if not _answered.wait_for(lambda: key not in _asked, seconds - (silent_for(key) or 0.0)):
             raise TimeoutError(f"{key} has not answered an earlier question yet")
         _asked[key] = time.monotonic()
-        threading.Thread(target=run, name=f"ask {key}", daemon=True).start()
+        try:
+            threading.Thread(target=run, name=f"ask {key}", daemon=True).start()
+        except BaseException:  # no thread can be had now: nobody asks, and the next one may
+            del _asked[key]
+            raise
     try:
         answer, problem = answers.get(timeout=max(0.0, end - time.monotonic()))
     except queue.Empty:

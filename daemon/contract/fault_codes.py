@@ -26,6 +26,11 @@ class FaultCode(StrEnum):
 
     To do: Stop the other ckptd, or give this one another `state.directory`.
     """
+    BAD_OPTION = "bad-option"
+    """An option of the command line has a value that it can't take, or contradicts another one.
+
+    To do: Correct the option; the message says which values it takes.
+    """
     BAD_WEIGHT = "bad-weight"
     """The factor of an adapter to add is no number, or 0, or so large that nothing is left of the base.
 
@@ -76,6 +81,11 @@ class FaultCode(StrEnum):
     """No daemon has run on the state directory that was named.
 
     To do: Name the daemon's configuration with `--config`; if no daemon has run yet, start one with `ckptd run`.
+    """
+    NO_REPORT = "no-report"
+    """What is to be compared has no report of an export.
+
+    To do: Name the folder of an export, or wait until the export has ended (`ckptd status`).
     """
     NO_SUCH_JOB = "no-such-job"
     """No export of the journal, or more than one, has the id that was given.
@@ -187,6 +197,11 @@ class FaultCode(StrEnum):
     """The daemon's user may not do that to the path.
 
     To do: Give the daemon's user access with the command in the message, or run the command as the daemon's user.
+    """
+    NO_PROCESS = "no-process"
+    """The system gave no process for a stage: no memory, or too many processes or files. It is tried again while that lasts.
+
+    To do: See what takes the machine's memory and processes, and what limits the daemon's user has; it goes on by itself.
     """
     NOT_ENOUGH_MEMORY = "not-enough-memory"
     """A merge that needs the whole model in memory finds too little available.

@@ -22,6 +22,7 @@ import structlog
 
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.journal import backups, integrity
@@ -123,8 +124,12 @@ class Database:
                 raise
             # The rollback journal is gone, and that is the commit: to call it refused would let it be done twice.
             self._drop()
-            log.error("a change of the journal is made and may not outlast a power cut: its folder could not be synced",
-                      code=FaultCode.JOURNAL_NOT_DURABLE, path=str(self.path))  # fmt: skip
+            log.error(
+                "a change of the journal is made and may not outlast a power cut: its folder could not be synced",
+                event_id=Event.JOURNAL_NOT_DURABLE,
+                code=FaultCode.JOURNAL_NOT_DURABLE,
+                path=str(self.path),
+            )
 
     @contextmanager
     def _explaining(self, operation: str) -> Iterator[None]:
@@ -176,7 +181,7 @@ class Database:
                 connection = self._connected()
                 return self._openings, int(connection.execute("PRAGMA data_version").fetchone()[0]), connection.total_changes
 
-        return self._thread.submit(look).result()
+        return self._ask("read the journal", look)
 
     def check(self, *, full: bool) -> list[str]:
         """What is wrong with the file, [] for nothing: the quick check, or (`full`) everything that can be found out.
@@ -233,7 +238,7 @@ class Database:
             beside.unlink()
         fsync_directory(self.path.parent)
         self._drop()
-        log.critical("the journal was deleted while it was in use; it was put back with all its contents",
+        log.critical("the journal was deleted while it was in use; it was put back with all its contents", event_id=Event.JOURNAL_RESTORED,
                      code=FaultCode.JOURNAL_GONE, path=str(self.path))  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from daemon.contract.errors import Fault
@@ -17,12 +18,14 @@ from daemon.contract.jobs.options import Work
 from daemon.journal.database import Database
 from daemon.journal.outbox import enter_message
 from daemon.journal.rewrites import BY, OF_RUN, rewritten
-from daemon.journal.rows import JobRow, Lane, job_of, now
+from daemon.journal.rows import ENDED_JOB, JobRow, Lane, job_of, now
 from daemon.journal.sightings import record_sighting
 from daemon.journal.stages import Ended, close_stage
 
 RETRIED = ("failed", "partial", "cancelled", "succeeded")
 """States from which a person can put a job back into the queue."""
+
+_NOT_ONE_OF = "id NOT IN (SELECT value FROM json_each(?))"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,16 @@ class NewJob:
     """What the checkpoint's directory looked like when it was taken."""
     warnings: Sequence[str] = ()
     """What the report says beside the stages' own warnings."""
+
+
+@dataclass(frozen=True)
+class EndedJobs:
+    """Jobs that ended after a mark, and the mark of this moment."""
+
+    rows: tuple[tuple[str, float | None], ...]
+    """State, and seconds from the first start to the end, None for one that was never started."""
+    mark: tuple[int, tuple[str, ...]]
+    """The last row that there was, and the jobs that had not ended."""
 
 
 class Jobs:
@@ -102,27 +115,31 @@ class Jobs:
             "SELECT * FROM job WHERE state = 'running' ORDER BY priority DESC, started, created, step, id"
         )]  # fmt: skip
 
-    def preferred(self) -> JobRow | None:
-        """The pending job that people want first, if any."""
+    def preferred(self, but: Collection[str] = ()) -> JobRow | None:
+        """The pending job that people want first, if any. `but`: ids of jobs that are passed over, here and below."""
         rows = self._database.read(
-            "SELECT * FROM job WHERE state = 'pending' AND priority > 0 AND paused = 0 ORDER BY priority DESC, created LIMIT 1"
-        )
+            f"SELECT * FROM job WHERE state = 'pending' AND priority > 0 AND paused = 0 AND {_NOT_ONE_OF}"
+            " ORDER BY priority DESC, created LIMIT 1",
+            json.dumps(list(but)),
+        )  # fmt: skip
         return job_of(rows[0]) if rows else None
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self, but: Collection[str] = ()) -> list[Lane]:
         """The runs that have pending jobs, with when each was last served."""
         return [Lane(row[0], row[1], bool(row[2]), row[3], row[4]) for row in self._database.read(
             "SELECT root, run, max(newest_first), min(created),"
             " (SELECT max(started) FROM job other WHERE other.root = job.root AND other.run = job.run)"
-            " FROM job WHERE state = 'pending' AND paused = 0 GROUP BY root, run"
+            f" FROM job WHERE state = 'pending' AND paused = 0 AND {_NOT_ONE_OF} GROUP BY root, run",
+            json.dumps(list(but)),
         )]  # fmt: skip
 
-    def first_of(self, lane: Lane) -> JobRow | None:
+    def first_of(self, lane: Lane, but: Collection[str] = ()) -> JobRow | None:
         """The pending job of a run that comes first."""
         order = "step DESC, created" if lane.newest_first else "created, step"
         rows = self._database.read(
-            f"SELECT * FROM job WHERE state = 'pending' AND paused = 0 AND root = ? AND run = ? ORDER BY {order}, id LIMIT 1",
-            lane.root, lane.run,
+            f"SELECT * FROM job WHERE state = 'pending' AND paused = 0 AND root = ? AND run = ? AND {_NOT_ONE_OF}"
+            f" ORDER BY {order}, id LIMIT 1",
+            lane.root, lane.run, json.dumps(list(but)),
         )  # fmt: skip
         return job_of(rows[0]) if rows else None
 
@@ -153,6 +170,25 @@ class Jobs:
     def counts(self) -> dict[str, int]:
         """State → number of jobs."""
         return {str(row[0]): int(row[1]) for row in self._database.read("SELECT state, count(*) FROM job GROUP BY state")}
+
+    def ended_since(self, mark: tuple[int, tuple[str, ...]] | None) -> EndedJobs:
+        """What ended since the moment of a mark; without one nothing, and the mark alone."""
+        last, before = mark if mark is not None else (int(self._database.read("SELECT COALESCE(max(rowid), 0) FROM job")[0][0]), ())
+        rows = self._database.read(
+            "SELECT rowid AS number, id, state, started, ended FROM job"
+            " WHERE rowid > ? OR id IN (SELECT value FROM json_each(?)) OR state IN ('pending', 'running')",
+            last, json.dumps(before),
+        )  # fmt: skip
+        ended = [row for row in rows if row["state"] in ENDED_JOB and mark is not None]
+        return EndedJobs(
+            tuple((row["state"], _seconds(row["started"], row["ended"])) for row in ended),
+            (max([last, *(row["number"] for row in rows)]), tuple(row["id"] for row in rows if row["state"] not in ENDED_JOB)),
+        )
+
+    def oldest_open(self) -> str | None:
+        """When the oldest job that is not finished was entered, as ISO 8601; None where all are."""
+        (row,) = self._database.read("SELECT min(created) FROM job WHERE state IN ('running', 'pending')")
+        return str(row[0]) if row[0] else None
 
     def forget(self, job: str) -> None:
         """Remove an ended job, so that the same checkpoint can be entered again."""
@@ -268,3 +304,10 @@ def _supersede_older(c: sqlite3.Connection, checkpoint: CheckpointRef) -> None:
         "SELECT id, step FROM job WHERE root = ? AND run = ? AND state IN ('pending', 'running') ORDER BY step DESC LIMIT 1", lane
     ).fetchone()  # fmt: skip
     _supersede(c, f"{BY}{newest[0]}", "state = 'pending' AND root = ? AND run = ? AND step < ?", (*lane, newest[1]))
+
+
+def _seconds(started: str | None, ended: str | None) -> float | None:
+    """Between two times of the journal; a clock that was set back between them makes it 0."""
+    if started is None or ended is None:
+        return None
+    return max(0.0, (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from daemon.contract.values import Json
 from daemon.journal.controls import PAUSED
@@ -17,6 +18,9 @@ from daemon.journal.rows import AttemptRow, JobRow, StageRow, attempt_of, job_of
 
 REBUILT = "journal-rebuilt"
 """Row of the table `control` that tells how the journal came back from damage: JSON with at, from, set_aside, why, jobs."""
+ALIKE = 8
+"""Earlier exports from which the time of one is estimated."""
+LEAST_HANDLE = 4
 _SINCE_2 = ", '[]' AS warnings, NULL AS reason, 0 AS untidy"
 _SINCE_3 = ", 0 AS paused"
 _SINCE_4 = ", NULL AS executor_id"
@@ -128,16 +132,64 @@ def overview(connection: sqlite3.Connection, limit: int) -> Overview:
     )
 
 
-def jobs_named(connection: sqlite3.Connection, wanted: str) -> list[JobView]:
-    """The job whose id is `wanted`, else those whose id begins with it, at most two."""
-    version = _version(connection)
-    if version == 0:
+def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
+    """The job whose id is `wanted`, else all that `is_meant` takes; those whose id begins with it before all others."""
+    if _version(connection) == 0 or not wanted:
         return []
-    query = f"SELECT *{_defaults(version)} FROM job WHERE"
-    rows = connection.execute(f"{query} id = ?", (wanted,)).fetchall() or connection.execute(
-        f"{query} substr(id, 1, ?) = ? LIMIT 2", (len(wanted), wanted)
-    ).fetchall()  # fmt: skip
-    return [_view(connection, row, version) for row in rows]
+    known = [str(row[0]) for row in connection.execute("SELECT id FROM job ORDER BY created, id")]
+    if wanted in known:
+        return [wanted]
+    return [id for id in known if id.startswith(wanted)] or [id for id in known if is_meant(id, wanted)]
+
+
+def is_meant(id: str, wanted: str) -> bool:
+    """Whether a job may be called so: by the beginning of its id, or of the id's last part, after run and step, in LEAST_HANDLE letters."""
+    return id.startswith(wanted) or (len(wanted) >= LEAST_HANDLE and id.rpartition("-")[2].startswith(wanted))
+
+
+def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:
+    """One job; None where there is none of that id."""
+    version = _version(connection)
+    row = connection.execute(f"SELECT *{_defaults(version)} FROM job WHERE id = ?", (id,)).fetchone() if version else None
+    return None if row is None else _view(connection, row, version)
+
+
+def durations(connection: sqlite3.Connection, job: JobRow) -> tuple[dict[str, list[float]], float]:
+    """What the stages of the latest exports like this job took, newest first, in seconds, and how many of them ran at a time.
+
+    Alike are exports of the same run, and of the same base.
+    """
+    base = str(job.base) if job.base else None
+    alike = connection.execute(
+        "SELECT id FROM job WHERE state IN ('succeeded', 'partial', 'failed') AND id <> ? AND"
+        " ((root = ? AND run = ?) OR base = ? OR json_extract(checkpoint, '$.base_name') = ?) ORDER BY rowid DESC LIMIT ?",
+        (job.id, job.checkpoint.root, job.checkpoint.run, base, job.checkpoint.base_name, ALIKE),
+    ).fetchall() if _version(connection) >= 3 else []  # fmt: skip
+    seconds: dict[str, list[float]] = {}
+    worked = passed = 0.0
+    for (id,) in alike:
+        for row in connection.execute(
+            "SELECT name, json_extract(result, '$.seconds') AS seconds FROM stage WHERE job = ? AND state = 'succeeded'", (id,)
+        ):  # fmt: skip
+            seconds.setdefault(row["name"], []).append(float(row["seconds"] or 0))
+        spans = connection.execute(
+            "SELECT started, ended FROM attempt WHERE job = ? AND outcome = 'succeeded' AND ended IS NOT NULL ORDER BY started", (id,)
+        )
+        mine, together = _worked(spans.fetchall())
+        worked, passed = worked + mine, passed + together
+    return seconds, worked / passed if passed > 0 else 1.0
+
+
+def _worked(spans: list[sqlite3.Row]) -> tuple[float, float]:
+    """Seconds of all spans, begin to end each and by their begin, and of what they cover together."""
+    total = covered = 0.0
+    until = 0.0
+    for row in spans:
+        start, end = (datetime.fromisoformat(row[name]).timestamp() for name in ("started", "ended"))
+        total += max(0.0, end - start)
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total, covered
 
 
 def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:

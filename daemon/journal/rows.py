@@ -15,6 +15,7 @@ from daemon.contract.jobs.messages import CheckpointRef, StageResult
 from daemon.contract.jobs.options import Work
 
 ENDED_STAGE = ("succeeded", "failed", "skipped")
+OPEN_JOB = ("pending", "running")
 ENDED_JOB = ("succeeded", "partial", "failed", "superseded", "cancelled")
 
 

@@ -61,6 +61,10 @@ class Sightings:
         """The jobs whose content this directory held when it was last decided upon."""
         return [str(row[0]) for row in self._database.read("SELECT job FROM seen WHERE path = ? AND job IS NOT NULL", path)]
 
+    def lost(self) -> int:
+        """How many checkpoints were deleted before they could be pinned."""
+        return int(self._database.read("SELECT count(*) FROM lost")[0][0])
+
     def add_lost(self, path: str, first_seen: str, last_seen: str, lived: float) -> None:
         """Record that a checkpoint was deleted before it could be pinned. `lived`: seconds."""
         self._database.write("add-lost", lambda c: c.execute(

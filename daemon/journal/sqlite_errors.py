@@ -25,6 +25,8 @@ _CAUSES = {
     sqlite3.SQLITE_CANTOPEN: ("it can't be opened", "see that its folder is there and that this user may read and write it"),
 }  # fmt: skip
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+OF_ALL = frozenset({FaultCode.JOURNAL_UNAVAILABLE, FaultCode.JOURNAL_DAMAGED, FaultCode.JOURNAL_GONE})
+"""Errors of no job and no checkpoint in particular: nothing can be done for any while they last."""
 REPAIR = "start ckptd again; it sets the file aside and rebuilds the journal from its backup and from what is on disk"
 
 

@@ -20,6 +20,7 @@ from daemon.checkpoints.pins import pins_of
 from daemon.config.paths import KEPT, STAGING, Paths, StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import Fault
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
 from daemon.journal.rows import now
@@ -104,11 +105,15 @@ class DiskWatch:
             self.episodes[folder] = Episode(shortage, now())
             log.warning(
                 f"There is no room: {shortage.sentence()}. Work waits, nothing is given up, and it goes on by itself. {shortage.delete}",
-                code=FaultCode.DISK_LOW, path=folder, free=shortage.free, needed=shortage.needed,
-            )  # fmt: skip
+                event_id=Event.DISK_LOW,
+                code=FaultCode.DISK_LOW,
+                path=folder,
+                free=shortage.free,
+                needed=shortage.needed,
+            )
         for folder in over:
             episode = self.episodes.pop(folder)
-            log.info("there is room again; what waited goes on", path=folder, since=episode.since)
+            log.info("there is room again; what waited goes on", event_id=Event.DISK_RECOVERED, path=folder, since=episode.since)
             if episode.told:
                 self.tell(episode.shortage, True)
         for episode in self.episodes.values():

@@ -11,13 +11,14 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
+from daemon.contract.errors import Fault, from_oserror
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
@@ -85,6 +86,10 @@ class StageProgress:
     """As the executor knows it."""
     memory: int
     """Bytes that it held at the last look."""
+    cores: float | None = None
+    """CPU time that it got of late, in cores; None where that is not known."""
+    wanted: float | None = None
+    """CPU time that it could have used, in cores."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class LiveFile:
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
+    """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do; the first MOST_UNREADABLE."""
     progress: Mapping[str, Mapping[str, StageProgress]] = field(default_factory=dict)
     """Job → stage → its progress, of all that run."""
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +125,8 @@ class LiveFile:
     """Folders that it writes to, and how much must be free there."""
     disks: tuple[Shortage, ...] = ()
     """File systems without room, as of the last look."""
+    jobs: int = 0
+    """`limits.jobs`; 0 where it is not known."""
     listed: float = 0.0
     """Seconds between the time of the list `incomplete` and that of the file: its entries are known for so much longer."""
 
@@ -140,13 +147,6 @@ def live_file(
     settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare
 ) -> LiveFile:
     """The content at this moment, without the lists of directories (`LiveWriter`)."""
-    progress: dict[str, dict[str, StageProgress]] = {}
-    for (job, stage), running in dict(runner.children.running).items():
-        said = running.attempt.progress
-        seconds = round(time.monotonic() - running.began, 1)
-        progress.setdefault(job, {})[stage] = StageProgress(
-            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.attempt.memory
-        )
     return LiveFile(
         pid=os.getpid(),
         started=started,
@@ -156,10 +156,30 @@ def live_file(
         journal=care,
         roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
-        progress=progress,
+        progress=progress_of(runner),
         waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
+        jobs=settings.limits.jobs,
         **vars(condition),
     )
+
+
+def of_export(runner: Runner, started: str) -> LiveFile:
+    """The content of the live file of an export in the foreground."""
+    waiting = {job: one.fault.sentence() for job, one in dict(runner.waits.of).items()}
+    return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress_of(runner), waiting=waiting)
+
+
+def progress_of(runner: Runner) -> dict[str, dict[str, StageProgress]]:
+    """Job → stage → its progress, of all that run."""
+    progress: dict[str, dict[str, StageProgress]] = {}
+    for (job, stage), running in dict(runner.children.running).items():
+        said, cpu = running.progress, running.cpu
+        seconds = round(time.monotonic() - running.began, 1)
+        progress.setdefault(job, {})[stage] = StageProgress(
+            running.id.number, said.fraction, said.message, seconds, running.attempt.id, running.memory,
+            None if cpu is None else round(cpu.got, 3), None if cpu is None else round(cpu.wanted, 3),
+        )  # fmt: skip
+    return progress
 
 
 def _root_state(root: Path, watchers: Watchers) -> RootState:
@@ -172,8 +192,9 @@ def _root_state(root: Path, watchers: Watchers) -> RootState:
 class LiveWriter:
     """Writes the live file. What may be thousands of directories is put into words only when it has changed."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, refused: Callable[[Fault], object] = lambda fault: None) -> None:
+        """`refused`: called where a full disk left it only the room that it has."""
+        self._file, self._refused = file, refused
         self._seen: tuple[list[tuple[Path, tuple[str, ...]]], dict[Path, str]] | None = None
         self._lists = ""
         self._listed = self._list_again = 0.0
@@ -192,7 +213,9 @@ class LiveWriter:
             return
         small = {key: one for key, one in asdict(replace(value, listed=round(now - self._listed, 1))).items() if key not in _LISTS}
         self._last = None  # until it is written
-        write_padded(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        refusal = write_padded(self._file, f"{self._lists}, {json.dumps(small)[1:]}")
+        if refusal is not None:
+            self._refused(from_oserror(refusal, "replace the live file", str(self._file)).fault)
         self._last, self._written = timeless, now
 
     def _list(self, watcher: Watchers, now: float) -> bool:
@@ -208,6 +231,20 @@ class LiveWriter:
         self._seen, self._listed, done = seen, now, time.monotonic()
         self._list_again = done + LIST_SHARE * (done - now)
         return True
+
+
+class ExportLive:
+    """Writes the live file of an export in the foreground, at most once a second; a disk that takes none is no reason to end."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._written = file, float("-inf")
+
+    def write(self, value: LiveFile) -> None:
+        """Replace the file, where it is old enough."""
+        if time.monotonic() - self._written >= 1:
+            self._written = time.monotonic()
+            with contextlib.suppress(OSError):
+                write_live(self._file, value)
 
 
 def write_live(file: Path, value: LiveFile) -> None:

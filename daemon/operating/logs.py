@@ -13,6 +13,7 @@ import logging.handlers
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +21,10 @@ from typing import IO, Any
 import structlog
 
 from daemon.config.settings import LogSettings
+from daemon.contract.events import Event
 from daemon.contract.text import printable, printable_lines
 from daemon.contract.values import Json
+from daemon.journal.overview import is_meant
 from daemon.system.journald import JournalHandler, JournalStream
 
 _SHARED: list[Any] = [
@@ -128,11 +131,13 @@ def set_up(settings: LogSettings, file: Path | None, *, stderr: bool = True) -> 
 def say_closed(sentences: Iterable[str]) -> None:
     """Log what others could read of the state, and now can't."""
     for sentence in sentences:
-        structlog.get_logger("daemon").warning(sentence)
+        structlog.get_logger("daemon").warning(sentence, event_id=Event.STATE_CLOSED)
 
 
-def follow(file: Path, *, tail: int, forever: bool) -> Iterator[Json]:
+def follow(file: Path, *, tail: int, forever: bool, job: str = "") -> Iterator[Json]:
     """The last `tail` records of the log, then, if asked, each new one as it comes; survives rotation.
+
+    `job`: of those alone of an export that is meant by that (`daemon.journal.overview.is_meant`).
 
     The open file is read to its end before a new one by its name is opened, so that rotation loses nothing.
     """
@@ -146,8 +151,9 @@ def follow(file: Path, *, tail: int, forever: bool) -> Iterator[Json]:
             if stream is not None:
                 rotated = not _is_still(file, stream)
                 *lines, half = (half + stream.read()).split(b"\n")
-                for line in lines[max(0, len(lines) - tail) :] if first else lines:
-                    yield _record(line.decode(errors="replace"))
+                records = (_record(line.decode(errors="replace")) for line in lines)
+                wanted = (record for record in records if not job or is_meant(str(record.get("job", "")), job))
+                yield from deque(wanted, maxlen=tail) if first else wanted
                 first = False
                 if rotated:
                     stream.close()

@@ -14,6 +14,7 @@ from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.operating.live import read_live
 from daemon.system.lock import is_locked
+from daemon.system.threads import reason_of
 
 PATIENCE_SECONDS = 30.0
 
@@ -26,6 +27,8 @@ def reread(load: Callable[[], Settings]) -> tuple[Settings | None, str | None]:
         return None, str(error)
     except OSError as error:
         return None, f"it can't be read: {error}"
+    except Exception as error:
+        return None, f"reading it met an error that nobody foresaw: {reason_of(error)}"
 
 
 def changed_for_good(old: Settings, new: Settings) -> str | None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -24,15 +25,17 @@ from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
 from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
-from daemon.journal.rows import JobRow, now
+from daemon.journal.rows import ENDED_JOB, OPEN_JOB, JobRow, now
 from daemon.operating import last_end, logs, metrics, systemd
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file
+from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
+from daemon.operating.outlook import starved
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier
@@ -45,7 +48,7 @@ from daemon.system.disks import Place, Refusals, Shortage
 from daemon.system.lock import locked
 from daemon.system.private import private_files
 from daemon.system.rounds import Complaints
-from daemon.system.threads import Supervised
+from daemon.system.threads import Supervised, reason_of
 from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake
 from daemon.watching.places import target_of
@@ -58,6 +61,8 @@ SHORT_SECONDS = 1.0
 """Between two looks while a disk has no room: what waits for some goes on within seconds."""
 UNFORESEEN_SECONDS = 300.0
 """How long every round of a thread may meet an error that nobody foresaw, before the daemon ends and is started afresh."""
+UNFORESEEN_ROUNDS = 3
+"""And how many of them at least: some rounds are an hour apart."""
 ROOM_CODES = frozenset({FaultCode.DISK_FULL, FaultCode.DISK_NOW, FaultCode.JOURNAL_UNAVAILABLE})
 """Errors that a full disk accounts for."""
 HOUR = 3600.0
@@ -104,13 +109,16 @@ def engine(
         )  # fmt: skip
         try:
             attention = threading.Event()
-            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of)
+            full_before = read_live(paths.live).verdict == "full"
+            runner = Runner(settings, journal, paths, executor, changed=attention.set, work_of=work_of, full_before=full_before)
             try:
                 runner.recover()
             except (Retryable, OSError) as error:
                 if not patient or (isinstance(error, OSError) and error.errno not in FULL_DISK):
                     raise
-                log.warning(f"What the last ckptd left open is taken up as soon as that can be written down. {error}")
+                log.warning(
+                    f"What the last ckptd left open is taken up as soon as that can be written down. {error}", event_id=Event.RECOVERY_WAITS
+                )
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:
             journal.close()
@@ -128,6 +136,8 @@ class Daemon:
         """Why the daemon ends by itself."""
         self._complaints = Complaints(log, "the heartbeat")
         self._reload_wanted = self._news = False
+        self._half_taken: Settings | None = None
+        """A configuration whose taking over failed on the way."""
         self._runner = Supervised("runner", parts.runner.run, log, stop=parts.runner.stop)
         self._notifier = Notifier(parts.settings.notify, parts.journal)
         self._refusals = Refusals(parts.attention.set)
@@ -140,16 +150,21 @@ class Daemon:
         self._ticks = self._make_ticks()
         self._journal_written = time.monotonic()
         self._parts.runner.waits.refused = self._refusals.note
-        for one in (parts.runner.complaints, self._notifier.complaints, self._complaints):
-            one.noted = self._refusals.note
+        self._maintenance.refused = self._refusals.note
         for thread in (self._runner, self._notifier.thread):
             thread.lost = parts.attention.set
         self._steps = {name: (Complaints(log, f"the daemon's main loop ({name})"), step) for name, step in self._what_is_done().items()}
-        self._live = LiveWriter(parts.paths.live)
+        for one in (parts.runner.complaints, self._notifier.complaints, self._complaints, *(step for step, _ in self._steps.values())):
+            one.noted = self._refusals.note
+        self._live = LiveWriter(parts.paths.live, self._refusals.note)
+        self._counted = metrics.Counted(parts.journal) if parts.settings.metrics.textfile else None
         self._announce_rebuilding()
         if self._last_end is not None:
-            log.warning(f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
-                        code=FaultCode.THREAD_LOST)  # fmt: skip
+            log.warning(
+                f"The last ckptd on this state directory ended by itself at {self._last_end.at}. {self._last_end.why}",
+                event_id=Event.DAEMON_FAILED_BEFORE,
+                code=FaultCode.THREAD_LOST,
+            )
 
     def _announce_rebuilding(self) -> None:
         """Notify once that the journal was damaged and rebuilt; it counts as a failure for `notify.on`."""
@@ -214,23 +229,26 @@ class Daemon:
         self._watcher.start()
         self._ticks.start()
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
-        self._say_watching("ckptd is watching")
+        self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
         self._steps["the live file"][0].during(self._write_live)
         systemd.notify("READY=1\nSTATUS=watching")
         try:
             self._serve()
-        except Permanent as end:
+        except BaseException as error:
+            end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread met an error: {reason_of(error)}")
             last_end.keep(self._parts.paths, last_end.LastEnd(now(), end.fault.sentence()))
-            log.critical(end.fault.sentence(), code=end.fault.code)
-            raise
+            log.critical(end.fault.sentence(), event_id=Event.DAEMON_FAILED, code=end.fault.code, exc_info=None if end is error else error)
+            if end is error:
+                raise
+            raise end from error
         else:
             last_end.forget(self._parts.paths)
         finally:
             self._shut_down()
 
-    def _say_watching(self, event: str) -> None:
+    def _say_watching(self, event_id: Event, sentence: str) -> None:
         roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
-        log.info(event, version=__version__, roots=roots, output=str(self._parts.paths.output),
+        log.info(sentence, event_id=event_id, version=__version__, roots=roots, output=str(self._parts.paths.output),
                  state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
 
     def _on_stop(self, _number: int, _frame: object) -> None:
@@ -283,6 +301,9 @@ class Daemon:
     def _reload_if_wanted(self) -> None:
         if self._reload_wanted:
             self._take_over_configuration()
+        elif self._half_taken is not None:
+            self._go_on_by(self._half_taken)
+            systemd.notify("READY=1\nSTATUS=watching")
 
     def _look_at_clock(self) -> None:
         if self._ticks.look_at_clock():
@@ -300,7 +321,7 @@ class Daemon:
         for thread in self._threads():
             thread.revive()
         if not self._ticks.is_alive():
-            log.error("The thread of the ticks died, or one of them hangs; they begin again.")
+            log.error("The thread of the ticks died, or one of them hangs; they begin again.", event_id=Event.THREAD_DIED)
             self._ticks.stop()
             self._ticks = self._make_ticks()
             self._ticks.start()
@@ -330,7 +351,8 @@ class Daemon:
                 return _thread_lost(f"the thread {thread.name} died {len(thread.deaths)} times within a minute: {thread.given_up.why}")
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
-            if fault is not None and fault.code == FaultCode.UNEXPECTED and time.monotonic() - since > UNFORESEEN_SECONDS:
+            lasts = complaints.failed >= UNFORESEEN_ROUNDS and time.monotonic() - since > UNFORESEEN_SECONDS
+            if fault is not None and fault.code == FaultCode.UNEXPECTED and lasts:
                 return _thread_lost(f"for {UNFORESEEN_SECONDS:.0f} s every round of {complaints.who} met an error: {fault.cause}")
         return None
 
@@ -342,28 +364,34 @@ class Daemon:
         if found is not None:
             problem = changed_for_good(self._parts.settings, found)
         if found is None or problem:
-            log.error(f"The configuration stays as it was: {problem}", code=FaultCode.RELOAD_REFUSED)
+            log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
         else:
-            self._watcher.stop()
-            self._ticks.stop()
-            parts = self._parts
-            parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
-            self._disks.settings = found
-            logs.set_up(found.log, parts.paths.log)
-            parts.runner.adopt(found)
-            self._notifier.adopt(found.notify)
-            self._maintenance.keep = found.schedule.backups
-            self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
-            self._watcher.start()
-            self._ticks.start()
-            self._say_watching("the configuration was taken over")
+            self._go_on_by(found)
         self._loaded = ConfigLoad(now(), problem)
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
 
+    def _go_on_by(self, found: Settings) -> None:
+        """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
+        self._half_taken = found
+        self._watcher.stop()
+        self._ticks.stop()
+        parts = self._parts
+        parts.settings, parts.intake = found, Intake(found, parts.journal, parts.paths)
+        self._disks.settings = found
+        logs.set_up(found.log, parts.paths.log)
+        parts.runner.adopt(found)
+        self._notifier.adopt(found.notify)
+        self._maintenance.keep = found.schedule.backups
+        self._watcher, self._ticks = self._make_watcher(), self._make_ticks()
+        self._watcher.start()
+        self._ticks.start()
+        self._half_taken = None
+        self._say_watching(Event.CONFIG_RELOADED, "the configuration was taken over")
+
     def _shut_down(self) -> None:
         systemd.notify("STOPPING=1")
-        log.info("stopping", children=len(self._parts.runner.children.running))
+        log.info("stopping", event_id=Event.DAEMON_STOPPING, children=len(self._parts.runner.children.running))
         for step in (
             self._ticks.stop,
             self._watcher.stop,
@@ -373,7 +401,7 @@ class Daemon:
             self._write_live,
         ):
             Complaints(log, "the end").during(step)
-        log.info("stopped")
+        log.info("stopped", event_id=Event.DAEMON_STOPPED)
 
     def alive(self) -> bool:
         """Every thread lives and makes its rounds, whatever the disks do: what the service manager's watchdog is told."""
@@ -401,6 +429,7 @@ class Daemon:
         threads, disks = self._threads(), self._disks.shortages()
         unwell = [f"The thread {one.name} does not run." for one in threads if not one.is_alive()]
         unwell += self._standing_still(self._late())
+        unwell += self._parts.runner.children.unheard()
         for complaints in self._guarded():
             fault, since = complaints.trouble, complaints.since
             if fault is not None and not (disks and fault.code in ROOM_CODES):
@@ -424,18 +453,43 @@ class Daemon:
         file = self._parts.settings.metrics.textfile
         if file is None:
             return
-        gauges = {
-            "ckptd_children": float(len(self._parts.runner.children.running)),
-            "ckptd_incomplete_checkpoints": float(len(self._watcher.incomplete)),
-            "ckptd_outbox_pending": float(self._parts.journal.outbox.pending()),
-            "ckptd_last_scan_age_seconds": time.monotonic() - self._watcher.last_scan,
-            "ckptd_resident_bytes": float(psutil.Process().memory_info().rss),
-            "ckptd_disk_low": float(len(self._disks.episodes)),
-            "ckptd_state_free_bytes": float(free_disk(self._parts.paths.state)),
-            "ckptd_output_free_bytes": float(free_disk(self._parts.paths.output)),
-            "ckptd_thread_deaths": float(sum(one.deaths[-1].count for one in self._threads() if one.deaths)),
-        }
-        metrics.write(file, metrics.render(self._parts.journal.jobs.counts(), gauges))
+        self._counted = self._counted or metrics.Counted(self._parts.journal)
+        metrics.write(file, metrics.render(self._gauges(), self._counted.look()))
+
+    def _gauges(self) -> metrics.Figures:
+        """How things are at this moment."""
+        parts, watcher, figures, condition = self._parts, self._watcher, metrics.Figures(), self.condition()
+        figures.set("ckptd_build_info", 1, version=__version__)
+        figures.set("ckptd_start_time_seconds", datetime.fromisoformat(self._started).timestamp())
+        for verdict in metrics.CONDITIONS:
+            figures.set("ckptd_condition", verdict == condition.verdict, condition=verdict)
+        figures.set("ckptd_paused", parts.journal.controls.paused_since() is not None)
+        figures.set("ckptd_config_last_reload_successful", self._loaded.problem is None)
+        figures.set("ckptd_thread_deaths", sum(one.deaths[-1].count for one in self._threads() if one.deaths))
+        figures.set("ckptd_resident_bytes", psutil.Process().memory_info().rss)
+        figures.set("ckptd_last_scan_age_seconds", time.monotonic() - watcher.last_scan)
+        for root in parts.settings.watch.roots:
+            figures.set("ckptd_root_up", root not in watcher.silent and watcher.exists(root), root=str(root))
+        figures.set("ckptd_incomplete_checkpoints", len(watcher.incomplete))
+        figures.set("ckptd_unreadable_directories", len(watcher.unreadable))
+        figures.set("ckptd_lost_checkpoints", parts.journal.sightings.lost())
+        counts = parts.journal.jobs.counts()
+        for state in (*OPEN_JOB, *ENDED_JOB):
+            figures.set("ckptd_jobs", counts.get(state, 0), state=state)
+        for waiting in dict(parts.runner.waits.of).values():
+            figures.add("ckptd_jobs_waiting", reason=str(waiting.fault.code))
+        oldest = parts.journal.jobs.oldest_open()
+        age = 0.0 if oldest is None else time.time() - datetime.fromisoformat(oldest).timestamp()
+        figures.set("ckptd_oldest_open_job_age_seconds", max(0.0, age))
+        running = list(dict(parts.runner.children.running).values())
+        figures.set("ckptd_children", len(running))
+        figures.set("ckptd_children_starved", sum(starved(one.attempt.cpu) for one in running))
+        figures.set("ckptd_children_memory_bytes", sum(one.attempt.memory for one in running))
+        figures.set("ckptd_disk_low", len(self._disks.episodes))
+        figures.set("ckptd_state_free_bytes", free_disk(parts.paths.state))
+        figures.set("ckptd_output_free_bytes", free_disk(parts.paths.output))
+        figures.set("ckptd_outbox_pending", parts.journal.outbox.pending())
+        return figures
 
 
 def _thread_lost(cause: str) -> Permanent:

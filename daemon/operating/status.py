@@ -5,24 +5,42 @@ Never blocks the daemon: the journal is opened read-only for the length of a few
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from sqlite3 import Connection
 
-from daemon.config.paths import JOB_FILE, LOG_FILE, StatePaths
+from daemon.config.paths import FOREGROUND, JOB_FILE, LOG_FILE, StatePaths
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck
+from daemon.contract.jobs.plan import find_spec
 from daemon.contract.jobs.verdicts import is_published
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from daemon.journal.database import reading
-from daemon.journal.overview import JobView, JournalCare, LostRow, Overview, TargetState, attempts_of, jobs_named, overview
+from daemon.journal.overview import (
+    JobView,
+    JournalCare,
+    LostRow,
+    Overview,
+    TargetState,
+    attempts_of,
+    durations,
+    ids_named,
+    job_of_id,
+    overview,
+)
 from daemon.journal.rewrites import Rewritten
-from daemon.journal.rows import AttemptRow, StageRow
+from daemon.journal.rows import ENDED_JOB, AttemptRow, JobRow, StageRow
 from daemon.operating.disk_watch import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
 from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
+from daemon.operating.outlook import CROWDED, Earlier, job_left, retrying, stage_left, starved, starving
 from daemon.publishing.closing import target_of
+from daemon.running.executor import CpuShare
+from daemon.running.rules import ready
 from daemon.system.disks import LEAST_BYTES, Place, Shortage, short_of_room
 from daemon.system.lock import is_locked
 from daemon.system.threads import Death
@@ -62,6 +80,12 @@ class StageStatus:
     seconds: float | None
     """How long it took, or has run up to now."""
     error: str | None
+    left_seconds: float | None = None
+    """About how long it runs on, by what earlier ones took and by its progress; None where nothing tells, or it does not run."""
+    cores: float | None = None
+    """CPU time that it got of late, in cores; None where that is not known, or it does not run."""
+    starved: str | None = None
+    """That other processes keep it from the CPU time that it could use, in words; None where they do not."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +106,7 @@ class AttemptStatus:
     log: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """An export. Times are ISO 8601 in UTC; `loss` to `evaluation` are as the trainer wrote them, None where it did not."""
 
@@ -108,7 +132,7 @@ class JobStatus:
     target: str
     """Folder of the export."""
     waiting_for: str | None
-    """Why none of its stages can start now."""
+    """Why no stage of it runs now; None where one does, and where one is about to."""
     error: str | None
     """Why it ended otherwise than asked for, or the first stage that failed."""
     paused: bool
@@ -117,9 +141,18 @@ class JobStatus:
     """Variant → verdict."""
     stages: tuple[StageStatus, ...]
     """In the plan's order."""
+    activity: str = ""
+    """What becomes of it now: `running`, `waiting`, `paused`, `stopped` (it was at work, and no daemon runs), else the state in which it
+    ended."""
+    left_seconds: float | None = None
+    """About how much work is left, in seconds; None where nothing tells."""
+    report_file: str | None = None
+    """Its report, where there is one."""
+    foreground: bool = False
+    """Made by `ckptd export`, not by the daemon."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobDetails(JobStatus):
     """An export with its attempts, in the order of their start."""
 
@@ -142,7 +175,7 @@ class Snapshot:
     passed_over: Mapping[str, str]
     """Directory that holds a checkpoint and is not taken → why, and what to set."""
     unreadable: Mapping[str, str]
-    """Directory that the daemon's user may not read → who lacks which right on which path, and what to do."""
+    """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do."""
     lost: tuple[LostRow, ...]
     """Checkpoints that were deleted before they could be pinned, newest first."""
     rewritten: tuple[Rewritten, ...]
@@ -159,6 +192,8 @@ class Snapshot:
     """File systems without room for what is to be written."""
     last_end: LastEnd | None = None
     """Why the daemon, or the one before it, ended by itself."""
+    foreground: tuple[JobStatus, ...] = ()
+    """Exports that `ckptd export` makes now below this state directory."""
 
 
 def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
@@ -169,8 +204,10 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
     try:
         with reading(paths.journal) as connection:
             seen = overview(connection, limit)
+            scene = _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
+            jobs = tuple(_job(view, scene) for view in seen.jobs)
     except FileNotFoundError:
-        seen = Overview()
+        seen, jobs = Overview(), ()
     disks = _short(state, live)
     verdict = live.verdict if not running or not disks else "full"
     return Snapshot(
@@ -187,13 +224,51 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         unreadable=live.unreadable,
         lost=seen.lost,
         rewritten=seen.rewritten,
-        jobs=tuple(_job(view, live) for view in seen.jobs),
+        jobs=jobs,
         counts=seen.counts,
         outbox=seen.outbox,
         notified=seen.targets,
         disks=disks,
         last_end=live.last_end or read_last_end(paths),
+        foreground=_in_the_foreground(state),
     )
+
+
+def _in_the_foreground(state: Path) -> tuple[JobStatus, ...]:
+    """What `ckptd export` works on now: each of its checkpoints has a state directory of its own."""
+    try:
+        folders = sorted(folder for folder in (state / FOREGROUND).iterdir() if is_locked(StatePaths(folder).lock))
+    except OSError:
+        return ()
+    found = (job for folder in folders for job in snapshot(folder).jobs)
+    return tuple(replace(job, foreground=True) for job in found if job.state not in ENDED_JOB)
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What is known around a job."""
+
+    live: LiveFile
+    running: bool
+    """Whether a daemon, or an export in the foreground, works on its journal."""
+    paused: str | None
+    at_work: int
+    """Jobs that were begun and have not ended."""
+    earlier: Callable[[JobRow], Earlier]
+
+
+def _earlier(connection: Connection) -> Callable[[JobRow], Earlier]:
+    """Gives what earlier exports like a job took; those of one run and base are looked for once."""
+    known: dict[tuple[object, ...], Earlier] = {}
+
+    def of(job: JobRow) -> Earlier:
+        alike = (job.checkpoint.root, job.checkpoint.run, job.base, job.checkpoint.base_name)
+        if alike not in known:
+            seconds, side_by_side = durations(connection, job)
+            known[alike] = Earlier(seconds, min(max(1.0, side_by_side), CROWDED))
+        return known[alike]
+
+    return of
 
 
 def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
@@ -206,15 +281,28 @@ def _short(state: Path, live: LiveFile) -> tuple[Shortage, ...]:
     return tuple(replace(one, delete=told[one.folder].delete if one.folder in told else advice(one, StatePaths(state))) for one in found)
 
 
+def ids(state: Path, wanted: str) -> list[str]:
+    """The jobs that `wanted` may mean: the one of that id, else all whose id begins with it, or whose id's last part does."""
+    try:
+        with reading(StatePaths(state).journal) as connection:
+            return ids_named(connection, wanted)
+    except FileNotFoundError:
+        return []
+
+
 def find(state: Path, wanted: str) -> list[JobDetails]:
-    """The jobs whose id is `wanted`, else those whose id begins with it, at most two."""
+    """The jobs that `wanted` may mean, as by `ids`, the first two of them."""
     paths = StatePaths(state)
-    live = read_live(paths.live) if is_locked(paths.lock) else LiveFile()
+    running = is_locked(paths.lock)
+    live = read_live(paths.live) if running else LiveFile()
     try:
         with reading(paths.journal) as connection:
+            seen = overview(connection, 0)
+            scene = _Scene(live, running, seen.paused_since, seen.counts.get("running", 0), _earlier(connection))
+            views = [view for id in ids_named(connection, wanted)[:2] if (view := job_of_id(connection, id)) is not None]
             return [
-                JobDetails(**vars(_job(view, live)), attempts=tuple(_attempt(one) for one in attempts_of(connection, view.job.id)))
-                for view in jobs_named(connection, wanted)
+                JobDetails(**vars(_job(view, scene)), attempts=tuple(_attempt(one) for one in attempts_of(connection, view.job.id)))
+                for view in views
             ]
     except FileNotFoundError:
         return []
@@ -235,8 +323,10 @@ def _attempt(row: AttemptRow) -> AttemptStatus:
     )
 
 
-def _stage(stage: StageRow, progress: StageProgress | None) -> StageStatus:
+def _stage(stage: StageRow, progress: StageProgress | None, expected: float | None) -> StageStatus:
     live = progress if stage.state == "running" else None
+    share = CpuShare(live.cores, live.wanted) if live and live.cores is not None and live.wanted is not None else None
+    left = stage_left(expected, live.seconds, live.fraction, share) if live else None
     return StageStatus(
         name=stage.name,
         state=stage.state,
@@ -245,7 +335,46 @@ def _stage(stage: StageRow, progress: StageProgress | None) -> StageStatus:
         message=live.message if live else None,
         seconds=stage.result.seconds if stage.result else live.seconds if live else None,
         error=stage.fault.sentence() if stage.fault else None,
+        left_seconds=None if left is None else round(left),
+        cores=share.got if share else None,
+        starved=starving(share) if share and starved(share) else None,
     )
+
+
+def _waits_for(view: JobView, scene: _Scene) -> str | None:
+    """Why no stage of a job runs now."""
+    job = view.job
+    if job.state in ENDED_JOB or scene.live.progress.get(job.id):
+        return None
+    if not scene.running:
+        return "No daemon runs: the export goes on when one is started."
+    if job.paused:
+        return f"It is paused; `ckptd resume {job.id}` lets it go on."
+    if scene.paused:
+        return "Everything is paused; `ckptd resume` lets it go on."
+    said, later = scene.live.waiting.get(job.id), retrying(view.stages, time.time())
+    if later is not None and said in (None, *(ready.retrying(spec).sentence() for spec in _specs(view))):
+        return later
+    if said is None and job.state == "pending" and scene.live.jobs and scene.at_work >= scene.live.jobs:
+        return f"It waits for its turn: limits.jobs allows {scene.live.jobs} at a time."
+    return said
+
+
+def _specs(view: JobView) -> list[StageSpec]:
+    return [spec for stage in view.stages if (spec := find_spec(stage.name)) is not None]
+
+
+def _activity(view: JobView, scene: _Scene, waiting_for: str | None) -> str:
+    job = view.job
+    if job.state in ENDED_JOB:
+        return job.state
+    if scene.live.progress.get(job.id):
+        return "running"
+    if not scene.running:
+        return "stopped" if job.state == "running" else "waiting"
+    if job.paused or scene.paused:
+        return "paused"
+    return "waiting" if waiting_for or job.state == "pending" else "running"
 
 
 def _rejection(check: ArtifactCheck) -> str:
@@ -254,11 +383,16 @@ def _rejection(check: ArtifactCheck) -> str:
     return f"Could not publish {check.variant}: {why}." + (f" To fix it: {check.remedy}." if check.remedy else "")
 
 
-def _job(view: JobView, live: LiveFile) -> JobStatus:
+def _job(view: JobView, scene: _Scene) -> JobStatus:
     job, checkpoint = view.job, view.job.checkpoint
-    progress, metadata = live.progress.get(job.id, {}), checkpoint.metadata
+    progress, metadata = scene.live.progress.get(job.id, {}), checkpoint.metadata
+    earlier = Earlier() if job.state in ENDED_JOB else scene.earlier(job)
     checks = [check for stage in view.stages if stage.result for check in stage.result.checks]
-    stages = tuple(_stage(stage, progress.get(stage.name)) for stage in view.stages)
+    stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
+    running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
+    left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
+    waiting_for, target = _waits_for(view, scene), target_of(job, job.state)
+    report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
         errors += [_rejection(check) for check in checks if not is_published(check, job.work.validation.publish_unverified)]
@@ -279,11 +413,14 @@ def _job(view: JobView, live: LiveFile) -> JobStatus:
         rank=metadata.get("rank"),
         best_metric=metadata.get("best_metric"),
         evaluation=metadata.get("evaluation"),
-        target=str(target_of(job, job.state)),
-        waiting_for=live.waiting.get(job.id),
+        target=str(target),
+        waiting_for=waiting_for,
         error=job.reason or (errors[0] if errors else None),
         paused=job.paused,
         warnings=job.warnings,
         artifacts={check.variant: str(check.verdict) for check in checks},
         stages=stages,
+        activity=_activity(view, scene, waiting_for),
+        left_seconds=None if left is None else round(left),
+        report_file=str(report) if job.state in ENDED_JOB and report.is_file() else None,
     )

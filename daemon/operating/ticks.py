@@ -16,6 +16,8 @@ import structlog
 from apscheduler.schedulers import SchedulerNotRunningError
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from daemon.contract.events import Event
+
 log = structlog.get_logger("schedule")
 
 LATE_ROUNDS = 10
@@ -67,7 +69,7 @@ class Ticks:
         if abs(jumped) < JUMP_SECONDS:
             return False
         self._offset = offset
-        log.warning("the clock was set or the box slept; all ticks start afresh", seconds=round(jumped, 1))
+        log.warning("the clock was set or the box slept; all ticks start afresh", event_id=Event.CLOCK_JUMPED, seconds=round(jumped, 1))
         for job in self._scheduler.get_jobs():
             job.modify(next_run_time=datetime.now(UTC))
         return True

@@ -17,6 +17,7 @@ from daemon.config.export_names import clipped, is_marked, marked
 from daemon.config.paths import Paths
 from daemon.config.settings import RetentionSettings, Settings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -151,8 +152,13 @@ def _move_links(job: JobRow, target: Spot) -> None:
         wanted.append(("best", _link(job, target, "best")))
     for name, link in wanted:
         if link is None:
-            log.warning("a run's link was not moved, since what lies under its names is not this run's", run=job.checkpoint.run, link=name,
-                        folder=str(target.path.parent))  # fmt: skip
+            log.warning(
+                "a run's link was not moved, since what lies under its names is not this run's",
+                event_id=Event.LINK_NOT_MOVED,
+                run=job.checkpoint.run,
+                link=name,
+                folder=str(target.path.parent),
+            )
         else:
             link_beside(link, target.path)
 
@@ -204,10 +210,12 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     wanted = published.state in settings.notify.on and settings.notify.urls
     if not journal.jobs.finish(job.id, published.state, message_of(job, stages, published) if wanted else None):
         return None  # superseded or cancelled while it was published: the newer export replaces this one
-    log.info("export finished", state=published.state, target=str(published.target),
-             artifacts={check.variant: str(check.verdict) for check in published.checks})  # fmt: skip
+    (log.info if published.state == "succeeded" else log.warning if published.state == "partial" else log.error)(
+        "export finished", event_id=Event.EXPORT_FINISHED, state=published.state, target=str(published.target),
+        artifacts={check.variant: str(check.verdict) for check in published.checks},
+    )  # fmt: skip
     if access.why:
-        log.warning(access.why, target=str(published.target))
+        log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
     _prune(job, published.target, journal, paths, settings.retention)
     return None
 
@@ -219,11 +227,11 @@ def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, rules: Ret
     folder, top = target.parent, top_of(target, paths)
     try:
         for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, top=top, busy=journal.jobs.open_ids()):
-            log.info("removed an old export", path=str(gone.path), freed=human(gone.freed))
+            log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
     except OSError as error:
-        log.warning(from_oserror(error, "remove old exports").fault.sentence())
+        log.warning(from_oserror(error, "remove old exports").fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
     except CkptdError as error:
-        log.warning(error.fault.sentence())
+        log.warning(error.fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)
 
 
 def tidy_job(job: JobRow, journal: Journal, paths: Paths) -> bool:

@@ -21,6 +21,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from daemon.contract import failpoints
+from daemon.contract.events import Event
 from daemon.contract.files import exchange, files_below, fsync_directory, odd_below, remove_tree, temporary_of, write_atomic
 from daemon.contract.placing import copy_access, duplicate
 from daemon.contract.values import Frozen
@@ -155,7 +156,12 @@ def lend_of_former_version(kept: Path, output: Path) -> None:
     }
     if published:
         lend_kept(kept, published)
-        log.info("kept outputs refer to published files now, which had been hard-linked", files=len(published), path=str(output))
+        log.info(
+            "kept outputs refer to published files now, which had been hard-linked",
+            event_id=Event.PUBLISH_PARTED,
+            files=len(published),
+            path=str(output),
+        )
 
 
 def take_back(staging: Path) -> None:
@@ -251,7 +257,7 @@ def _part(path: Path, why: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_directory(path.parent)
-    log.info("a published file was copied, so that it is one of its own", path=str(path), why=why, how=how)
+    log.info("a published file was copied, so that it is one of its own", event_id=Event.PUBLISH_COPIED, path=str(path), why=why, how=how)
 
 
 def _replace(names: Sequence[tuple[Path, Path]], beside: Path) -> None:

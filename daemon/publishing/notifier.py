@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import structlog
 
 from daemon.config.settings import NotifySettings
+from daemon.contract.events import Event
 from daemon.journal.journal import Journal
 from daemon.journal.outbox import Due, Target
 from daemon.journal.rows import Message
@@ -171,7 +172,7 @@ class Notifier:
             digest = hashlib.pbkdf2_hmac("sha256", url.encode(), salt, _ROUNDS).hex()
             found.setdefault(digest, (Target(digest, place_of(number, url)), url))
         for gone in outbox.adopt([target for target, _ in found.values()]):
-            log.warning("notifications are dropped: those whom they were for are no longer in notify.urls",
+            log.warning("notifications are dropped: those whom they were for are no longer in notify.urls", event_id=Event.NOTIFY_DROPPED,
                         target=gone.place, messages=gone.messages)  # fmt: skip
         for digest in self._flights.keys() - found.keys():
             self._flights.pop(digest).attempt.end()
@@ -213,7 +214,7 @@ class Notifier:
         outbox, message, place = self._journal.outbox, due.message, self._targets[due.target][0].place
         if outcome.error is None:
             outbox.delivered(message.id, due.target)
-            log.info("notified", job=message.job, title=message.title, target=place)
+            log.info("notified", event_id=Event.NOTIFY_SENT, job=message.job, title=message.title, target=place)
             return
         now, attempts, failures = self._clock(), due.attempts + 1, due.failures + 1
         pause = 0.0 if outcome.rejected and attempts >= REJECTIONS else pause_after(failures)
@@ -221,18 +222,39 @@ class Notifier:
             self._give_up_unknown(due, outcome.error)
         elif pause == 0.0 or attempts >= MAX_ATTEMPTS or (attempts >= PATIENCE and now - message.created >= MAX_AGE):
             count = outbox.give_up(due.target, message.id, outcome.error, now + pause, 0.0 if pause == 0.0 else now - MAX_AGE)
-            log.error("notifications are given up", target=place, messages=count, error=outcome.error, attempts=attempts,
-                      remedy=f"check {place.split()[0]} and the service")  # fmt: skip
+            log.error(
+                "notifications are given up",
+                event_id=Event.NOTIFY_GIVEN_UP,
+                target=place,
+                messages=count,
+                error=outcome.error,
+                attempts=attempts,
+                remedy=f"check {place.split()[0]} and the service",
+            )
         else:
             outbox.undelivered(due.target, outcome.error, now + pause)
-            log.warning("a notification did not arrive", job=message.job, target=place, error=outcome.error, attempt=attempts,
-                        retry_in=pause, remedy=f"check {place.split()[0]} and the service")  # fmt: skip
+            log.warning(
+                "a notification did not arrive",
+                event_id=Event.NOTIFY_FAILED,
+                job=message.job,
+                target=place,
+                error=outcome.error,
+                attempt=attempts,
+                retry_in=pause,
+                remedy=f"check {place.split()[0]} and the service",
+            )
 
     def _give_up_unknown(self, due: Due, error: str) -> None:
         """A URL that is no service takes nothing, and disables itself alone."""
         place, now = self._targets[due.target][0].place, self._clock()
         count = self._journal.outbox.give_up(due.target, due.message.id, error, 0.0, now + 1)
         if due.target not in self._unknown:
-            log.error("nobody can be told there; the other services are", target=place, messages=count, error=error,
-                      remedy=f"correct {place.split()[0]}, then `ckptd check`, then reload the configuration")  # fmt: skip
+            log.error(
+                "nobody can be told there; the other services are",
+                event_id=Event.NOTIFY_GIVEN_UP,
+                target=place,
+                messages=count,
+                error=error,
+                remedy=f"correct {place.split()[0]}, then `ckptd check`, then reload the configuration",
+            )
         self._unknown[due.target] = error

@@ -29,6 +29,7 @@ import structlog
 
 from daemon.contract import failpoints
 from daemon.contract.errors import Retryable
+from daemon.contract.events import Event
 from daemon.contract.export_layout import MANIFEST, MANIFEST_VERSION, holds_exports, read_manifest
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import FileEntry, dead_temporaries, fsync_directory, make_folders, temporary_of, walk, write_atomic
@@ -154,7 +155,12 @@ def _set_aside(target: Spot) -> None:
     aside = next(name for name in names if not os.path.lexists(name.at))
     os.rename(target.at, aside.at)
     fsync_directory(target.at.parent)
-    log.warning("what lay at the export's place is no export; it was set aside", path=str(target.path), now=str(aside.path))
+    log.warning(
+        "what lay at the export's place is no export; it was set aside",
+        event_id=Event.PUBLISH_SET_ASIDE,
+        path=str(target.path),
+        now=str(aside.path),
+    )
     failpoints.point("publish.set-aside")
 
 

@@ -71,9 +71,10 @@ class Sending:
             file.write(order)
             file.flush()
             file.seek(0)
+            # In our session: a child of ours that leads one counts as left behind by an attempt, and is ended with it.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "daemon.publishing.sending"], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True, cwd="/", env={key: value for key, value in os.environ.items() if _ENVIRONMENT.fullmatch(key)},
+                process_group=0, cwd="/", env={key: value for key, value in os.environ.items() if _ENVIRONMENT.fullmatch(key)},
             )  # fmt: skip
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
@@ -82,9 +83,9 @@ class Sending:
         self._outcome: Outcome | None = None
 
     @property
-    def wait_handle(self) -> int:
-        """A file descriptor that becomes readable when there is something to poll for."""
-        return self._pipe.fileno()
+    def wait_handle(self) -> int | None:
+        """A file descriptor that becomes readable when there is something to poll for; None once it has ended."""
+        return self._pipe.fileno() if self._outcome is None else None
 
     def poll(self) -> Outcome | None:
         """How it ended, the same at every further call; None while it goes on."""

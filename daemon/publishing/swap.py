@@ -16,6 +16,7 @@ import structlog
 
 from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError
+from daemon.contract.events import Event
 from daemon.contract.files import exchange, files_below, fsync_directory, remove_tree, walk, write_atomic
 from daemon.contract.placing import copy_access, duplicate
 from daemon.publishing.beneath import Spot, held_below
@@ -78,8 +79,12 @@ def _exchange(folder: Path, target: Spot, staged: Path, top: Path) -> Path:
     except OSError as error:
         if error.errno not in NO_EXCHANGE:
             raise
-        log.warning("this file system can't exchange two names; readers find nothing between two renames", path=str(target.path),
-                    error=error.strerror)  # fmt: skip
+        log.warning(
+            "this file system can't exchange two names; readers find nothing between two renames",
+            event_id=Event.PUBLISH_NOT_ATOMIC,
+            path=str(target.path),
+            error=error.strerror,
+        )
     old = target.hidden(OLD).at
     remove_any(old)
     _write_record(staged, target, top)
@@ -110,7 +115,12 @@ def complete_swap(staged: Path) -> None:
         with held_below(Path(said.get("top", target.parent)), target.parent) as folder:
             _complete(folder.spot(target.name))
     except (FileNotFoundError, CkptdError) as error:
-        log.warning("a publication that was cut off can't be completed: its folder is another one now", path=str(target), why=str(error))
+        log.warning(
+            "a publication that was cut off can't be completed: its folder is another one now",
+            event_id=Event.PUBLISH_REPAIRED,
+            path=str(target),
+            why=str(error),
+        )
     record.unlink()
 
 
@@ -122,7 +132,9 @@ def _complete(target: Spot) -> None:
             remove_any(old)
         else:
             os.rename(old, target.at)
-            log.warning("a publication that was cut off between two renames was undone", path=str(target.path))
+            log.warning(
+                "a publication that was cut off between two renames was undone", event_id=Event.PUBLISH_REPAIRED, path=str(target.path)
+            )
         fsync_directory(target.at.parent)
     failpoints.point("publish.swap-completed")
 
@@ -138,7 +150,9 @@ def _bring_beside(folder: Path, target: Spot, top: Path) -> Path:
     copy = target.hidden(NEW).at
     remove_any(copy)
     _write_record(folder, target, top)
-    log.warning("staging and target are on different file systems; the export is copied", path=str(target.path))
+    log.warning(
+        "staging and target are on different file systems; the export is copied", event_id=Event.PUBLISH_COPIED, path=str(target.path)
+    )
     copy.mkdir()
     for path in files_below(folder):
         duplicate(path, copy / path.relative_to(folder))

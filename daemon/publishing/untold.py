@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from daemon.contract.events import Event
 from daemon.journal.rows import Message
 from daemon.publishing.sending import Attempt, Outcome
 
@@ -78,11 +79,13 @@ class Untold:
         about: dict[str, Any] = {"title": one.message.title, "target": place}
         remedy = f"check {place.split()[0]} and the service"
         if outcome.error is None:
-            log.info("notified", **about)
+            log.info("notified", event_id=Event.NOTIFY_SENT, **about)
         elif outcome.unknown or outcome.rejected:
-            log.error("notifications are given up", error=outcome.error, remedy=remedy, **about)
+            log.error("notifications are given up", event_id=Event.NOTIFY_GIVEN_UP, error=outcome.error, remedy=remedy, **about)
         else:
             one.at[place] = time.monotonic() + PAUSE
-            log.warning("a notification did not arrive", error=outcome.error, retry_in=PAUSE, remedy=remedy, **about)
+            log.warning(
+                "a notification did not arrive", event_id=Event.NOTIFY_FAILED, error=outcome.error, retry_in=PAUSE, remedy=remedy, **about
+            )
             return
         del one.left[place]

@@ -6,9 +6,10 @@ first.
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,15 +19,16 @@ from daemon.config.paths import Paths
 from daemon.config.settings import LimitSettings
 from daemon.contract import failpoints
 from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import remove_tree
+from daemon.contract.files import odd_below, remove_tree
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow
-from daemon.running.executor import Attempt, Executor, Order, read_job_file, wait_for_news
+from daemon.running.executor import Attempt, CpuShare, Executor, Order, Progress, read_job_file, wait_for_news
 from daemon.running.job_file import ReadyStage, bounds_of, make_context, staging_of
 from daemon.running.rules.admission import Reserved
 from daemon.running.rules.estimates import Estimate
@@ -36,10 +38,12 @@ log = structlog.get_logger("runner")
 
 PRESSURE_SECONDS = 3.0
 """Seconds between two attempts that are ended because of too little memory: the first one's memory must be free again."""
-
-
+_NO_PROCESS = frozenset({errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
+"""What a system without room for another process says."""
 NO_ANSWER_SECONDS = 600.0
 """How long an executor may fail at every question about an attempt: what it runs elsewhere may be out of reach for a while."""
+UNHEARD_SECONDS = 30.0
+"""How long that lasts until the daemon is called unwell for it."""
 
 
 @dataclass
@@ -54,6 +58,10 @@ class Running:
     estimate: Estimate
     began: float
     """By the monotonic clock; before zero where it began before the box did."""
+    memory: int = 0
+    """As `Attempt.memory`, as of the last `poll`; as the next, it may be asked from any thread."""
+    progress: Progress = field(default_factory=Progress)
+    cpu: CpuShare | None = None
     warned: int = 0
     unanswered: float | None = None
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""
@@ -75,10 +83,20 @@ class Running:
         counts as running, and as failed once there was no answer for `NO_ANSWER_SECONDS`."""
         try:
             result = self.attempt.poll()
+            self.memory, self.progress, self.cpu = self.attempt.memory, self.attempt.progress, self.attempt.cpu
+            self._pass_on(self.attempt.warnings)
+            if result is not None:
+                result = result.model_copy(update={"peak_rss": max(result.peak_rss, self.attempt.peak)})
         except Exception as error:
             return self._no_answer(error)
         self.unanswered = None
         return result
+
+    def _pass_on(self, warnings: Sequence[str]) -> None:
+        checkpoint = self.job.checkpoint
+        for message in warnings[self.warned :]:
+            log.warning(message, event_id=Event.STAGE_WARNING, job=self.job.id, run=checkpoint.run, step=checkpoint.step, stage=self.stage)
+        self.warned = len(warnings)
 
     def stop(self, fault: Fault | None = None) -> None:
         """As `Attempt.stop`; what the executor raises is said."""
@@ -97,13 +115,19 @@ class Running:
     def _not_told(self) -> None:
         if not self.untold:
             self.untold = True
-            log.exception("an attempt can't be told to end; it is tried again, the others go on", stage=self.stage)
+            log.exception(
+                "an attempt can't be told to end; it is tried again, the others go on", event_id=Event.ATTEMPT_UNREACHABLE, stage=self.stage
+            )
 
     def _no_answer(self, error: Exception) -> StageResult | None:
         now, cause = time.monotonic(), f"{type(error).__name__}: {error}"
         if self.unanswered is None:
             self.unanswered = now
-            log.exception("an attempt can't be asked how it is; it is tried again, the others go on", stage=self.stage)
+            log.exception(
+                "an attempt can't be asked how it is; it is tried again, the others go on",
+                event_id=Event.ATTEMPT_UNREACHABLE,
+                stage=self.stage,
+            )
         if now - self.unanswered < NO_ANSWER_SECONDS:
             return None
         fault = Fault(
@@ -148,7 +172,7 @@ class Children:
 
     def reserved(self) -> Reserved:
         """What of this box is reserved for the attempts and not used yet."""
-        memory_left = sum(max(0, one.estimate.memory - one.attempt.memory) for one in self._here())
+        memory_left = sum(max(0, one.estimate.memory - one.memory) for one in self._here())
         return Reserved(memory_left, sum(one.estimate.disk for one in self.running.values()))
 
     def threads(self, job: str = "") -> int:
@@ -177,16 +201,16 @@ class Children:
             return None, False
         try:
             attempt = self._executor.start(Order(context, folder, bounds_of(limits)))
-        except OSError as error:
-            return from_oserror(error, f"start the stage {spec.name}").fault, True
+        except (OSError, MemoryError) as error:
+            return _not_started(error, f"start the stage {spec.name}"), True
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
-            log.exception("an attempt could not be started")
+            log.exception("an attempt could not be started", event_id=Event.ATTEMPT_NOT_STARTED)
             cause, remedy = f"{type(error).__name__}: {error}", "report it with the log's traceback"
             return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), True
         self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
         self._journal.attempts.started(mine, attempt.id)
         failpoints.point("runner.spawned")
-        log.info("stage started", stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
+        log.info("stage started", event_id=Event.STAGE_STARTED, stage=spec.name, attempt=mine.number, id=attempt.id, threads=grant.threads,
                  estimated_memory=human(need.memory))  # fmt: skip
         return None, True
 
@@ -205,43 +229,53 @@ class Children:
         wait_for_news([running.attempt for running in self.running.values()], seconds)
 
     def _make_staging(self, job: str, spec: StageSpec, staging: Path, *, same: bool) -> None:
-        """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something."""
+        """An empty folder; for a resumable stage with the same key the one of its latest attempt that left something.
+
+        Of that nothing but files: through a link that a publication left, a stage would write into an export, or to where none came to be.
+        """
         earlier = sorted(
             (path for path in staging.parent.glob(f"{spec.name}.*") if path != staging), key=lambda path: int(path.suffix[1:] or 0)
         )  # fmt: skip
         remove_tree(staging)
         if spec.resumable and same and earlier:
             earlier.pop().rename(staging)
+            for name in odd_below(staging):
+                (staging / name).unlink()
         for path in earlier:
             remove_tree(path)
         staging.mkdir(parents=True, exist_ok=True)
 
     def finished(self) -> Iterator[tuple[Running, StageResult]]:
         """Take in what the attempts say; gives those that have ended, each until it is taken out by `forget`."""
-        for (job, stage), running in list(self.running.items()):
-            result = running.poll()
-            for message in running.attempt.warnings[running.warned :]:
-                log.warning(message, job=job, run=running.job.checkpoint.run, step=running.job.checkpoint.step, stage=stage)
-            running.warned = len(running.attempt.warnings)
-            if result is not None:
-                yield running, result.model_copy(update={"peak_rss": max(result.peak_rss, running.attempt.peak)})
+        for running in list(self.running.values()):
+            if (result := running.poll()) is not None:
+                yield running, result
 
     def forget(self, running: Running) -> None:
         """Its outcome is in the journal."""
         del self.running[running.job.id, running.stage]
+
+    def unheard(self) -> list[str]:
+        """Sentences on attempts of which nothing has been heard for long. May be asked from any thread."""
+        moment, running = time.monotonic(), list(dict(self.running).values())
+        silent = [(one, moment - since) for one in running if (since := one.unanswered) is not None]
+        return [
+            f"For {seconds:.0f} s nothing could be found out about the stage {one.stage} of {one.job.id}; the log says why."
+            for one, seconds in silent if seconds > UNHEARD_SECONDS
+        ]  # fmt: skip
 
     def relieve(self, reserve: int) -> None:
         """End the largest attempt when the box's memory runs out, before the kernel chooses, perhaps the training."""
         if not self.running or time.monotonic() - self._relieved < PRESSURE_SECONDS:
             return
         available = memory()[1]
-        largest = max(self.running.values(), key=lambda one: one.attempt.memory)
-        if available >= reserve or not largest.attempt.memory:
+        largest = max(self.running.values(), key=lambda one: one.memory)
+        if available >= reserve or not largest.memory:
             return
         self._relieved = time.monotonic()
         cause = (
             f"{human(available)} of the box's memory were left (limits.memory_reserve is {human(reserve)}), and this was the largest child"
-            f" with {human(largest.attempt.memory)}"
+            f" with {human(largest.memory)}"
         )
         remedy = "nothing, it is tried again when there is memory; free some to have it sooner"
         largest.stop(fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy))
@@ -261,3 +295,11 @@ class Children:
     def interrupted(result: StageResult) -> StageResult:
         """The outcome of an attempt whose result is of no use any more."""
         return StageResult(outcome=Outcome.INTERRUPTED, seconds=result.seconds)
+
+
+def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
+    if isinstance(error, OSError) and error.errno not in _NO_PROCESS:
+        return from_oserror(error, operation).fault
+    cause = error.strerror if isinstance(error, OSError) else "the daemon itself has no memory"
+    remedy = "look at what takes the box's memory and processes, and at the limits of the daemon's user; it goes on by itself"
+    return Fault(code=FaultCode.NO_PROCESS, operation=operation, cause=cause or str(error), remedy=remedy)

@@ -76,6 +76,14 @@ class Progress:
     message: str = "starting"
 
 
+@dataclass(frozen=True)
+class CpuShare:
+    """CPU time that an attempt got of late, and what it could have used, in cores."""
+
+    got: float
+    wanted: float
+
+
 class Attempt(Protocol):
     """An attempt that was started. Used by one thread alone; no call may block for longer than about a twentieth of a second."""
 
@@ -98,6 +106,10 @@ class Attempt(Protocol):
     @property
     def peak(self) -> int:
         """The largest figure of memory so far, in bytes, wherever it runs; 0 where that is not known."""
+
+    @property
+    def cpu(self) -> CpuShare | None:
+        """CPU time that it got of late; None where that is not known."""
 
     @property
     def wait_handle(self) -> int | None:

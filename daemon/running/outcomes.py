@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from daemon.config.settings import LimitSettings
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import Outcome, StageResult
@@ -100,10 +101,26 @@ def measure(running: Running, result: StageResult) -> Measured | None:
 
 def _say(ended: AttemptId, result: StageResult, decision: RetryDecision, log_file: str) -> None:
     if result.outcome == Outcome.SUCCEEDED:
-        log.info("stage succeeded", stage=ended.stage, attempt=ended.number, seconds=result.seconds, strategy=result.strategy)
+        log.info(
+            "stage succeeded",
+            event_id=Event.STAGE_SUCCEEDED,
+            stage=ended.stage,
+            attempt=ended.number,
+            seconds=result.seconds,
+            strategy=result.strategy,
+        )
     elif result.fault:
-        say = log.error if decision.state == "failed" else log.warning
-        say(result.fault.sentence(), stage=ended.stage, attempt=ended.number, code=result.fault.code, outcome=str(result.outcome),
-            retry_in=round(decision.delay, 1) if decision.delay is not None else None, log=log_file)  # fmt: skip
+        (log.error if decision.state == "failed" else log.warning)(
+            result.fault.sentence(), event_id=Event.STAGE_FAILED, stage=ended.stage, attempt=ended.number, code=result.fault.code,
+            outcome=str(result.outcome),
+            retry_in=round(decision.delay, 1) if decision.delay is not None else None, log=log_file,
+        )  # fmt: skip
     for fallback in result.fallbacks:
-        log.warning("fallback taken", stage=ended.stage, wanted=fallback.wanted, taken=fallback.taken, reason=fallback.reason)
+        log.warning(
+            "fallback taken",
+            event_id=Event.STAGE_FALLBACK,
+            stage=ended.stage,
+            wanted=fallback.wanted,
+            taken=fallback.taken,
+            reason=fallback.reason,
+        )

@@ -15,6 +15,8 @@ import structlog
 
 from daemon.checkpoints.pins import held
 from daemon.config.paths import Paths
+from daemon.contract.errors import from_oserror
+from daemon.contract.events import Event
 from daemon.contract.files import remove_tree, sweep_temporaries
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.journal import Journal
@@ -45,9 +47,14 @@ def left_open(
         with structlog.contextvars.bound_contextvars(job=row.job, stage=row.stage):
             left = executor.reclaim(row.executor_id, row.folder, bounds)
             if left is None or isinstance(left, StageResult):
-                log.info("resumed", attempt=row.number, outcome=str(left.outcome if left else Outcome.INTERRUPTED))
+                log.info(
+                    "resumed",
+                    event_id=Event.ATTEMPT_RESUMED,
+                    attempt=row.number,
+                    outcome=str(left.outcome if left else Outcome.INTERRUPTED),
+                )
             else:
-                log.info("still running", attempt=row.number, id=left.id)
+                log.info("still running", event_id=Event.ATTEMPT_ADOPTED, attempt=row.number, id=left.id)
         found.append((row, left))
     return found
 
@@ -59,7 +66,7 @@ def end(attempt: Attempt) -> StageResult:
     while (result := attempt.poll()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     if result is None:
-        log.warning("an attempt that nobody needs does not end", id=attempt.id)
+        log.warning("an attempt that nobody needs does not end", event_id=Event.ATTEMPT_LEFT, id=attempt.id)
     return result or StageResult(outcome=Outcome.INTERRUPTED)
 
 
@@ -74,7 +81,7 @@ def tidy_up(journal: Journal, paths: Paths, pins: Path, at_work: Collection[Path
     gone = [str(path) for path in sweep_temporaries(paths.state)]
     for temporary in paths.jobs.glob("*/*/tmp"):
         if temporary not in at_work:
-            remove_tree(temporary)
+            _remove(temporary)
     return gone + collect_orphans(journal, paths, pins)
 
 
@@ -83,12 +90,24 @@ def collect_orphans(journal: Journal, paths: Paths, pins: Path) -> list[str]:
     gone: list[str] = []
     with held(paths.pins_lock, patience=PATIENCE) as mine:
         if not mine:
-            log.info("a checkpoint is being pinned again; what no job needs is removed at the next start")
+            log.info(
+                "a checkpoint is being pinned again; what no job needs is removed at the next start", event_id=Event.CHECKPOINT_PINNED_AGAIN
+            )
             return gone
         keep = journal.jobs.open_ids()
         for parent in {paths.staging: None, paths.pins: None, pins: None}:
             for entry in os.scandir(parent) if parent.is_dir() else ():
-                if entry.name not in keep:
-                    remove_tree(Path(entry.path))
+                if entry.name not in keep and _remove(Path(entry.path)):
                     gone.append(entry.path)
     return gone
+
+
+def _remove(path: Path) -> bool:
+    """Remove what no job needs; where that fails it is said, stays until the next start, and keeps nothing from its turn."""
+    try:
+        remove_tree(path)
+    except OSError as error:
+        fault = from_oserror(error, "remove what no job needs", str(path)).fault
+        log.warning(fault.sentence(), event_id=Event.STATE_NOT_CLEANED, code=fault.code)
+        return False
+    return True

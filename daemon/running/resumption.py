@@ -13,11 +13,14 @@ from pathlib import Path
 
 import structlog
 
+from daemon.contract.errors import Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import stage_names
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
+from daemon.publishing.lending import take_back
 from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import keys_of
 from daemon.system.threads import Owner, ThreadDied
@@ -54,9 +57,11 @@ class Resumption:
     """Decides, before a job goes on, which of its stages stay finished. `work_of`: its configuration as it is now, if known."""
 
     def __init__(
-        self, journal: Journal, kept: OutputCache, work_of: Callable[[JobRow], Work | None], device: str, changed: Callable[[], None]
+        self, journal: Journal, kept: OutputCache, staging: Path, work_of: Callable[[JobRow], Work | None], device: str,
+        changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._journal, self._kept, self._work_of, self._device = journal, kept, work_of, device
+        """`staging`: where jobs have their folders of unpublished outputs."""
+        self._journal, self._kept, self._staging, self._work_of, self._device = journal, kept, staging, work_of, device
         self._rechecks = Rechecks(changed)
         self._ready: set[str] = set()
         self._known: dict[str, dict[str, bool]] = {}
@@ -74,6 +79,7 @@ class Resumption:
         """The job as it is to be done now; None while its finished outputs are still being read. Raises OSError."""
         if job.id in self._ready:
             return job
+        take_back(self._staging / job.id)  # a publication that a full disk cut off may not have been able to
         job = self._adopt(job)
         stages = self._journal.stages.of(job.id)
         finished = {name: stage for name, stage in stages.items() if stage.state == "succeeded"}
@@ -81,7 +87,12 @@ class Resumption:
             return None
         for name, whole in self._known.pop(job.id, {}).items():
             if not whole:
-                log.warning("the output of a finished stage is no longer whole; it is made again", job=job.id, stage=name)
+                log.warning(
+                    "the output of a finished stage is no longer whole; it is made again",
+                    event_id=Event.STAGE_REPEATED,
+                    job=job.id,
+                    stage=name,
+                )
                 self._journal.stages.reopen(job.id, name)
         self._reopen_changed(job)
         self._ready.add(job.id)
@@ -97,25 +108,38 @@ class Resumption:
         if whole is None:
             return None
         if not whole:
-            log.warning("a kept output is no longer whole; it is made again", job=job.id, stage=stage)
+            log.warning("a kept output is no longer whole; it is made again", event_id=Event.STAGE_REPEATED, job=job.id, stage=stage)
             self._kept.drop(key)
             return False
         self._journal.stages.reuse(job.id, stage, key, folder, result)
-        log.info("stage reused", stage=stage, key=key[:12])
+        log.info("stage reused", event_id=Event.STAGE_REUSED, stage=stage, key=key[:12])
         return True
 
-    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> None:
-        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone."""
+    def keep(self, job: JobRow, stages: dict[str, StageRow], budget: int) -> Fault | None:
+        """Take over the outputs of a job that has ended, within the budget; one that can't be kept costs a later job its time alone.
+
+        Gives what kept the latest of them from it.
+        """
+        refused: Fault | None = None
         for name, stage in stages.items():
             if name != "report" and stage.key and stage.folder and stage.result and stage.result.reusable and stage.folder.is_dir():
                 try:
                     self._kept.keep(stage.key, stage.folder, stage.result)
                 except OSError as error:
-                    log.warning("an output could not be kept for later jobs", job=job.id, stage=name, why=str(error))
+                    log.warning(
+                        "an output could not be kept for later jobs", event_id=Event.KEPT_FAILED, job=job.id, stage=name, why=str(error)
+                    )
+                    refused = from_oserror(error, f"keep the output of {name}", str(stage.folder)).fault
         try:
             self.trim(budget)
         except OSError as error:
-            log.warning("kept outputs could not be trimmed; it is tried again after the next export", job=job.id, why=str(error))
+            log.warning(
+                "kept outputs could not be trimmed; it is tried again after the next export",
+                event_id=Event.KEPT_FAILED,
+                job=job.id,
+                why=str(error),
+            )
+        return refused
 
     def trim(self, budget: int) -> list[str]:
         """Remove kept outputs beyond the budget, but for those that running jobs read."""
@@ -124,7 +148,7 @@ class Resumption:
         ]  # fmt: skip
         gone = self._kept.trim(budget, in_use)
         if gone:
-            log.info("removed kept outputs", keys=[key[:12] for key in gone])
+            log.info("removed kept outputs", event_id=Event.KEPT_REMOVED, keys=[key[:12] for key in gone])
         return gone
 
     def _adopt(self, job: JobRow) -> JobRow:
@@ -135,7 +159,9 @@ class Resumption:
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):
             what = "configuration" if work != job.work else "plan"
-            log.warning(f"the {what} has changed; the export goes on by the new one", job=job.id, stages=names)
+            log.warning(
+                f"the {what} has changed; the export goes on by the new one", event_id=Event.CONFIG_CHANGED, job=job.id, stages=names
+            )
         return self._journal.jobs.get(job.id) or job
 
     def _verified(self, job: str, finished: dict[str, StageRow]) -> bool:
@@ -158,5 +184,7 @@ class Resumption:
             stages = self._journal.stages.of(job.id)
             stage = stages[name]
             if stage.state == "succeeded" and stage.key and stage.key != keys_of(job, stages, self._device)[name]:
-                log.warning("what a finished stage was made of has changed; it is made again", job=job.id, stage=name)
+                log.warning(
+                    "what a finished stage was made of has changed; it is made again", event_id=Event.STAGE_REPEATED, job=job.id, stage=name
+                )
                 self._journal.stages.reopen(job.id, name)

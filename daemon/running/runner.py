@@ -21,6 +21,7 @@ from daemon.checkpoints.pins import pins_of, rewritten
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.options import Work
@@ -28,6 +29,7 @@ from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import Journal
 from daemon.journal.rewrites import IN_PLACE
 from daemon.journal.rows import ENDED_STAGE, AttemptRow, JobRow, StageRow
+from daemon.journal.sqlite_errors import OF_ALL
 from daemon.publishing.closing import close_job, tidy_job
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
@@ -69,6 +71,8 @@ class Runner:
     """Called after whatever people may want to see."""
     work_of: Callable[[Settings, JobRow], Work | None] = lambda settings, job: None
     """The configuration of a job as it is now; None: the one that it was entered with."""
+    full_before: bool = False
+    """A disk was full when the last ckptd ended: an attempt that it left open could not be recorded, and is no crash of its stage."""
 
     def __post_init__(self) -> None:
         self._wake = threading.Event()
@@ -78,6 +82,8 @@ class Runner:
         """The journal's state when there was nothing left to do; None while there may be something."""
         self._left: dict[str, JobRow] = {}
         """Finished jobs whose pin and staging are not cleared away yet."""
+        self._stays: dict[str, FaultCode | str] = {}
+        """Job of which something can't be cleared away → the code of what was said about that."""
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.executor)
         self.waits = Waits(self.children)
@@ -87,7 +93,7 @@ class Runner:
         settings, paths = self.settings, self.paths
         self._bases = Bases(settings.base.search, settings.base.map)
         self._resumption = Resumption(
-            self.journal, OutputCache(paths.kept), lambda job: self.work_of(settings, job), settings.limits.device, self.wake
+            self.journal, OutputCache(paths.kept), paths.staging, lambda job: self.work_of(settings, job), settings.limits.device, self.wake
         )  # fmt: skip
         self._starter = Starter(settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases)
 
@@ -104,10 +110,10 @@ class Runner:
                     continue
                 left = end(left)
             result = left or StageResult(outcome=Outcome.INTERRUPTED)
-            settle(self.journal, limits, row.id, result, crashed=left is None)
+            settle(self.journal, limits, row.id, result, crashed=left is None and not self.full_before)
         at_work = {Path(running.context.temporary) for running in self.children.running.values()}
         for path in tidy_up(self.journal, self.paths, pins_of(self.settings.pin, self.paths), at_work):
-            log.info("removed what no job needs", path=path)
+            log.info("removed what no job needs", event_id=Event.STATE_CLEANED, path=path)
         self._recovered = True
 
     def _take_over(self, row: AttemptRow, attempt: Attempt) -> bool:
@@ -213,6 +219,7 @@ class Runner:
         self._take_room()
         self._reap()
         self._clear_ended()
+        self._end_waits()
         self.children.relieve(int(self.settings.limits.memory_reserve))
         if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):
             self.children.stop_heavy()
@@ -220,21 +227,25 @@ class Runner:
         jobs = self.journal.jobs.running()
         for job in jobs:
             self._try(job, may_start)
-        while may_start and not self._stopping and (following := self._next_job(jobs)):
-            jobs.append(following)
+        tried: set[str] = set()
+        while may_start and not self._stopping and (following := self._next_job(jobs, tried)):
+            tried.add(following.id)
             self._try(following, may_start)
+            now = self.journal.jobs.get(following.id)
+            if now is None or now.state != "pending":  # else it could not be started, and the next one has its turn
+                jobs.append(following)
         self._starter.end_round()
 
-    def _next_job(self, jobs: list[JobRow]) -> JobRow | None:
-        """The pending job to start now, if there is room for one."""
+    def _next_job(self, jobs: list[JobRow], tried: set[str]) -> JobRow | None:
+        """The pending job to start now, if there is room for one: none of those `tried` in this round, and none that waits."""
         awake = [job for job in jobs if not job.paused]
         limit = self.settings.limits.jobs
-        if len([job for job in awake if not self.waits.leaves_room(job.id)]) >= limit or len(awake) >= limit + SPARE_JOBS:
+        if len([job for job in awake if not self.waits.leaves_room(job.id)]) >= limit or max(len(awake), len(tried)) >= limit + SPARE_JOBS:
             return None
-        preferred = self.journal.jobs.preferred()
-        lane = None if preferred else next_lane(self.journal.jobs.lanes())
-        job = preferred or (self.journal.jobs.first_of(lane) if lane else None)
-        return None if job is None or any(job.id == other.id for other in jobs) else job
+        but = tried | {job for job in self.waits.of if not self.waits.may_move(job)}
+        preferred = self.journal.jobs.preferred(but)
+        lane = None if preferred else next_lane(self.journal.jobs.lanes(but))
+        return preferred or (self.journal.jobs.first_of(lane, but) if lane else None)
 
     def _try(self, job: JobRow, may_start: bool) -> None:
         """Advance a job; one that can't be worked on never keeps the others from it."""
@@ -245,14 +256,16 @@ class Runner:
         with structlog.contextvars.bound_contextvars(job=job.id, run=job.checkpoint.run, step=job.checkpoint.step):
             try:
                 self._advance(job, may_start)
-            except CkptdError:
-                raise
-            except OSError as error:
-                fault = from_oserror(error, "go on with the export").fault
+            except (CkptdError, OSError) as error:
+                fault = error.fault if isinstance(error, CkptdError) else from_oserror(error, "go on with the export").fault
+                if fault.code in OF_ALL:
+                    raise
                 self.waits.refused(fault)
                 self.waits.add(job.id, fault, WAIT_SECONDS)
             except Exception as error:
-                log.exception("the export met an error that nobody foresaw; it is tried again, the others go on")
+                log.exception(
+                    "the export met an error that nobody foresaw; it is tried again, the others go on", event_id=Event.EXPORT_UNFORESEEN
+                )
                 cause = f"{type(error).__name__}: {error}"
                 fault = Fault(
                     code=FaultCode.UNEXPECTED, operation="go on with the export", cause=cause, remedy="report it with the log's traceback"
@@ -268,12 +281,25 @@ class Runner:
                 running.stop()
             if children:
                 continue
-            if not tidy_job(job, self.journal, self.paths):
+            if not self._is_tidied(job):
                 continue
             self._forget(job.id)
             self.journal.jobs.tidied(job.id)
-            log.warning("export given up", job=job.id, run=job.checkpoint.run, step=job.checkpoint.step, state=job.state, reason=job.reason)
+            log.warning(
+                "export given up",
+                event_id=Event.EXPORT_GIVEN_UP,
+                job=job.id,
+                run=job.checkpoint.run,
+                step=job.checkpoint.step,
+                state=job.state,
+                reason=job.reason,
+            )
             self.changed()
+
+    def _end_waits(self) -> None:
+        """What has ended waits for nothing, also where it ended in a round that failed."""
+        for job in list(self.waits.of.keys() - self.journal.jobs.open_ids()) if len(self.waits) else ():
+            self.waits.end(job)
 
     def _is_rewritten(self, job: JobRow) -> bool:
         """Whether the trainer wrote into a file that the pin shares with it; the job is superseded then."""
@@ -311,10 +337,10 @@ class Runner:
         folder, fault = self._bases.find(job.checkpoint)
         if not self.journal.jobs.start(job.id, folder):
             return None
-        log.info("export started", base=str(folder) if folder else None)
+        log.info("export started", event_id=Event.EXPORT_STARTED, base=str(folder) if folder else None)
         first = next(iter(self.journal.stages.of(job.id).values()))
         if fault and first.state == "waiting":
-            log.error(fault.sentence(), code=fault.code)
+            log.error(fault.sentence(), event_id=Event.EXPORT_FAULT, code=fault.code)
             self.journal.stages.end(job.id, first.name, "failed", fault)
         self.changed()
         return self.journal.jobs.get(job.id)
@@ -340,7 +366,7 @@ class Runner:
         """Whether somebody removed what the attempt read; finished stages are then verified, and made again, first."""
         if inputs_are_there(self.journal, running):
             return False
-        log.warning("what the stage read was removed while it ran; it is made again", stage=running.stage)
+        log.warning("what the stage read was removed while it ran; it is made again", event_id=Event.STAGE_REPEATED, stage=running.stage)
         self._resumption.forget(running.job.id)
         return True
 
@@ -351,18 +377,32 @@ class Runner:
             self.waits.refused(fault)
             self.waits.add(job.id, fault, WAIT_SECONDS)
             return
-        self._resumption.keep(job, stages, int(self.settings.output.kept_size))
-        self._left[job.id] = job
-        self._tidy_left()
+        self._left[job.id] = job  # first: whatever fails below, it is over and has to be cleared away
         self._forget(job.id)
+        self.waits.refused(self._resumption.keep(job, stages, int(self.settings.output.kept_size)))
         self.wake()  # the next one need not wait for the end of a pause
         self.changed()
+        self._tidy_left()
 
     def _tidy_left(self) -> None:
         """Clear away what finished jobs leave; one whose pin is being made again has its turn in a later round."""
         for job in list(self._left.values()):
-            if tidy_job(job, self.journal, self.paths):
+            if self._is_tidied(job):
                 del self._left[job.id]
+
+    def _is_tidied(self, job: JobRow) -> bool:
+        """Clear away what an ended job leaves; False where that is to be tried again in a later round, which keeps no other job waiting."""
+        try:
+            done = tidy_job(job, self.journal, self.paths)
+        except OSError as error:
+            fault = from_oserror(error, "clear away what the export needs no more", str(job.pin)).fault
+            if self._stays.get(job.id) != fault.code:
+                log.warning(fault.sentence(), event_id=Event.EXPORT_FAULT, job=job.id, code=fault.code)
+            self._stays[job.id] = fault.code
+            return False
+        if done:
+            self._stays.pop(job.id, None)
+        return done
 
     def _forget(self, job: str) -> None:
         self.waits.end(job)

@@ -18,6 +18,7 @@ from daemon.checkpoints.base_models import Bases
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageResult
@@ -100,7 +101,7 @@ class Starter:
         job, spec = one.job, one.spec
         lacking = self._toolchains.lacking(spec.toolchain, f"run the stage {spec.name}")
         if lacking:
-            log.error(lacking.sentence(), stage=spec.name, code=lacking.code)
+            log.error(lacking.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=lacking.code)
             self._journal.stages.end(job.id, spec.name, "failed", lacking)
             return True
         moment = datetime.now(UTC)
@@ -114,7 +115,7 @@ class Starter:
         need = estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype)
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
-            log.error(admission.fault.sentence(), stage=spec.name, code=admission.fault.code)
+            log.error(admission.fault.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=admission.fault.code)
             self._journal.stages.end(job.id, spec.name, "failed", admission.fault)
             return True
         if admission.fault:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from daemon.contract.errors import Fault
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.running.children import Children
 from daemon.system.box import memory
@@ -79,7 +80,7 @@ class Waits:
             since = before.since if before and before.fault.code == fault.code else now
         else:
             if told is None or told[0] != fault.code:
-                log.warning(f"waiting: {fault.sentence()}", code=fault.code)
+                log.warning(f"waiting: {fault.sentence()}", event_id=Event.EXPORT_WAITING, code=fault.code)
                 told = (fault.code, now)
             since = told[1]
         self.of[job] = Waiting(fault, since, now + seconds, need, room, told)
@@ -106,5 +107,5 @@ class Waits:
         if oldest is None or (mine is not None and mine.fault.code == MEMORY and mine.since < oldest.since):
             return 0
         # It must be memory that our own children hold, or holding back would help nobody.
-        reachable = memory()[1] + sum(running.attempt.memory for running in self._children.running.values())
+        reachable = memory()[1] + sum(running.memory for running in self._children.running.values())
         return oldest.need if oldest.need <= reachable else 0

@@ -125,10 +125,11 @@ def probe(folder: Path) -> OSError | None:
     return None
 
 
-def write_padded(file: Path, text: str) -> None:
+def write_padded(file: Path, text: str) -> OSError | None:
     """Replace a small file of JSON; where the disk is full it is overwritten in the room that it has, for which it ends in blanks.
 
-    A reader may then see some of both for an instant. Raises OSError where it has no room for that either.
+    A reader may then see some of both for an instant. Gives the error of the full disk then. Raises OSError where it has no room for that
+    either.
     """
     data = text.encode()
     data += b" " * (-len(data) % ROOM_BYTES)
@@ -145,6 +146,8 @@ def write_padded(file: Path, text: str) -> None:
             os.pwrite(descriptor, data + b" " * (size - len(data)), 0)
         finally:
             os.close(descriptor)
+        return error
+    return None
 
 
 class Refusals:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 
 
@@ -25,6 +26,8 @@ class Complaints:
         """The error of the last round; None if it succeeded."""
         self.since = 0.0
         """When the error first occurred, in monotonic seconds."""
+        self.failed = 0
+        """Rounds that failed since the last one that succeeded."""
 
     def during(self, work: Callable[[], object]) -> bool:
         """Do one round; returns whether it succeeded."""
@@ -36,22 +39,22 @@ class Complaints:
             self._say(from_oserror(error, f"do a round of {self.who}"))
         except Exception as error:
             if self._said != repr(error):
-                self._log.exception(f"{self.who} met an error that nobody foresaw, and goes on")
+                self._log.exception(f"{self.who} met an error that nobody foresaw, and goes on", event_id=Event.ROUND_FAILED)
             self._said = repr(error)
             cause = f"{type(error).__name__}: {error}"
             remedy = "report it with the log's traceback"
             self._note(Fault(code=FaultCode.UNEXPECTED, operation=f"do a round of {self.who}", cause=cause, remedy=remedy))
         else:
-            self.trouble = None
+            self.trouble, self.failed = None, 0
             if self._said is not None:
-                self._log.info(f"{self.who} works again")
+                self._log.info(f"{self.who} works again", event_id=Event.ROUND_RECOVERED)
             self._said = None
             return True
         return False
 
     def _say(self, error: CkptdError) -> None:
         if self._said != error.fault.code:
-            self._log.error(error.fault.sentence(), code=error.fault.code)
+            self._log.error(error.fault.sentence(), event_id=Event.ROUND_FAILED, code=error.fault.code)
         self._said = error.fault.code
         self._note(error.fault)
 
@@ -59,4 +62,5 @@ class Complaints:
         if self.trouble is None:
             self.since = time.monotonic()
         self.trouble = fault
+        self.failed += 1
         self.noted(fault)

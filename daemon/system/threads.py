@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from daemon.contract.events import Event
+
 MOST_DEATHS = 5
 DEATH_SECONDS = 60.0
 """A thread that dies so often within so many seconds is given up: whatever kills it is not going to pass by itself."""
@@ -85,8 +87,9 @@ class Supervised:
         return self._thread.is_alive()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until the thread has ended, at most so many seconds."""
-        self._thread.join(seconds)
+        """Wait until the thread has ended, at most so many seconds; not for one that never began."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
 
     def revive(self) -> bool:
         """Begin with another thread where this one is gone though its work has not ended; whether that was so."""
@@ -136,7 +139,7 @@ class Supervised:
 
     def _say(self, sentence: str, error: BaseException) -> None:
         with contextlib.suppress(Exception):  # without memory nothing can be said, and the work goes on all the same
-            self._log.error(sentence, exc_info=error)
+            self._log.error(sentence, event_id=Event.THREAD_DIED, exc_info=error)
 
 
 class Owner:
@@ -218,8 +221,10 @@ class Owner:
         if future.set_running_or_notify_cancel():
             try:
                 value = function(*arguments)
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # meant to end a thread: it must not end the one that asks
+                future.set_exception(ThreadDied(f"the thread {self._name} was to end: {reason_of(error)}"))
             else:
                 future.set_result(value)
         self._current = None

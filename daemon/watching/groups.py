@@ -17,6 +17,7 @@ import structlog
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask, real_path, silent_for
 from daemon.contract.errors import Fault
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.system.mounts import mount_of, mounts
 from daemon.watching.intake import INCOMING, Intake
@@ -78,11 +79,15 @@ class Watchers:
             log.warning(
                 f"The file system of the watched root {root} does not answer. Its checkpoints wait and no other root does; it goes on by"
                 " itself. Look at the mount and its server.",
+                event_id=Event.ROOT_SILENT,
                 code=FaultCode.ROOT_SILENT,
             )
         for root in self._silent.keys() - silent.keys():
             log.info(
-                "the file system of a watched root answers again", root=str(root), seconds=round(time.monotonic() - self._silent[root], 1)
+                "the file system of a watched root answers again",
+                event_id=Event.ROOT_ANSWERS,
+                root=str(root),
+                seconds=round(time.monotonic() - self._silent[root], 1),
             )
         self._silent = silent
 
@@ -118,7 +123,7 @@ class Watchers:
 
     @property
     def unreadable(self) -> dict[Path, Fault]:
-        """Directory that this process's user may not read → who lacks what, and the command."""
+        """Directory that can't be read → why: mostly who lacks which right, and the command."""
         return {path: fault for watcher in self.each for path, fault in watcher.tracker.unreadable.items()}
 
     def backend_of(self, root: Path) -> str:

@@ -20,6 +20,7 @@ from daemon.config.paths import Paths
 from daemon.config.run_overrides import Effective, effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import Fault, Permanent
+from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -92,7 +93,13 @@ class Intake:
         choice, later = choice_for(inspection, mine.settings.select)
         if not choice.wanted:
             self.journal.sightings.remember(str(inspection.path), digest_of_fingerprint(fingerprint), "skipped")
-            log.info("checkpoint skipped", path=str(inspection.path), policy=mine.settings.select.policy, reason=choice.reason)
+            log.info(
+                "checkpoint skipped",
+                event_id=Event.CHECKPOINT_SKIPPED,
+                path=str(inspection.path),
+                policy=mine.settings.select.policy,
+                reason=choice.reason,
+            )
             return None
         if best_step(later) == inspection.step:
             news: dict[str, Any] = {key: later[key] for key in ("best_model_checkpoint", "best_global_step", "best_metric") if key in later}
@@ -102,7 +109,7 @@ class Intake:
         if self._is_known(candidate):
             return None
         if candidate.fault is not None:
-            log.error(candidate.fault.sentence(), path=str(inspection.path), code=candidate.fault.code)
+            log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(inspection.path), code=candidate.fault.code)
         return self.enter(candidate)
 
     def reconsider(self, inspection: Inspection) -> Path | None:
@@ -113,7 +120,12 @@ class Intake:
         sibling = inspection.path.with_name(f"checkpoint-{step}")
         if step is None or sibling == inspection.path or not self.journal.sightings.reconsider(str(sibling)):
             return None
-        log.info("a checkpoint that was skipped is the best now", path=str(sibling), named_by=str(inspection.path))
+        log.info(
+            "a checkpoint that was skipped is the best now",
+            event_id=Event.CHECKPOINT_RECONSIDERED,
+            path=str(sibling),
+            named_by=str(inspection.path),
+        )
         return sibling
 
     def pin(
@@ -155,7 +167,7 @@ class Intake:
         assert candidate.fault is not None
         if self._is_known(candidate):
             return None
-        log.error(candidate.fault.sentence(), path=str(inspection.path), code=candidate.fault.code)
+        log.error(candidate.fault.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(inspection.path), code=candidate.fault.code)
         return self.enter(candidate)
 
     def damaged(
@@ -195,8 +207,16 @@ class Intake:
         stands = frozenset(one for one in self.journal.sightings.jobs_at(reference.path) if self._lies_elsewhere(one, reference.path))
         if not self.journal.jobs.add(job, supersede=latest, fault=candidate.fault, stands=stands):
             return None
-        log.info("checkpoint taken", job=candidate.job, run=reference.run, step=reference.step, path=reference.path,
-                 layout=reference.layout, digest=reference.digest[:16])  # fmt: skip
+        log.info(
+            "checkpoint taken",
+            event_id=Event.CHECKPOINT_TAKEN,
+            job=candidate.job,
+            run=reference.run,
+            step=reference.step,
+            path=reference.path,
+            layout=reference.layout,
+            digest=reference.digest[:16],
+        )
         if candidate.fault is None:
             self._say_rewritten(reference)
         return candidate.job
@@ -205,7 +225,13 @@ class Intake:
         """Say that one export after the other of a directory gives way to its next content: once for every OFTEN of them."""
         count = self.journal.jobs.rewrites(reference.run, reference.path)
         if count and count % OFTEN == 0:
-            log.warning("a checkpoint is written again and again before its export ends", path=reference.path, count=count, remedy=REMEDY)
+            log.warning(
+                "a checkpoint is written again and again before its export ends",
+                event_id=Event.CHECKPOINT_REWRITTEN,
+                path=reference.path,
+                count=count,
+                remedy=REMEDY,
+            )
 
     def _is_known(self, candidate: Candidate) -> bool:
         """Whether a job has this content already, here or where its directory was before it was moved; drops and remembers it then."""
@@ -227,7 +253,7 @@ class Intake:
             if not held and (places or self._has_lost_its_place(name)):
                 self.drop(candidate)
                 self.journal.sightings.moved(name, path, candidate.known)
-                log.info("moved", job=name, path=path, before=sorted(places))
+                log.info("moved", event_id=Event.CHECKPOINT_MOVED, job=name, path=path, before=sorted(places))
                 return True
         return False
 
@@ -251,7 +277,7 @@ class Intake:
         mine = effective(self.settings, run)
         if mine.warning and mine.warning not in self._said:
             self._said.add(mine.warning)
-            log.warning(mine.warning, code=FaultCode.RUN_CONFIG_INVALID)
+            log.warning(mine.warning, event_id=Event.RUN_CONFIG_INVALID, code=FaultCode.RUN_CONFIG_INVALID)
         return mine
 
 

@@ -21,6 +21,7 @@ import structlog
 
 from daemon.checkpoints.names import may_make_checkpoint
 from daemon.config.settings import WatchSettings
+from daemon.contract.events import Event
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.watching.inotify import Directories, Hints, Role, limit_behind, role_of
 from daemon.watching.scan import is_ignored
@@ -42,7 +43,7 @@ class Observers:
     """The watches of all roots; `roots` maps each to its device and inode, None while it does not exist."""
 
     def __init__(
-        self, settings: WatchSettings, hints: Hints, say_once: Callable[[str, str], None], elsewhere: Collection[str] = ()
+        self, settings: WatchSettings, hints: Hints, say_once: Callable[[str, Event, str], None], elsewhere: Collection[str] = ()
     ) -> None:
         self._backend = settings.backend
         self._depth = settings.depth or sys.maxsize
@@ -162,8 +163,12 @@ class Observers:
             return False
         if len(self) < MOST_WATCHED:
             return True
-        self._say_once("watched", f"More than {MOST_WATCHED:,} directories lie below the watched roots; those that lie deepest are found by"
-                       " scans alone. Name the directories of the runs in watch.roots for quick detection.")  # fmt: skip
+        self._say_once(
+            "watched",
+            Event.WATCH_TOO_MANY,
+            f"More than {MOST_WATCHED:,} directories lie below the watched roots; those that lie deepest are found by"
+            " scans alone. Name the directories of the runs in watch.roots for quick detection.",
+        )
         return False
 
     def _root_of(self, path: str) -> Path | None:
@@ -186,11 +191,14 @@ class Observers:
         limit = limit_behind(error)
         if limit is None:
             cause = "this process may open no more files; raise LimitNOFILE" if error.errno == errno.EMFILE else error.strerror
-            self._say_once(f"watch:{root}", f"Cannot watch {root} by events ({cause}); it is scanned every few seconds instead.")
+            self._say_once(
+                f"watch:{root}", Event.ROOT_POLLED, f"Cannot watch {root} by events ({cause}); it is scanned every few seconds instead."
+            )
             return
         more = max(4 * (limit.value or 0), _ENOUGH[limit.counted])
         self._say_once(
             f"limit:{limit.sysctl}",
+            Event.ROOT_POLLED,
             f"Cannot watch {root} by events: this user's limit of {limit.value} inotify {limit.counted} is used up; "
             f"it is scanned every few seconds instead. To fix it, raise the limit: sysctl -w {limit.sysctl}={more}",
         )
@@ -210,8 +218,12 @@ class Observers:
             if other is None:
                 kept.append(root)
             else:
-                self._say_once(f"alias:{root}", f"The watched root {root} leads into {other} through a link; it is left out, since every "
-                               "checkpoint would be taken twice. Name one of the two in watch.roots.")  # fmt: skip
+                self._say_once(
+                    f"alias:{root}",
+                    Event.ROOT_LEFT_OUT,
+                    f"The watched root {root} leads into {other} through a link; it is left out, since every "
+                    "checkpoint would be taken twice. Name one of the two in watch.roots.",
+                )
         return innermost_first(tuple(kept))
 
 

@@ -21,6 +21,7 @@ from daemon.config.export_names import folded, marked, safe_part, safe_run
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
+from daemon.contract.events import Event
 from daemon.contract.export_layout import MANIFEST, holds_exports, manifest_of
 from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.values import digest_of
@@ -71,7 +72,7 @@ class Places:
             target = self.paths.output.joinpath(*parts)
         if taken is not None:
             event = "the export's plain name is another checkpoint's"
-            log.warning(event, path=reference.path, taken=str(plain), by=taken, target=str(target))
+            log.warning(event, event_id=Event.EXPORT_PLACE_TAKEN, path=reference.path, taken=str(plain), by=taken, target=str(target))
         return target
 
     def _taken(self, target: Path, reference: CheckpointRef, others: list[tuple[str, Key]]) -> _Taken | None:

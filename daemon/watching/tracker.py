@@ -6,6 +6,7 @@ is remembered in the journal by the state it was seen in.
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -21,9 +22,11 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import WatchSettings
-from daemon.contract.errors import Fault, Retryable, from_oserror
+from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import now as wall_clock
+from daemon.journal.sqlite_errors import OF_ALL
 from daemon.watching.intake import Intake, digest_of_fingerprint
 from daemon.watching.scan import Scanner, rules_of
 from daemon.watching.settle import Quiet, Settler
@@ -74,7 +77,7 @@ class Tracker:
         self._scanner = Scanner(replace(rules_of(settings, intake.paths.state), elsewhere=frozenset(elsewhere)))
         self.incomplete: dict[Path, Incomplete] = {}
         self.unreadable: dict[Path, Fault] = {}
-        """Directory that this process's user may not read → who lacks what, and the command. Replaced as a whole, as `_refused`."""
+        """Directory that can't be read → why: mostly who lacks which right, and the command. Replaced as a whole, as `_refused`."""
         self._runs: set[Path] = set()
         """Directories of runs with an adapter's configuration and no weights: no checkpoints yet, and none is lost when they go."""
         self._refused: dict[Path, str] = {}
@@ -153,7 +156,7 @@ class Tracker:
         """List a directory whose layout was refused before the start and that has not changed; it has been said already."""
         try:
             refusal = refusal_of(path)
-        except OSError:
+        except Exception:
             return  # a look says what can't be read
         if refusal is not None:
             self._refused = {**self._refused, path: _why(refusal)}
@@ -170,10 +173,10 @@ class Tracker:
     def _note_passed_over(self, root: Path, found: set[Path], passed: dict[Path, str]) -> None:
         """Remember, and say once, what a scan saw and does not take, and what it could not come to. What has gone is no longer listed."""
         for path, why in passed.items():
-            self.say_once(f"passed:{path}", f"Seen, not watched: {path}: {why}")
+            self.say_once(f"passed:{path}", Event.CHECKPOINT_NOT_WATCHED, f"Seen, not watched: {path}: {why}")
         if self._scanner.left_out:
             passed = {**passed, root: self._scanner.left_out}
-            self.say_once(f"left-out:{root}", f"Not everything is watched: {self._scanner.left_out}")
+            self.say_once(f"left-out:{root}", Event.WATCH_BOUNDED, f"Not everything is watched: {self._scanner.left_out}")
         else:
             self.unsay(f"left-out:{root}")
         self._refused = {path: why for path, why in self._refused.items() if path in found or root not in path.parents}
@@ -182,7 +185,7 @@ class Tracker:
     def look(self, path: Path, now: float) -> None:
         """Look at one directory: has it come to rest, is it whole, and is it to be taken."""
         if not _is_text(str(path)):
-            self.say_once(f"name:{path!r}", f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
+            self.say_once(f"name:{path!r}", Event.CHECKPOINT_NAME, f"The name {str(path)!r} is not UTF-8; rename it to have it exported")
             self._settler.forget(str(path))
             return
         try:
@@ -200,7 +203,14 @@ class Tracker:
         except OSError as error:
             self._say_unreadable(path, closed(path), error)
             self._settler.forget(str(path))
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        except MemoryError:
+            self._say_unreadable(path, None, _no_memory())
+            self._settler.forget(str(path))
+        except CkptdError as error:
+            if error.fault.code in OF_ALL:
+                raise
+            self._not_taken(path, error.fault)
+        except Exception as error:
             self._not_understood(path, error)
 
     def _not_understood(self, path: Path, error: Exception) -> None:
@@ -210,8 +220,12 @@ class Tracker:
             code=FaultCode.UNEXPECTED, operation="look into the checkpoint", path=str(path), cause=ascii(cause)[1:-1],
             remedy="report it with the checkpoint's small JSON files; it is looked at again when it changes",
         )  # fmt: skip
+        self._not_taken(path, fault, traceback=traceback.format_exc(limit=-8))
+
+    def _not_taken(self, path: Path, fault: Fault, **more: str) -> None:
+        """Something keeps a directory from being taken: said once and listed; the next rescan tries again."""
         if self._refused.get(path) != _why(fault):
-            log.error(fault.sentence(), path=str(path), code=fault.code, traceback=traceback.format_exc(limit=-8))
+            log.error(fault.sentence(), event_id=Event.CHECKPOINT_NOT_UNDERSTOOD, path=str(path), code=fault.code, **more)
             self._refused = {**self._refused, path: _why(fault)}
         self._forget(path)
 
@@ -221,9 +235,10 @@ class Tracker:
         if (fault := closed(path)) is not None:
             self._say_unreadable(path, fault)
             return  # the next rescan tries again
-        self._open(path)
         found = inspect(path)
-        self._refused = {other: why for other, why in self._refused.items() if other != path}
+        self._open(path)
+        if not found.complete:
+            self._unlist(path)
         if not found.complete and is_run_alone(found):
             self._runs.add(path)
             self.incomplete.pop(path, None)
@@ -233,7 +248,9 @@ class Tracker:
             self._note_incomplete(root, found, seen, now)
             return
         if found.refusal is not None:
-            log.warning(found.refusal.sentence(), path=str(path), layout=found.layout, code=found.refusal.code)
+            log.warning(
+                found.refusal.sentence(), event_id=Event.CHECKPOINT_REFUSED, path=str(path), layout=found.layout, code=found.refusal.code
+            )
             self._refused = {**self._refused, path: _why(found.refusal)}
             self._intake.journal.sightings.remember(str(path), digest_of_fingerprint(seen), "skipped")
             self._forget(path)
@@ -251,22 +268,29 @@ class Tracker:
         except Moved:
             self._settler.hint(str(path), now)
             return
-        except (OSError, Retryable) as error:
+        except (OSError, Retryable, MemoryError) as error:
+            if isinstance(error, MemoryError):
+                error = _no_memory()
             fault = (error if isinstance(error, Retryable) else from_oserror(error, "pin the checkpoint", str(self._intake.pins))).fault
             self._unpinned = {**self._unpinned, path: _why(fault)}
             self.refused(fault)
-            self.say_once(f"pin:{path}:{fault.code}", fault.sentence())
+            self.say_once(f"pin:{path}:{fault.code}", Event.CHECKPOINT_NOT_PINNED, fault.sentence())
             return  # the next rescan tries again
+        self._unlist(path)
         self._forget(path)
         if job:
             self._taken()
+
+    def _unlist(self, path: Path) -> None:
+        """What kept a directory from being taken does so no longer."""
+        self._refused = {other: why for other, why in self._refused.items() if other != path}
 
     def _note_incomplete(self, root: Path, found: Inspection, seen: Fingerprint, now: float) -> None:
         path = found.path
         entry = self.incomplete.get(path)
         if entry is None or entry.missing != found.missing:
             entry = self.incomplete[path] = Incomplete(found.missing, entry.since if entry else now)
-            log.debug("quiet, but not complete", path=str(path), missing=list(found.missing))
+            log.debug("quiet, but not complete", event_id=Event.CHECKPOINT_QUIET, path=str(path), missing=list(found.missing))
         if entry.reported or now - entry.since < self._settings.stale_seconds:
             return
         entry.reported = True
@@ -275,8 +299,13 @@ class Tracker:
             if self._intake.take_damaged(root, found, seen):
                 self._taken()
         else:
-            log.warning("a checkpoint has been incomplete for long", path=str(path), missing=list(found.missing),
-                        since_seconds=round(now - entry.since))  # fmt: skip
+            log.warning(
+                "a checkpoint has been incomplete for long",
+                event_id=Event.CHECKPOINT_INCOMPLETE,
+                path=str(path),
+                missing=list(found.missing),
+                since_seconds=round(now - entry.since),
+            )
 
     def _note_sighting(self, path: Path, now: float) -> None:
         told = wall_clock()
@@ -290,7 +319,7 @@ class Tracker:
         lived = round(now - entry.since, 3)
         log.warning(
             f"The checkpoint {path} was deleted before it could be pinned: first seen {entry.first}, last seen {entry.last}, "
-            f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds",
+            f"lived {lived:.1f} s; raise save_total_limit or lower watch.settle_seconds", event_id=Event.CHECKPOINT_LOST,
             path=str(path), code=FaultCode.CHECKPOINT_LOST,
         )  # fmt: skip
         self._intake.journal.sightings.add_lost(str(path), entry.first, entry.last, lived)
@@ -307,13 +336,12 @@ class Tracker:
 
     def _note_closed(self, root: Path, found: Collection[Path], errors: Sequence[OSError]) -> None:
         """Remember which directories a scan could not list; what can be read again, or is gone, is listed no longer."""
-        said = {}
+        said = set[Path]()
         for error in errors:
             path = Path(os.fsdecode(error.filename or root))
             fault = closed_directory(path)
             self._say_unreadable(path, fault, error)
-            if fault is not None:
-                said[path] = fault
+            said.add(path)
         for path in [path for path in self.unreadable if path not in said and path not in found and (path == root or root in path.parents)]:
             self._open(path)
 
@@ -330,12 +358,14 @@ class Tracker:
         """List a directory that can't be read, and say it once; what no right is lacking for is an error of the disk."""
         if fault is None:
             why = error.strerror if error else ""
-            self.say_once(f"read:{path}", f"Cannot read {path} ({why}); it is passed over until that changes")
+            self.say_once(f"read:{path}", Event.CHECKPOINT_UNREADABLE, f"Cannot read {path} ({why}); it is passed over until that changes")
+            if error is not None and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                self.unreadable = {**self.unreadable, path: from_oserror(error, "read the checkpoint", str(path)).fault}
             return
         if self.unreadable.get(path) != fault:
             # One sentence a run: a training that ends with fifty such checkpoints has one cause.
             known = any(run_of(other) == run_of(path) and other != path for other in self.unreadable)
-            (log.debug if known else log.warning)(fault.sentence(), path=str(path), code=fault.code)
+            (log.debug if known else log.warning)(fault.sentence(), event_id=Event.CHECKPOINT_UNREADABLE, path=str(path), code=fault.code)
         self.unreadable = {**self.unreadable, path: fault}
 
     def _open(self, path: Path) -> None:
@@ -344,11 +374,11 @@ class Tracker:
         if path in self.unreadable:
             self.unreadable = {other: why for other, why in self.unreadable.items() if other != path}
 
-    def say_once(self, key: str, message: str) -> None:
+    def say_once(self, key: str, event_id: Event, message: str) -> None:
         """Log a warning unless the same `key` has been said already."""
         if key not in self._said:
             self._said.add(key)
-            log.warning(message)
+            log.warning(message, event_id=event_id)
 
     def unsay(self, key: str) -> None:
         """The cause of a warning is gone: say it again when it comes back."""
@@ -379,6 +409,10 @@ def _state_of(path: Path) -> int | None:
 
 def _row(name: str, status: os.stat_result) -> tuple[str, int, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _no_memory() -> OSError:
+    return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
 
 def _why(refusal: Fault) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from daemon.config.settings import Settings
+from daemon.contract.events import Event
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised
 from daemon.watching.inotify import Hint, Hints, Kind
@@ -150,7 +151,7 @@ class Watcher:
         reason = self._observers.why_unsound()
         self._check_at = now + CHECK_SECONDS
         if reason is not None:
-            log.warning("everything is watched afresh and looked at", because=reason)
+            log.warning("everything is watched afresh and looked at", event_id=Event.WATCH_AFRESH, because=reason)
             self._observers.renew()
             self._rescan_at = now
 
@@ -178,8 +179,12 @@ class Watcher:
             if self._observers.roots[root] is None and self.tracker.is_closed(root):
                 continue
             if self._observers.roots[root] is None:
-                self.tracker.say_once(f"root:{root}", f"The watched root {root} does not exist yet; it is taken up as soon as it does. "
-                                      "If the path is wrong, correct watch.roots.")  # fmt: skip
+                self.tracker.say_once(
+                    f"root:{root}",
+                    Event.ROOT_MISSING,
+                    f"The watched root {root} does not exist yet; it is taken up as soon as it does. "
+                    "If the path is wrong, correct watch.roots.",
+                )
                 continue
             self.tracker.unsay(f"root:{root}")
             self.tracker.scan(root, now)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 
-from handlers.adapter.base import FILE, BaseName
+from handlers.adapter.base import FILE
 from handlers.merge.adapters.adapter import Adapter
+from handlers.models.hub import BaseName, License
+from handlers.report.readme import front_matter, license_keys, tag
 
 
-def text(adapter: Adapter, base: BaseName, digest: str, unsuited: Mapping[str, Sequence[str]]) -> str:
-    """The card; `unsuited` as `servers.unsuited` gives it."""
-    head = ["library_name: peft", *([f"base_model: {json.dumps(base.name)}"] if base.name and not base.local else [])]
+def text(
+    adapter: Adapter, base: BaseName, digest: str, unsuited: Mapping[str, Sequence[str]], task: str | None, license_: License | None
+) -> str:
+    """The card; `unsuited` as `servers.unsuited` gives it, `task` as hubs name it, the license the base's."""
+    head = {
+        "base_model": base.repository,
+        "base_model_relation": "adapter" if base.repository else None,
+        "library_name": "peft",
+        "pipeline_tag": task,
+        **license_keys(*((license_.license, license_.license_name, license_.license_link) if license_ else (None, None, None))),
+        "tags": ["ckptd", "peft", tag(adapter.method)],
+    }
+    name = PurePosixPath(base.name).name if base.name and base.local else base.name
     lines = [
-        "---", *head, "---", "",
+        f"{front_matter(head)}",
         f"{_code(adapter.method)} adapter alone, without its base. It was loaded over the base by PEFT and compared with the model that was"
         " trained before it was published.", "",
-        f"- Base: {_code(base.name or 'unknown')}" + (f", commit {_code(base.commit)}" if base.commit else ""),
+        f"- Base: {_code(name or 'unknown')}" + (f", commit {_code(base.commit)}" if base.commit else ""),
         f"- Digest of the base's weights: {_code(digest)} ({_code(FILE)} says of what)",
     ]  # fmt: skip
     if unsuited:

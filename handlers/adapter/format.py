@@ -20,7 +20,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "pytorch-adapter", "handlers.adapter.stage:run", 1,
+            "pytorch-adapter", "handlers.adapter.stage:run", 2,
             about="the adapter alone as safetensors, its base named by name and digest",
             needs=("merge",), heavy=False, threads=1, memory_fixed=900 * MIB, disk_fixed=64 * MIB, disk_stored=0.1,
             settings=("merge.base",), libraries=("torch", "peft", "safetensors"),
@@ -29,6 +29,8 @@ FORMAT = Format(
             thresholds=Thresholds(agreement=0.999, kl=1e-5, error=1e-3),
             traits=frozenset({"cache", "padding"}),
             usage=Path(__file__).with_name("usage.md"),
+            library="peft",
+            deploys="over its base",
         ),
     ),
     families={

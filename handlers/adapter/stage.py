@@ -21,6 +21,7 @@ from handlers.adapter import base, card, config, servers, weights
 from handlers.child.progress import Reporter, StageOutput
 from handlers.merge.adapters.adapter import Adapter, read_adapter
 from handlers.merge.weights.base_digest import base_digest
+from handlers.models import hub
 from handlers.models.files import TOKENIZER, TokenizerCopy, copy_tokenizer
 from handlers.models.folder import ModelFolder
 from handlers.models.tasks import task_of_config
@@ -57,7 +58,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reporter.progress(0.4, "copying tokenizer and chat template")
     copied = _own_tokenizer(pin, Path(context.base), staging)
     reporter.progress(0.5, "naming the base")
-    named = base.name_of(adapter.config.get("base_model_name_or_path"), Path(context.base))
+    named = hub.name_of(adapter.config.get("base_model_name_or_path"), Path(context.base))
     digest = base_digest(model, Path(context.cache), _alive(reporter))
     told = base.written(named, adapter.config, digest, taken(context))
     _write(staging / base.FILE, told)
@@ -65,8 +66,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     published = config.cleaned(adapter.config, named.name)
     _write(staging / "adapter_config.json", published)
     task = task_of_config(merged.config)
+    license_ = hub.license_of(Path(context.base), named.repository)
     unsuited = servers.unsuited(adapter, task.kind if task else None)
-    write_atomic(staging / "README.md", card.text(adapter, named, digest, unsuited))
+    write_atomic(staging / "README.md", card.text(adapter, named, digest, unsuited, task.name if task else None, license_))
     output = StageOutput(
         figures={
             "weight_bytes": size,

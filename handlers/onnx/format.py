@@ -43,7 +43,7 @@ FORMAT = Format(
             libraries=("torch", "transformers", "tokenizers", "sentencepiece", "onnx", "onnxscript", "onnxslim", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
             "onnx-int8", "handlers.onnx.quantize.int8:run", 2, arithmetic="integers",
@@ -52,7 +52,7 @@ FORMAT = Format(
             form_of="onnx", level="int8", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=1.0, padding=1.0, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
             "onnx-fp16", "handlers.onnx.quantize.fp16:run", 1, arithmetic="half",
@@ -61,7 +61,7 @@ FORMAT = Format(
             form_of="onnx", level="fp16", fallback="onnx",
             limits=Limits("onnx", cache=0.02, padding=0.02, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
             "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 2, arithmetic="integers",
@@ -71,7 +71,7 @@ FORMAT = Format(
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
             "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 2, arithmetic="blocks",
@@ -80,7 +80,7 @@ FORMAT = Format(
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=1.5),
             thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
             "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 2, arithmetic="blocks",
@@ -90,7 +90,7 @@ FORMAT = Format(
             form_of="onnx", level="int4", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx",
         ),
     ),
     families={

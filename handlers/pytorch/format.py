@@ -20,6 +20,7 @@ FORMAT = Format(
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=frozenset({"merged", "tokenizer"}),
             usage=Path(__file__).with_name("usage.md"),
+            library="transformers",
         ),
     ),
     families={

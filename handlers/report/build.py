@@ -1,13 +1,14 @@
 """From the journal's facts to the report. Called by `handlers.report.stage`.
 
 Every figure may be missing: the report also has to be written when the merge failed and nothing exists. It reads
-facts and the machine, never the artifacts themselves.
+facts, the machine and the license that the base names, never the artifacts themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -26,10 +27,10 @@ from daemon.contract.jobs.figures import (
 from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
-from handlers.report import headline, machine
-from handlers.report.blindness import blindness
+from handlers.models import hub
+from handlers.report import headline, machine, samples
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Report, Stage, Warned
-from handlers.report.not_verified import not_verified
+from handlers.report.not_verified import blindness, not_verified
 from handlers.report.sanitize import clean
 
 MOST_NAMES = 8
@@ -52,9 +53,10 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     moment = now or datetime.now(UTC)
     checks = verdicts.judge(facts)
     status = verdicts.status_that_follows(facts)
-    faults = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != context.stage]
+    faults = _faults(facts, context.stage)
     merge, found = stage_figures(facts, "merge", MergeFigures), stage_figures(facts, "reference", ReferenceFigures) or ReferenceFigures()
     base = _base(facts, context.base, merge)
+    artifacts = tuple(_artifact(check, facts, base.size_bytes) for check in checks)
     report = Report.model_construct(
         export_id=facts.export_id,
         status=status,
@@ -74,7 +76,8 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         checked_on=verdicts.checked_on(facts),
         bases=_as_written(facts, "bases"),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
-        artifacts=tuple(_artifact(check, facts, base.size_bytes) for check in checks),
+        samples=samples.collect(found, artifacts),
+        artifacts=artifacts,
         failures=_failures(facts, checks, faults),
         not_verified=not_verified(facts, checks),
         warnings=_warnings(facts, found.reference),
@@ -82,7 +85,8 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     notes: list[str] = []
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
-    return Report.model_validate(plain)
+    cleaned = Report.model_validate(plain)
+    return cleaned.model_copy(update={"recommendation": headline.recommend(cleaned)})
 
 
 def _as_written(facts: JobFacts, name: str) -> Json:
@@ -98,10 +102,18 @@ def _checkpoint(reference: CheckpointRef) -> Checkpoint:
 
 
 def _base(facts: JobFacts, folder: str | None, merge: MergeFigures | None) -> Base:
+    place = facts.base or folder
+    repository = hub.name_of(facts.checkpoint.base_name, Path(place or "")).repository
+    # Only where the merge has read the base: of one that can't be read, or that does not answer, a report is written all the same.
+    found = hub.license_of(Path(place), repository) if place and merge else None
     return Base(
         name=facts.checkpoint.base_name,
         revision=facts.checkpoint.base_revision,
-        folder=facts.base or folder,
+        folder=place,
+        repository=repository,
+        license=found.license if found else None,
+        license_name=found.license_name if found else None,
+        license_link=found.license_link if found else None,
         digest=merge.base_digest if merge else None,
         size_bytes=merge.base_bytes if merge else None,
         parameters=merge.parameters if merge else None,
@@ -168,6 +180,7 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
         published=published,
         reasons=check.reasons,
         remedy=check.remedy,
+        failed_stage=_failed_stage(check, facts) if check.verdict is not Verdict.PASSED else None,
         folder=check.variant if published else None,
         files=stage.result.files if made and stage and stage.result else (),
         size_bytes=size,
@@ -176,6 +189,23 @@ def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> 
         limits=limits.model_dump() if limits else {},
         figures=check.figures,
     )
+
+
+def _faults(facts: JobFacts, own: str) -> list[tuple[str, Fault]]:
+    """Stages that failed, in plan order, without `own`. One that was skipped since another failed did not fail itself."""
+    found = [(stage.name, fault) for stage in facts.stages if (fault := verdicts.fault_of(stage)) and stage.name != own]
+    return [(name, fault) for name, fault in found if fault.code != FaultCode.SKIPPED] or found
+
+
+def _failed_stage(check: ArtifactCheck, facts: JobFacts) -> str | None:
+    """The stage that failed, so that the artifact was not made or not checked. One that was skipped for want of another is not it."""
+    stages = {stage.name: stage for stage in facts.stages}
+    made = verdicts.was_made(stages.get(check.variant))
+    checked = verdicts.checking_stage(check.variant, stages)
+    if made and (check.verdict is not Verdict.UNVERIFIED or checked is None or not verdicts.fault_of(checked)):
+        return None
+    found = verdicts.culprit(checked.name if made and checked else check.variant, stages)
+    return found[0] if found else None
 
 
 def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[tuple[str, Fault]]) -> tuple[Failure, ...]:
@@ -190,6 +220,7 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
             sentence=_what_failed(fault),
             remedy=fault.remedy,
             code=fault.code,
+            cause=fault.cause,
             log=logs[name],
             details=fault.details,
         )
@@ -215,6 +246,7 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
                 sentence=f"The artifact {check.variant} {said}: {reasons}.",
                 remedy=check.remedy or verdicts.GENERAL_REMEDY,
                 code=code,
+                cause=reasons,
                 log=logs.get(source),
                 details=None,
             )

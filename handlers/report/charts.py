@@ -113,7 +113,7 @@ def speed_bars(report: Report) -> tuple[Bar, ...]:
     return tuple(
         Bar(
             label=artifact.variant,
-            text=f"{units.number(own)} tokens/s{_over(artifact, own, peer)}",
+            text=f"{units.number(own)}{_over(artifact, own, peer)}",
             width=_share(own, largest),
             kind=artifact.verdict.value,
             beside=None if peer is None else _share(peer, largest),

@@ -6,7 +6,7 @@ that comes from outside is escaped by the engine, and a content security policy 
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from daemon.contract.values import Json
-from handlers.report import charts, units
-from handlers.report.model import Report
+from handlers.report import charts, headline, samples, units
+from handlers.report.model import Failure, Report
+from handlers.report.usage import word
 
 
 @cache
@@ -29,11 +30,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(
-        bytes=units.size, duration=units.duration, number=units.number, percent=units.percent, times=units.times, moment=units.moment,
-        shown=shown, flat=_flat,
-    )  # fmt: skip
-    made.globals.update(count=units.count, divided=_divided)
+    made.filters.update(units.FILTERS, flat=_flat, word=word)
+    made.globals.update(count=units.count, cells=samples.cells, prompt_shown=samples.prompt_shown)
     return made
 
 
@@ -41,6 +39,9 @@ def render(report: Report) -> str:
     """The page of a report. Raises nothing for missing figures: they are shown as "–" or left out."""
     return environment().get_template("report.html").render(
         report=report,
+        title=headline.title_line(report),
+        failures=roots(report),
+        gaps=gaps(report),
         sizes=charts.size_bars(report),
         speeds=charts.speed_bars(report),
         distances=charts.limit_rows(report),
@@ -50,15 +51,44 @@ def render(report: Report) -> str:
     )  # fmt: skip
 
 
-def shown(value: Any) -> str:
-    """Any JSON value as one short text."""
-    if value is None:
-        return units.NOTHING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if units.is_number(value):
-        return units.number(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+@dataclass(frozen=True)
+class Root:
+    """One cause, with everything that failed for it."""
+
+    names: tuple[str, ...]
+    """The stages, or the artifacts that were found wrong."""
+    first: Failure
+    also: tuple[str, ...]
+    """The other failures' sentences, without the cause."""
+
+
+def roots(report: Report) -> tuple[Root, ...]:
+    """The failures by their root: same code, same cause, same remedy."""
+    grouped: dict[tuple[str, str, str], list[Failure]] = {}
+    for failure in report.failures:
+        grouped.setdefault((failure.code, failure.cause or failure.sentence, failure.remedy), []).append(failure)
+    return tuple(
+        Root(
+            names=tuple(dict.fromkeys(one.variant or one.source for one in found)),
+            first=found[0],
+            also=tuple(dict.fromkeys(_without_cause(one) for one in found[1:] if one.sentence != found[0].sentence)),
+        )
+        for found in grouped.values()
+    )
+
+
+def _without_cause(failure: Failure) -> str:
+    return f"{failure.sentence.removesuffix('.').removesuffix(failure.cause.removesuffix('.')).rstrip().rstrip(':')}."
+
+
+def gaps(report: Report) -> dict[str, list[str]]:
+    """What was not verified, by the reason; a failure that has an entry of its own is only named."""
+    said = {"; ".join(one.reasons): one.failed_stage for one in report.artifacts if one.failed_stage}
+    found: dict[str, list[str]] = {}
+    for gap in report.not_verified:
+        why = f"{said[gap.why]} failed, see above" if gap.why in said else gap.why
+        found.setdefault(why, []).append(gap.what)
+    return found
 
 
 def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:
@@ -68,13 +98,3 @@ def _flat(value: Json, prefix: str = "") -> list[tuple[str, Any]]:
         dotted = f"{prefix}{name}"
         rows += _flat(item, f"{dotted}.") if isinstance(item, dict) and item else [(dotted, item)]
     return rows
-
-
-def _divided(reference: str, text: str) -> tuple[str, str, str]:
-    """(what both texts begin with, the rest of `text`, the rest of `reference`)."""
-    common = 0
-    for one, other in zip(reference, text, strict=False):
-        if one != other:
-            break
-        common += 1
-    return text[:common], text[common:], reference[common:]

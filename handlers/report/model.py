@@ -83,6 +83,14 @@ class Base(ReportPart):
     """Number of parameters."""
     dtype: str | None
     """Data type in which the weights are stored."""
+    repository: str | None = None
+    """Name by which a model hub knows it; null where it is known by a folder alone."""
+    license: str | None = None
+    """License that its own README.md or config.json names, as model cards do, for example `apache-2.0`."""
+    license_name: str | None = None
+    """Name of a license that is `other`."""
+    license_link: str | None = None
+    """Address of a license that is `other`."""
 
 
 class Machine(ReportPart):
@@ -167,6 +175,8 @@ class Artifact(ReportPart):
     """Why it failed or could not be verified; empty when it passed."""
     remedy: str | None
     """What to do about it."""
+    failed_stage: str | None = None
+    """Stage whose failure kept it from being made or checked; its entry among the failures says why. Null where there is none."""
     folder: str | None
     """Folder relative to the export's; null when it is not published."""
     files: tuple[FileEntry, ...]
@@ -186,6 +196,52 @@ class Artifact(ReportPart):
     def measured(self) -> ArtifactFigures:
         """`figures`, typed; without those of another kind than is expected."""
         return figures_of(self.figures, ArtifactFigures) or ArtifactFigures()
+
+
+class Sample(ReportPart):
+    """One of the check's first prompts, with what each model writes after it."""
+
+    prompt: str
+    """The prompt."""
+    base: str | None
+    """The base without the fine-tuning; null for a full fine-tune, and where the base has no head for the task."""
+    live: str | None
+    """The live model that artifacts were compared with."""
+    artifacts: dict[str, str | None]
+    """Variant → what it writes; null where its tokenizer can't be used."""
+
+
+Preference = Literal["fastest", "smallest", "nearest"]
+
+
+class Choice(ReportPart):
+    """An artifact that may be deployed, and how."""
+
+    preference: Preference
+    """What it is among those that passed: `nearest` has the smallest divergence from the live model."""
+    variant: str
+    """The artifact."""
+    sentence: str
+    """What speaks for it, as far as it was measured."""
+    install: str | None
+    """Command that installs what it needs, in the versions that the check ran with; null where its format does not say."""
+    run: str | None
+    """Code that runs it from the export's folder; null where its format does not say."""
+    language: str | None
+    """`sh` or `python`: what `run` is written in."""
+
+
+class Recommendation(ReportPart):
+    """What to deploy. Only what passed its check is ever named."""
+
+    sentence: str
+    """The recommendation in one line, or why there is none."""
+    rule: str
+    """How it was chosen; empty where nothing was."""
+    best: Choice | None
+    """What to deploy; null where nothing that could be put to use passed."""
+    others: tuple[Choice, ...] = ()
+    """The smallest and the nearest, where they are others."""
 
 
 class Warned(ReportPart):
@@ -219,6 +275,8 @@ class Failure(ReportPart):
     """What to do about it."""
     code: str
     """Stable name for programs, for example `base-not-found`."""
+    cause: str = ""
+    """The cause alone, as a clause: failures with the same code, cause and remedy have one root."""
     log: str | None
     """Log file of the last attempt."""
     details: str | None
@@ -236,6 +294,8 @@ class Report(ReportPart):
     """`succeeded`: every variant asked for passed; `failed`: none is published; `partial`: all between."""
     verdict: str
     """The status in one line for people."""
+    recommendation: Recommendation = Recommendation(sentence="", rule="", best=None)
+    """What to deploy and how; reports of earlier versions have an empty sentence."""
     created: str
     """When the checkpoint's export was queued."""
     started: str | None
@@ -264,6 +324,8 @@ class Report(ReportPart):
     """The processor that validation ran on: `architecture`, `vendor`, `model`, `features`."""
     bases: Json
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
+    samples: tuple[Sample, ...] = ()
+    """What base, live model and artifacts write after the check's first prompts."""
     stages: tuple[Stage, ...]
     """Stages in the order of the plan."""
     artifacts: tuple[Artifact, ...]

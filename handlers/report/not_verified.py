@@ -1,14 +1,15 @@
-"""What was not verified: the report's list of gaps. Pure; called by `handlers.report.build`.
+"""What was not verified, and what the verification can't show: the report's list of gaps, and of thresholds without force. Pure.
 
-A check that is absent must not look like a check that passed, so each one that validation may leave out is looked
-for by the figure that it would have given.
+Called by `handlers.report.build`. A check that is absent must not look like a check that passed, so each one that validation may leave out
+is looked for by the figure that it would have given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.jobs.figures import ArtifactFigures, Likeness, figures_of
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.verdicts import was_made
@@ -45,3 +46,30 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
         else:
             why = "validation reports no figure for it"
         yield NotVerified(what=f"{check.variant}: {what}", why=why)
+
+
+def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:
+    """The warning where the bare base meets limits as well. `adapter`: the bare base beside base + adapter; None for a full fine-tune."""
+    if adapter is None:
+        return None
+    blind = [name for name in variants if name in thresholds and _meets(adapter, thresholds[name])]
+    if not blind:
+        return None
+    parts = (
+        (adapter.kl, "divergence {:.3g} nats"),
+        (adapter.agreement, "agreement {:.3g}"),
+        (adapter.error_max, "largest error {:.3g} deviations"),
+    )
+    effect = ", ".join([text.format(value) for value, text in parts if value is not None][:2])
+    return (
+        f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
+        f" {', '.join(blind)} too: for these, passing does not prove the merge."
+    )
+
+
+def _meets(adapter: Likeness, limits: Thresholds) -> bool:
+    """Whether figures meet thresholds; one that a task doesn't have decides nothing."""
+    agreement, kl, error = adapter.agreement, adapter.kl, adapter.error_max
+    if error is None:
+        return False
+    return (agreement is None or agreement >= limits.agreement) and (kl is None or kl <= limits.kl) and error <= limits.error

@@ -1,89 +1,128 @@
-"""`README.md` of an export: what it is and how to run each artifact. Called by `handlers.report.stage`.
+"""`README.md` of an export: a model card that says what it is, what to deploy, and how each artifact is run.
 
-The template is readme.md; how each artifact is run says the usage text of its format's declaration. Code blocks run as they stand from the
-export's folder, and the tests run them. What comes from outside is escaped for Markdown, or written as a Python literal inside a block.
+Called by `handlers.report.stage`, and by the stage `pytorch-adapter` for the metadata of its folder. The template is readme.md. By the
+metadata hubs list a model: base, library, task, license, what the check measured. Nothing is claimed that is not known, and nothing names a
+folder of this box. The keys are those of the Hugging Face Hub's model cards, and a test reads each card by huggingface_hub.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
-from daemon.contract.jobs.plan import find_variant
-from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import html
-from handlers.report.model import Report
+import yaml
 
-PROMPT = "def main():"
-QUESTION = "How are you?"
-_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
+from daemon.contract.formats.declaration import Variant
+from daemon.contract.jobs.plan import find_variant
+from daemon.contract.values import Json
+from handlers.models.tasks import BY_NAME as TASKS
+from handlers.report import headline, html
+from handlers.report.model import Artifact, Report
+from handlers.report.units import is_number
+from handlers.report.usage import Usage
+
+_SENTENCES = "modules.json"
+"""The file by which sentence-transformers knows its folders."""
+_METRICS = (("agreement", "agreement with the live model"), ("kl", "KL divergence from the live model, nats"))
 
 
 def render(report: Report) -> str:
     """The README of a report, in GitHub's Markdown."""
-    made = html.environment()
-    task = TASKS.get(report.task or "") or TASKS["text-generation"]
-    facts = {
-        "prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
-        "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": QUESTION,
-        "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
-    }  # fmt: skip
-    files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
-    figures = {stage.name: stage.figures for stage in report.stages}
-
-    def usage(name: str) -> str:
-        """How a variant is run, by its format's own words."""
-        variant = find_variant(name)
-        if variant is None or variant.usage is None:
-            return "Its format does not say how it is run."
-        about = variant.about[:1].upper() + variant.about[1:]
-        try:
-            template = made.overlay(autoescape=False).from_string(variant.usage.read_text(encoding="utf-8"))
-            told = {"files": files.get(name, frozenset()), "figures": figures.get(name, {})}
-            return template.render(variant=name, about=about, **told, **facts).strip()
-        except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
-            return f"Its format's own words can't be shown: {escape(f'{type(error).__name__}: {error}')}"
-
-    made.filters.update(md=escape, literal=literal, word=word, usage=usage)
-    return made.get_template("readme.md").render(report=report)
+    usage = Usage(report)
+    made = html.environment().overlay()
+    made.filters = made.filters | {"md": usage.prose, "usage": usage.text, "last": lambda path: PurePosixPath(path).name}
+    return made.get_template("readme.md").render(
+        report=report,
+        title=headline.title_line(report),
+        failures=html.roots(report),
+        gaps=html.gaps(report),
+        metadata=metadata(report),
+        based=_base_in_words(report),
+    )
 
 
-def escape(value: Any) -> str:
-    """`value` as one line of Markdown text without markup, links or HTML."""
-    text = " ".join(html.shown(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", text).replace("://", ":&#47;&#47;")
+def front_matter(keys: Mapping[str, Any]) -> str:
+    """The block that begins a card, its last line included; values that are None or empty are left out."""
+    given = {key: value for key, value in keys.items() if value not in (None, "", [], {})}
+    return f"---\n{yaml.safe_dump(given, sort_keys=False, allow_unicode=True, width=1 << 20)}---\n"
 
 
-def literal(text: str) -> str:
-    """`text` as an ASCII Python literal that cannot end the code block around it."""
-    return ascii(text).replace("`", "\\x60")
+def license_keys(license_: str | None, name: str | None, link: str | None) -> Json:
+    """The keys of a license; the last two belong to `other` alone."""
+    return {"license": license_, "license_name": name, "license_link": link}
 
 
-def word(text: str) -> str:
-    """`text`, which fits into one line of a code block, as one word of a shell's command line."""
-    return shlex.quote(text)
+def _pipeline_tag(task: str | None, sentence: bool) -> str | None:
+    """The task as hubs name it; a model of vectors for texts is there for their similarity."""
+    return "sentence-similarity" if sentence else task if task in TASKS else None
 
 
-def _said(report: Report, figure: str) -> Any:
-    """A figure of the stages that make artifacts, which are all made of one checkpoint; None where none gave it."""
-    return next((stage.figures[figure] for stage in report.stages if stage.figures.get(figure) is not None), None)
+def metadata(report: Report) -> str:
+    """The metadata of an export's README, as the block that begins it."""
+    published = [(artifact, variant) for artifact in report.published if (variant := find_variant(artifact.variant))]
+    sentence = any(_is_sentence(artifact) for artifact, _ in published)
+    alone = bool(published) and all(variant.deploys == "over its base" for _, variant in published)
+    base = report.base
+    return front_matter({
+        "base_model": base.repository,
+        "base_model_relation": ("adapter" if alone else "finetune") if base.repository else None,
+        "library_name": _library(published),
+        "pipeline_tag": _pipeline_tag(report.task, sentence),
+        **license_keys(base.license, base.license_name, base.license_link),
+        "tags": list(dict.fromkeys(_tags(report, [variant for _, variant in published]))),
+        "model-index": list(_model_index(report)),
+    })  # fmt: skip
 
 
-def _transformers(minimum: Any, why: Any) -> str:
-    """Which releases of transformers read the folder, as far as anybody tried; plain text from a stage of ours, escaped all the same."""
-    if isinstance(why, str):
-        return f" ({escape(minimum)} or newer: {escape(why)})"
-    if isinstance(minimum, str):
-        return f" ({escape(minimum)} or newer)"
-    return " (made and checked with transformers 5; no older one was tried)"
+def _base_in_words(report: Report) -> str:
+    """The base for people who have not this box."""
+    base = report.base
+    if base.repository:
+        return base.repository
+    if base.name is None and base.folder is None:
+        return "none: a full fine-tune"
+    return f"{PurePosixPath(base.name or base.folder or '').name}, a folder of the machine that trained it"
 
 
-def _prompt(report: Report) -> str:
-    """The first line of validation's own sample that can stand in every example, a shell's command too; a prompt of ours without one.
+def _is_sentence(artifact: Artifact) -> bool:
+    return any(file.path == _SENTENCES for file in artifact.files)
 
-    One prompt for all: whoever runs the examples of two artifacts sees whether they agree.
-    """
-    samples = (artifact.measured.sample for artifact in report.artifacts)
-    lines = (line for sample in samples if sample and sample.prompt for line in sample.prompt.splitlines())
-    return next((line for line in lines if line.strip() and line.isprintable() and "`" not in line), PROMPT)
+
+def _library(published: Iterable[tuple[Artifact, Variant]]) -> str | None:
+    """The library of the first artifact that names one, in plan order."""
+    for artifact, variant in published:
+        if variant.library:
+            return "sentence-transformers" if variant.library == "transformers" and _is_sentence(artifact) else variant.library
+    return None
+
+
+def _tags(report: Report, variants: Iterable[Variant]) -> Iterator[str]:
+    yield "ckptd"
+    if report.base.name or report.base.folder:
+        yield tag(report.checkpoint.method)
+    for variant in variants:
+        yield from (tag(name) for name in (variant.library, "onnx" if "onnx" in variant.traits else "", variant.level or "") if name)
+
+
+def tag(name: str) -> str:
+    """A name as hubs write tags."""
+    return re.sub(r"[^a-z0-9.+-]+", "-", name.lower()).strip("-")
+
+
+def _model_index(report: Report) -> Iterator[Json]:
+    """What the check measured, as hubs list results; nothing where the task or a figure is not known."""
+    if report.task not in TASKS:
+        return
+    metrics = [
+        {"type": key, "name": f"{artifact.variant}: {name}", "value": float(f"{value:.4g}")}
+        for artifact in report.published
+        for key, name in _METRICS
+        if is_number(value := getattr(artifact.measured, key)) and artifact.verdict.value == "passed"
+    ]
+    if metrics:
+        # `type` may be no repository of somebody else's: hubs make a link of it.
+        data = {"type": "ckptd-check", "name": "the prompts of the export's check"}
+        run = PurePosixPath(report.checkpoint.run).name or "model"
+        yield {"name": run, "results": [{"task": {"type": report.task}, "dataset": data, "metrics": metrics}]}

@@ -5,6 +5,7 @@ Every function takes None, or a value of another type than it expects, and gives
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
@@ -84,3 +85,18 @@ def moment(value: Any) -> str:
 def count(amount: int, noun: str) -> str:
     """ "1 artifact", "2 artifacts"."""
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def shown(value: Any) -> str:
+    """Any JSON value as one short text."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_number(value):
+        return number(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+FILTERS = {"bytes": size, "duration": duration, "number": number, "percent": percent, "times": times, "moment": moment, "shown": shown}
+"""What templates call these."""

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.jobs.figures import LiveFigures, ReferenceFigures
+from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import LiveModel, Reference, measure
+from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -33,11 +34,19 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     reference = _measured(context, reporter, texts, _subject(context))
     record.write_reference(Path(context.staging), reference)
     figures = ReferenceFigures(
-        reference=reference.figures, checked_on=record.processor(), prompts=tuple(sample.text for sample in reference.samples)
+        reference=reference.figures,
+        checked_on=record.processor(),
+        prompts=tuple(sample.text for sample in reference.samples),
+        samples=tuple(LiveSample(prompt=one.text, base=one.base, text=one.continuation) for one in _shown(reference)),
     )
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
     return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
+
+
+def _shown(reference: Reference) -> list[Sample]:
+    """What people get to see: nothing where the prompts are made-up token ids."""
+    return reference.samples[:SHOWN] if reference.readable else []
 
 
 def _subject(context: StageContext) -> ValidatedTask:

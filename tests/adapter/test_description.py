@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from handlers.adapter import card
-from handlers.adapter.base import BaseName, name_of
 from handlers.adapter.config import cleaned
 from handlers.adapter.servers import max_lora_rank, unsuited
 from handlers.merge.adapters.adapter import Adapter
 from handlers.merge.weights.base_digest import base_digest
 from handlers.models.folder import ModelFolder
+from handlers.models.hub import BaseName, name_of
 from tests.adapter.publishing import publish
 from tests.merge import helpers
 
@@ -95,8 +96,12 @@ def test_the_folder_says_which_base_it_belongs_to(pico_base: Path, tmp_path: Pat
     digest = base_digest(ModelFolder(pico_base), tmp_path / "cache", lambda count: None)
     assert (told["base_model_name_or_path"], told["revision"], told["digest"]) == ("org/pico", "v2", digest)
     assert json.loads((one.folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "org/pico"
-    text = (one.folder / "README.md").read_text()
-    assert text.startswith('---\nlibrary_name: peft\nbase_model: "org/pico"\n---\n') and digest in text
+    told = ModelCard.load(one.folder / "README.md")
+    assert told.data.to_dict() == {
+        "base_model": "org/pico", "base_model_relation": "adapter", "library_name": "peft", "pipeline_tag": "text-generation",
+        "tags": ["ckptd", "peft", "lora"],
+    }  # fmt: skip
+    assert digest in told.text
     assert one.output.warnings == []
 
 
@@ -104,7 +109,8 @@ def test_a_base_that_only_this_box_knows_is_told(pico_base: Path, tmp_path: Path
     one = publish(helpers.make_adapter(pico_base, tmp_path / "adapter"), pico_base, tmp_path / "work")
     (warning,) = one.output.warnings
     assert f"by a folder of this box ({pico_base})" in warning
-    assert "base_model:" not in (one.folder / "README.md").read_text()
+    text = (one.folder / "README.md").read_text()
+    assert "base_model:" not in text and str(pico_base.parent) not in text and pico_base.name in text
 
 
 def test_a_plain_lora_suits_all_servers() -> None:
@@ -148,5 +154,5 @@ def test_the_rank_that_vllm_must_be_started_with_is_one_that_it_takes(rank: int,
 
 
 def test_names_from_the_adapter_are_no_markup_in_the_card() -> None:
-    text = card.text(adapter_of(), BaseName("x`\n# y <b>", local=True), "0" * 64, {"vLLM": ["on <script> [a](b) `c`"]})
+    text = card.text(adapter_of(), BaseName("x`\n# y <b>", local=True), "0" * 64, {"vLLM": ["on <script> [a](b) `c`"]}, None, None)
     assert "\n# y" not in text and "<script>" not in text and "[a](b)" not in text.replace("\\[", "")

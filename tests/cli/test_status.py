@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.tables import print_status
+from daemon.cli.status import print_status
 from daemon.journal.overview import JournalCare
 from daemon.operating import live
 from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, LiveWriter, RootState, StageProgress, read_live, write_live

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 import daemon.cli
 from daemon.cli.markup import escape
 from daemon.cli.tables import artifact_table
 from daemon.contract.jobs.plan import variant_names
 
+CONTROLLED = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=60)
 WIDE = {"error_max": 4.2e-07, "agreement": 0.9746, "tokens_per_second": 142523.4, "pytorch_tokens_per_second": 25659.1}
 
 
@@ -50,6 +53,13 @@ def test_what_was_not_measured_is_a_dash() -> None:
 ])  # fmt: skip
 def test_a_name_cannot_move_the_cursor_end_a_line_or_change_colours(text: str, said: str) -> None:
     assert escape(text) == said
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_a_name_that_ends_in_backslashes_does_not_take_the_tag_after_it_for_text(count: int) -> None:
+    name = "a" + "\\" * count
+    shown = Text.from_markup(f"[red]{escape(name)}[/red]b")
+    assert shown.plain.startswith("a" + "\\" * (count // 2)) and shown.plain.endswith("b") and "[" not in shown.plain
 
 
 def test_every_verb_prints_by_the_one_way_to_the_terminal() -> None:

@@ -1,20 +1,22 @@
-"""The fill sweep: one real daemon, whose disk is full at the n-th write of a kind, for one call or until there is room again.
+"""The fill sweep: one real daemon, whose disk is full at chosen writes, for one call or until there is room again.
 
 Used by `tests/faults/test_filled_anywhere.py` and `benchmarks/faults.py`. Stages are toys; daemon, journal, child entry, pins and
-publication are the real ones. For each case a checkpoint of its own content is added, and afterwards it must be exported, once, whole, with
-the artifacts that an undisturbed export has, and with no attempt counted.
+publication are the real ones. Each export has a checkpoint of its own content and meets several points at which its disk is full
+(`tests.faults.fill_places`); afterwards it must be there once, whole, with the artifacts that an undisturbed one has, and with no attempt
+counted. While a disk stays full, `status` and a notification must say so. The draws follow from the seed, the moments do not.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import random
-import re
+import signal
 import sqlite3
+import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,38 +25,48 @@ from typing import Any
 from daemon.contract.files import sha256_file
 from daemon.operating.integrity.fsck import examine
 from daemon.publishing.verification import exports_below
-from tests.faults.layer import Faults, Rule, Seen
+from tests.faults.fill_places import KINDS, FillingDisk, Point, combs, ends, one_of_each
+from tests.faults.layer import Faults
 from tests.faults.services import FaultyService
+from tests.notify.test_delivery import Service as Post
 from tests.runner.conftest import artifacts, copied
 from tests.runner.toy_stages import SHARDS
 from tests.service import ENDED, stray_handlers
 
-KINDS = ("write", "fsync", "rename", "link", "symlink", "mkdir", "open-to-write", "truncate")
-HALVES = ("state", "exports")
-BLOCKED_SECONDS = 240.0
-"""How long after there was room again an export may take before it counts as blocked; it takes a few seconds."""
+ERRORS = (errno.ENOSPC, errno.EDQUOT)
+BLOCKED_SECONDS = 120.0
+"""How long after the last refused call an export may take before it counts as blocked; it takes a few seconds."""
 NOTICED_SECONDS = 30.0
-"""How long it may take until a disk that stays full is said; it takes at most five."""
-HOLD_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Point:
-    """The n-th call of a kind below the state or the output. `what`: the name that it worked on, without what changes from run to run."""
-
-    half: str
-    kind: str
-    nth: int
-    what: str
+"""How long it may take, on a busy box, until a disk that stays full is said by `status` and a notification, and until that is over."""
+HELD_SECONDS = 0.6
+"""How long a full disk stays full at most after it was said."""
+ONCE_TOGETHER, LASTING_TOGETHER = 24, 16
+"""Points that one export meets."""
+RESTARTED = 0.06
+"""How often the daemon is ended and started while a disk is full, of those cases that are told to no service."""
+PHASES = ("notified", "lasting", "once")
+"""Full until there is room, told to a service; the same without; full for one call."""
+ROUNDS = 3
+"""How often a point is tried that is not reached, since another one changed what is done, or a file was written less often."""
+BAD = ("lost", "twice", "half", "blocked", "counted", "ended", "unsaid", "tracebacks")
 
 
 @dataclass
 class Tally:
-    """What was tried, and what came of it. All but the first three must be 0, or empty."""
+    """What was tried, and what came of it. All of BAD must be 0, and `problems` empty."""
 
-    cases: int = 0
-    points: int = 0
-    failed_calls: int = 0
+    exports: int = 0
+    once: set[Point] = field(default_factory=set)
+    """Points at which one call was refused."""
+    lasting: set[Point] = field(default_factory=set)
+    """Points from which on all was refused until there was room."""
+    missed_once: set[Point] = field(default_factory=set)
+    missed_lasting: set[Point] = field(default_factory=set)
+    """Those that no export reached."""
+    restarts: int = 0
+    """Of the daemon, while a disk was full."""
+    refused: int = 0
+    """Calls."""
     lost: int = 0
     twice: int = 0
     half: int = 0
@@ -62,181 +74,253 @@ class Tally:
     counted: int = 0
     ended: int = 0
     unsaid: int = 0
+    tracebacks: int = 0
     problems: list[str] = field(default_factory=list)
+    said: list[float] = field(default_factory=list)
+    """Seconds from a full disk to `status` and a notification that say so."""
     seconds: list[float] = field(default_factory=list)
-    """From the moment at which there was room to the end of the export."""
+    """From the moment at which there was room for good to the end of the export."""
+    wall: float = 0.0
 
-    def add(self, other: Tally) -> None:
-        """Count another's cases too."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+    def bad(self, name: str, problem: str, count: int = 1) -> None:
+        """Count something that must not be."""
+        setattr(self, name, getattr(self, name) + count)
+        self.problems.append(f"{name}: {problem}")
+
+    def figures(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        places = {point.place for point in self.once | self.lasting | self.missed_once | self.missed_lasting}
+        kinds = sorted({place.file_kind for place in places})
+
+        def of(points: Collection[Point], kind: str) -> int:
+            return len({point.place for point in points if point.place.file_kind == kind})
+
+        return {
+            "exports": self.exports,
+            "places": len(places),
+            "filled_once": len(self.once),
+            "filled_lasting": len(self.lasting),
+            "restarts_while_full": self.restarts,
+            "refused_calls": self.refused,
+            **{name: getattr(self, name) for name in BAD},
+            "said_after_s": _spread(self.said),
+            "end_after_room_s": _spread(self.seconds),
+            "wall_s": round(self.wall),
+            "places_by_file": {
+                kind: {"all": sum(p.file_kind == kind for p in places), "once": of(self.once, kind), "lasting": of(self.lasting, kind)}
+                for kind in kinds
+            },
+            "never_filled": sorted(f"{place.kind} {place.what}" for place in places - {p.place for p in self.once | self.lasting}),
+            "not_reached": {"once": len(self.missed_once), "lasting": len(self.missed_lasting)},
+            "problems": self.problems,
+        }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values), 2), "most": round(max(values), 2)} if values else {}
 
 
 class Sweep:
-    """A daemon under the fault layer, for as many cases as wanted. A context manager; `close` checks all that is on disk."""
+    """A daemon under the fault layer, for as many exports as wanted. A context manager; `close` checks all that is on disk."""
 
-    def __init__(self, folder: Path, checkpoint: Path) -> None:
+    def __init__(self, folder: Path, checkpoint: Path, generator: random.Random, tally: Tally, *, notified: bool) -> None:
+        """`notified`: each full disk is also told to a service, for which a process is started."""
+        folder.mkdir()
+        self.tally = tally
+        self._post = Post() if notified else None
         self.service = FaultyService(folder)
-        self.service.environment |= {"TOY_SECONDS": "0.02"}
-        self._checkpoint = checkpoint
+        self.service.environment |= {"TOY_SECONDS": "0.02", "TOY_LONGEST_PAUSE": "0.2"}
+        with self.service.config.open("a") as stream:
+            stream.write("[schedule]\nbackup_hours = 0.003\nintegrity_hours = 0.002\n")
+            stream.write(f'[notify]\nurls = ["{self._post.url}"]\non = ["disk_low"]\n' if self._post else "")
+        self._checkpoint, self._generator = checkpoint, generator
         self._faults = Faults(kinds=KINDS)
+        self.disk = FillingDisk(folder)
+        self._faults.set(decider=self.disk)
         self._count = 0
 
     def __enter__(self) -> Sweep:
         self._faults.__enter__()
-        self.service.start_under(self._faults)
-        self.service.wait_for(lambda v: bool(v["daemon"]["running"] and v["daemon"]["pid"]), 60)
+        self._start()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._faults.__exit__(*error)
+        if self._post:
+            self._post.close()
 
     def points(self) -> list[Point]:
-        """Every call that an undisturbed export makes, in no order."""
-        rules = [Rule(kind, below=self._below(half)) for kind in KINDS for half in HALVES]
-        self._faults.set(*rules)
-        self._add()
-        self._wait(lambda: self._is_over(), BLOCKED_SECONDS)
-        calls, found, counts = self._faults.calls, [], Counter[tuple[str, str]]()
-        self._faults.set()
-        for call in calls:
-            # A `rename` out of one half into the other matches both; what opens a file for reading alone matches none.
-            for half in HALVES:
-                if any(path.startswith(f"{self._below(half)}") for path in call.paths):
-                    kind = "open-to-write" if call.kind == "open" else call.kind
-                    counts[half, kind] += 1
-                    found.append(Point(half, kind, counts[half, kind], self._name(call, half)))
-        return found
+        """Every call for which an undisturbed export needs room, in order."""
+        return self.export((), 0)
 
-    def comb(self, half: str, kind: str, number: int, first: int, stride: int, most: int) -> Tally:
-        """One export during which the calls `first`, `first + stride`, … up to `most` fail, each once."""
-        wanted = range(first, most + 1, stride)
-        rules = [Rule(kind, number, nth=nth, below=self._below(half)) for nth in wanted]
-        return self._case(f"{kind} {list(wanted)} below {half}", lambda: self._faults.set(*rules), len(wanted))
+    def export(self, wanted: Sequence[Point], number: int, *, lasting: bool = False) -> list[Point]:
+        """An export during which the disk is full at the wanted points; gives all points that it came by."""
+        if self._dead():
+            self._start()
+        tally, service = self.tally, self.service
+        self._said_before = len(service.log())
+        before = len(tally.problems)
+        self.disk.begin(wanted, number, lasting=lasting)
+        self._count += 1
+        checkpoint = copied(self._checkpoint, service, f"run-{self._count}", 4)
+        name = f"run-{self._count} ({errno.errorcode.get(number, 'undisturbed')}{', lasting' * lasting})"
+        room, refused = time.monotonic(), 0
+        while not self._dead():
+            if self.disk.full is not None:
+                self._hold(name)
+                self.disk.free()
+                room = time.monotonic()
+            elif self._is_over(checkpoint):
+                break
+            elif time.monotonic() - room > BLOCKED_SECONDS:
+                tally.bad("blocked", f"{name}: not exported: {self._jobs(checkpoint)}")
+                break
+            else:
+                time.sleep(0.05)
+            if self.disk.refused > refused:  # it has to come from there in time, not through all of them
+                room, refused = time.monotonic(), self.disk.refused
+        tally.seconds.append(time.monotonic() - room)
+        met, seen, tally.refused = list(self.disk.met), list(self.disk.seen), tally.refused + self.disk.refused
+        (tally.lasting if lasting else tally.once).update(met)
+        tally.exports += 1
+        self.disk.begin()
+        self._judge(name, checkpoint)
+        if len(tally.problems) > before:
+            tally.problems[before:] = [f"{one}\n  refused: {met}" for one in tally.problems[before:]]
+            tally.problems.append(self._log()[-4000:])
+            if "not exported" in "".join(tally.problems[before:]) and not self._dead():
+                service.kill()  # what blocks it would block all that follow
+        return seen
 
-    def lasting(self, point: Point, number: int) -> Tally:
-        """One export during which from this call on nothing can be written there, until there is room."""
-        rule, before = Rule(point.kind, number, nth=point.nth, calls=None, below=self._below(point.half)), self._said_full()
-
-        def fill() -> None:
-            self._faults.set(rule)
-
-        def hold() -> str | None:
-            self._wait(lambda: bool(self._faults.failed) or self._is_over(), BLOCKED_SECONDS)
-            if not self._faults.failed:
-                return None  # this run made fewer calls of the kind
-            self._faults.set(*(Rule(kind, number, calls=None, below=self._below(point.half)) for kind in KINDS))
-            began = time.monotonic()
-            noticed = self._wait(lambda: self._said_full() > before or self._dead(), NOTICED_SECONDS)
-            time.sleep(max(0.0, HOLD_SECONDS - (time.monotonic() - began)))
-            return None if noticed else f"nothing was said of the full disk within {NOTICED_SECONDS:.0f} s"
-
-        return self._case(f"{point.kind} {point.nth} ({point.what}) and all after it below {point.half}", fill, 1, hold)
-
-    def close(self) -> Tally:
+    def close(self) -> None:
         """End the daemon in order and look at everything on disk."""
-        tally, service = Tally(), self.service
+        tally, service = self.tally, self.service
+        self.disk.begin()
         if not self._dead() and service.stop() != 0:
-            tally.ended += 1
-            tally.problems.append("the daemon did not end in order")
+            tally.bad("ended", "the daemon did not end in order")
         found = examine(service.state, service.exports, quiescent=True, deep=True)
         if found.findings:
-            tally.half += len(found.findings)
-            tally.problems.append(str(found.findings)[:2000])
+            tally.bad("half", str(found.findings)[:2000], len(found.findings))
         if strays := stray_handlers(service.folder):
             tally.problems.append(f"left running: {strays}")
-        return tally
 
     # A case
 
-    def _case(self, name: str, fill: Callable[[], None], points: int, hold: Callable[[], str | None] = lambda: None) -> Tally:
-        tally, said = Tally(cases=1, points=points), len(self.service.log())
-        fill()
-        checkpoint = self._add()
-        if problem := hold():
-            tally.unsaid += 1
-            tally.problems.append(f"{name}: {problem}")
-        if hold.__name__ == "hold":
-            tally.failed_calls += len(self._faults.failed)
-            self._faults.set()
-        began = time.monotonic()
-        over = self._wait(self._is_over, BLOCKED_SECONDS)
-        tally.seconds.append(time.monotonic() - began)
-        tally.failed_calls += len(self._faults.failed)
-        self._faults.set()
-        if self._dead():
-            tally.ended += 1
-            tally.problems.append(f"{name}: the daemon ended with {self.service.process and self.service.process.returncode}")
-            return tally
-        if not over:
-            tally.blocked += 1
-            tally.problems.append(f"{name}: not exported: {self._row(checkpoint)} {self.service.log()[said:][-3000:]}")
-            return tally
-        self._judge(name, checkpoint, tally)
-        if tally.problems:
-            tally.problems.append(self.service.log()[said:][-3000:])
-        return tally
+    def _start(self) -> None:
+        self.service.start_under(self._faults)
+        self.service.wait_for(lambda v: bool(v["daemon"]["running"] and v["daemon"]["pid"]), 60)
 
-    def _judge(self, name: str, checkpoint: Path, tally: Tally) -> None:
+    def _hold(self, name: str) -> None:
+        """See to it that a full disk is said, and that no half export is to be seen meanwhile."""
+        half, began, told, seen = self.disk.full, time.monotonic(), 0, "nothing"
+        while time.monotonic() - began < NOTICED_SECONDS and not self._dead():
+            status = self._status()
+            seen = status if isinstance(status, str) else str(status["daemon"]["verdict"])
+            told = sum("no room" in message["title"] for message in self._post.taken) if self._post else 0
+            if seen == "full" and (not self._post or told >= max(1, self.service.log().count('"code": "disk-low"'))):
+                self.tally.said.append(time.monotonic() - began)
+                break
+            time.sleep(0.1)
+        else:
+            if not self._dead():
+                self.tally.bad("unsaid", f"{name}: {half} was full for {NOTICED_SECONDS:.0f} s at {self.disk.met[-1:]}; status: {seen}; "
+                               f"notifications of no room: {told}")  # fmt: skip
+        self._look_for_halves(name)
+        if self._post is None and self._generator.random() < RESTARTED:
+            self._restart(name)
+        time.sleep(self._generator.uniform(0, HELD_SECONDS))
+
+    def _restart(self, name: str) -> None:
+        """End the daemon while the disk is full, in order or by kill -9; the next one has to live with that disk, and to say so."""
+        process = self.service.process
+        assert process is not None
+        number = self._generator.choice((signal.SIGTERM, signal.SIGKILL))
+        process.send_signal(number)
+        code = process.wait(90)
+        if number == signal.SIGTERM and code != 0:
+            self.tally.bad("ended", f"{name}: told to end while the disk was full, it ended with {code}")
+        self.tally.restarts += 1
+        self.service.start_under(self._faults)
+        process = self.service.process
+
+        def says_it() -> bool:
+            status = self._status()
+            return isinstance(status, dict) and (status["daemon"]["pid"], status["daemon"]["verdict"]) == (process.pid, "full")
+
+        if not self._wait(lambda: self._dead() or says_it(), NOTICED_SECONDS):
+            self.tally.bad("unsaid", f"{name}: started on a full disk, it did not say so; status: {str(self._status())[:1000]}")
+
+    def _judge(self, name: str, checkpoint: Path) -> None:
+        tally = self.tally
+        if self._dead():
+            tally.bad("ended", f"{name}: the daemon ended with {self.service.process and self.service.process.returncode}")
+            return
+        if "Traceback" in self._log():
+            tally.bad("tracebacks", f"{name}: a traceback stands in the log")
+        if not self._wait(lambda: isinstance(status := self._status(), dict) and status["daemon"]["verdict"] == "healthy", NOTICED_SECONDS):
+            tally.bad("unsaid", f"{name}: there is room, and status says {str(self._status())[:1000]}")
         rows = self._rows(checkpoint)
         if len(rows) != 1:
-            tally.lost, tally.twice = tally.lost + (not rows), tally.twice + max(0, len(rows) - 1)
-            tally.problems.append(f"{name}: {len(rows)} jobs")
+            tally.bad("twice" if rows else "lost", f"{name}: {len(rows)} jobs")
             return
         job, state, target, digest = rows[0]
+        if state in ENDED and state != "succeeded":
+            tally.bad("lost", f"{name}: {job} ended {state}")
         if state != "succeeded":
-            tally.lost += 1
-            tally.problems.append(f"{name}: {job} ended {state}")
             return
         wanted, there = expected(digest), artifacts(Path(target))
-        broken = [str(path) for path in exports_below(self.service.exports / checkpoint.parent.name) if not is_whole(path)]
-        if there != wanted or broken:
-            tally.half += 1
-            tally.problems.append(f"{name}: {job} published {there} instead of {wanted}, broken: {broken}")
-        with closing(sqlite3.connect(self.service.state / "journal.sqlite3")) as raw:
+        if there != wanted:
+            tally.bad("half", f"{name}: {job} published {there} instead of {wanted}")
+        if len(exports := self._look_for_halves(name)) != 1:
+            tally.bad("twice" if exports else "lost", f"{name}: exported to {exports}")
+        with closing(self._read()) as raw:
             counted = raw.execute("SELECT name, failures, crashes FROM stage WHERE job = ? AND failures + crashes > 0", (job,)).fetchall()
         if counted:
-            tally.counted += len(counted)
-            tally.problems.append(f"{name}: {job} has counted attempts: {counted}")
+            tally.bad("counted", f"{name}: {job} has counted attempts: {counted}", len(counted))
 
-    def _add(self) -> Path:
-        self._count += 1
-        return copied(self._checkpoint, self.service, f"run-{self._count}", 4)
+    def _look_for_halves(self, name: str) -> list[Path]:
+        below = self.service.exports / f"run-{self._count}"
+        exports = list(exports_below(below)) if below.exists() else []
+        if broken := [str(path) for path in exports if not is_whole(path)]:
+            self.tally.bad("half", f"{name}: {broken}")
+        return exports
+
+    # What is to be seen
+
+    def _status(self) -> dict[str, Any] | str:
+        """The status, or why it can't be told."""
+        try:
+            return self.service.status()
+        except (ValueError, OSError, sqlite3.Error) as error:
+            return f"{type(error).__name__}: {error}"
+
+    def _jobs(self, checkpoint: Path) -> list[dict[str, Any]]:
+        status = self._status()
+        return [] if isinstance(status, str) else [job for job in status["jobs"] if job["checkpoint"] == str(checkpoint)]
+
+    def _is_over(self, checkpoint: Path) -> bool:
+        """Whether its job has ended and was cleared away. Asks only where something was published: asking takes a while."""
+        if not (self.service.exports / checkpoint.parent.name).is_dir():
+            return False
+        return any(job["state"] in ENDED and not (self.service.state / "pins" / job["id"]).exists() for job in self._jobs(checkpoint))
+
+    def _read(self) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{self.service.state / 'journal.sqlite3'}?mode=ro", uri=True, timeout=30)
 
     def _rows(self, checkpoint: Path) -> list[tuple[str, str, str, str]]:
         """(id, state, target, digest) of the jobs of a checkpoint."""
-        with closing(sqlite3.connect(self.service.state / "journal.sqlite3", timeout=30)) as raw:
+        with closing(self._read()) as raw:
             return raw.execute(
                 "SELECT id, state, target, json_extract(checkpoint, '$.digest') FROM job WHERE json_extract(checkpoint, '$.path') = ?",
                 (str(checkpoint),),
             ).fetchall()
 
-    def _row(self, checkpoint: Path) -> Any:
-        return [job for job in self.service.status()["jobs"] if job["checkpoint"] == str(checkpoint)]
-
-    def _is_over(self) -> bool:
-        """Whether the latest checkpoint's job has ended and was cleared away, or the daemon has."""
-        if self._dead():
-            return True
-        rows = self._rows(self.service.root / f"run-{self._count}" / "checkpoint-4")
-        return any(state in ENDED and not (self.service.state / "pins" / job).exists() for job, state, _, _ in rows)
-
     def _dead(self) -> bool:
-        assert self.service.process is not None
-        return self.service.process.poll() is not None
+        return self.service.process is None or self.service.process.poll() is not None
 
-    def _said_full(self) -> int:
-        return self.service.log().count('"code": "disk-low"')
-
-    def _below(self, half: str) -> Path:
-        return self.service.folder / half
-
-    def _name(self, call: Seen, half: str) -> str:
-        path = next(path for path in call.paths if path.startswith(str(self._below(half))))
-        name = path.removeprefix(f"{self.service.folder}/")
-        for pattern, word in ((r"run-\d+-4-[0-9a-f]+", "JOB"), (r"run-\d+", "RUN"), (r"\.\d+\.tmp", ".TMP"), (r"[0-9a-f]{64}", "KEY")):
-            name = re.sub(pattern, word, name)
-        return re.sub(r"exports/\.(\w+)/[0-9a-f]+", r"exports/.\1/INSTANCE", name)
+    def _log(self) -> str:
+        """What the daemon has said since this export was begun."""
+        return self.service.log()[self._said_before :]
 
     @staticmethod
     def _wait(condition: Callable[[], bool], seconds: float) -> bool:
@@ -260,35 +344,45 @@ def is_whole(export: Path) -> bool:
     return all(sha256_file(export / entry["path"]) == entry["sha256"] for entry in manifest["files"])
 
 
-def places(points: Iterable[Point]) -> list[Point]:
-    """The first and the last point of each kind and name."""
-    ends: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
-        ends.setdefault((point.kind, point.what), []).append(point)
-    return [point for group in ends.values() for point in dict.fromkeys((group[0], group[-1]))]
-
-
-def combs(points: Iterable[Point], teeth: int) -> list[tuple[str, str, int, int, int]]:
-    """(half, kind, first, stride, most) of combs that together make every point fail once, about `teeth` in each export."""
-    most = Counter((point.half, point.kind) for point in points)
-    found = []
-    for (half, kind), count in most.items():
-        stride = max(1, -(-count // teeth))
-        found += [(half, kind, first, stride, count) for first in range(1, stride + 1)]
-    return found
-
-
 def sweep(
-    folder: Path, checkpoint: Path, number: int, *, teeth: int = 8, once: int | None = None, lasting: int | None = None, seed: int = 0
+    folder: Path,
+    checkpoint: Path,
+    seed: int,
+    *,
+    most: int | None = None,
+    every: bool = False,
+    phases: Collection[str] = PHASES,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Tally:
-    """The sweep with the errno `number`; `once` and `lasting`: how many cases of either kind, drawn by `seed`, None for all."""
-    generator, tally = random.Random(seed), Tally()
-    with Sweep(folder, checkpoint) as one:
-        points = one.points()
-        rows, held = combs(points, teeth), places(points)
-        for half, kind, first, stride, most in rows if once is None else generator.sample(rows, min(once, len(rows))):
-            tally.add(one.comb(half, kind, number, first, stride, most))
-        for point in held if lasting is None else generator.sample(held, min(lasting, len(held))):
-            tally.add(one.lasting(point, number))
-        tally.add(one.close())
+    """Fill the disk at every place, once and lastingly, each time at a point and with an errno that are drawn.
+
+    `every`: at every point once, and lastingly at the first and the last point of each place. `most`: in so many exports of each phase at
+    most. `phases`: those of PHASES that are wanted. `say` gets a line for each. One in six of the lasting ones is told to a service too.
+    """
+    generator, began, tally = random.Random(seed), time.monotonic(), Tally()
+    for phase in (phase for phase in PHASES if phase in phases):
+        lasting, together = phase != "once", LASTING_TOGETHER if phase != "once" else ONCE_TOGETHER
+        met, missed = (tally.lasting, tally.missed_lasting) if lasting else (tally.once, tally.missed_once)
+        with Sweep(folder / phase, checkpoint, generator, tally, notified=phase == "notified") as one:
+            points = one.points()
+            wanted = (ends(points) if lasting else points) if every else one_of_each(points, generator)
+            if phase == "notified":
+                wanted = wanted[generator.randrange(6) :: 6]
+            elif phase == "lasting":
+                done = {point.place for point in met}
+                wanted = [point for point in wanted if point not in met and (every or point.place not in done)]
+            if most is not None and len(wanted) > most * together:
+                drawn = set(generator.sample(wanted, most * together))
+                wanted = [point for point in wanted if point in drawn]
+            for _ in range(ROUNDS if most is None else 1):
+                for group in combs([point for point in wanted if point not in met], together):
+                    before = len(tally.problems)
+                    one.export(group, generator.choice(ERRORS), lasting=lasting)
+                    reached = f"{sum(point in met for point in wanted)} of {len(wanted)} points"
+                    say(f"{time.monotonic() - began:5.0f} s  {phase}: {tally.exports} exports, {reached}")
+                    for problem in tally.problems[before:]:
+                        say(problem)
+            missed |= set(wanted) - met
+            one.close()
+    tally.wall = time.monotonic() - began
     return tally

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ CONTINUE = 1
 AT_FDCWD = -100
 _HELD = re.compile(r"/proc/self/fd/([0-9]+)(?:/(.*))?")
 PAGE = 4096
+Decider = Callable[[Collection[str], tuple[str, ...]], int | None]
+"""Given the kinds of a call and the paths that it works on: the errno with which it fails, None to let it through."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Seen:
-    """A call that matched a rule; `errno` where it was made to fail."""
+    """A call that matched a rule, or was made to fail; `errno` where it was."""
 
     kind: str
     paths: tuple[str, ...]
@@ -91,10 +93,11 @@ class Faults:
         self._problem: BaseException | None = None
         self.set(*rules)
 
-    def set(self, *rules: Rule) -> None:
-        """From now on these rules, with their counts at 0."""
+    def set(self, *rules: Rule, decider: Decider | None = None) -> None:
+        """From now on these rules, with their counts at 0; `decider`, which must be quick, is asked where none of them fails a call."""
         with self._lock:
             self._rules = dict.fromkeys(rules, 0)
+            self._decider = decider
             self._calls: list[Seen] = []
 
     @property
@@ -193,7 +196,9 @@ class Faults:
             for rule in wanting:
                 self._rules[rule] += 1
                 failing = rule.errno if rule.fails(self._rules[rule]) else failing
-            if wanting:
+            if failing is None and self._decider is not None:
+                failing = self._decider(kinds, paths)
+            if wanting or failing is not None:
                 self._calls.append(Seen(call.kind, paths, pid, failing))
             return failing
 

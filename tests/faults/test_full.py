@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,10 +20,12 @@ from daemon.config.paths import Paths, prepare
 from daemon.config.settings import Settings
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.journal.journal import Journal
 from daemon.operating import disk_watch
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.doctor import examine
-from daemon.operating.live import LiveFile, read_live, write_live
+from daemon.operating.integrity.maintenance import JournalMaintenance
+from daemon.operating.live import LiveFile, LiveWriter, read_live, write_live
 from daemon.operating.status import snapshot
 from daemon.system import disks
 from daemon.system.disks import Place, Refusals, Shortage, probe, short_of_room, write_padded
@@ -30,6 +34,9 @@ from tests.faults.services import FaultyService, assert_went_on
 from tests.notify.test_delivery import Service as Post
 from tests.runner.conftest import copied
 from tests.service import stray_handlers
+
+if TYPE_CHECKING:
+    from daemon.watching.groups import Watchers
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
 
@@ -274,6 +281,26 @@ def test_on_a_full_disk_the_live_file_and_the_lock_are_written_over_what_is_ther
     with pytest.raises(OSError, match="No space left"):
         write_padded(folder / "live.json", "x" * (disks.ROOM_BYTES + 1))
     empty()
+
+
+@needs_root
+def test_what_a_full_disk_keeps_from_being_written_beside_the_exports_is_noted_too(
+    mounted: Callable[..., Path],
+) -> None:
+    """Where a quota is used up nothing else may be written for hours, and only a refusal tells."""
+    folder = mounted("state", size="4m", nr_inodes=100)
+    paths, noted = prepare(folder, folder / "out"), list[Fault]()
+    journal = Journal(paths.journal)
+    live, seen = LiveWriter(paths.live, noted.append), SimpleNamespace(incomplete={}, passed_over={})
+    live.write(LiveFile(pid=1), cast("Watchers", seen))
+    care = JournalMaintenance(journal.database, paths, refused=noted.append)
+    assert noted == []
+    empty = fill(folder, "inodes")
+    live.write(LiveFile(pid=2), cast("Watchers", seen))
+    care.back_up()
+    empty()
+    assert [fault.code for fault in noted] == [FaultCode.DISK_FULL] * 2
+    journal.close()
 
 
 @needs_root

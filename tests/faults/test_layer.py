@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,23 @@ def test_each_call_of_a_kind_fails_in_its_turn_and_no_other(tmp_path: Path, kind
             said = answer(faults, EACH[kind], folder)
             assert said == ["ESTALE" if at == nth else "ok" for at in range(1, len(calm) + 1)]
             assert [call.errno for call in faults.calls] == [errno.ESTALE if at == nth else None for at in range(1, len(calm) + 1)]
+
+
+def test_a_decider_fails_what_it_likes_and_is_told_kinds_and_paths(tmp_path: Path) -> None:
+    asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def decide(kinds: Collection[str], paths: tuple[str, ...]) -> int | None:
+        if str(tmp_path / "d") in paths[0]:
+            asked.append((tuple(kinds), paths))
+        return errno.EDQUOT if paths[0] == str(tmp_path / "d" / "b") else None
+
+    (tmp_path / "d").mkdir()
+    program = "said = [attempt(os.mkdir, f'{folder}/d/a'), attempt(os.mkdir, f'{folder}/d/b'), attempt(os.mkdir, f'{folder}/d/c')]"
+    with Faults(kinds=["mkdir"]) as faults:
+        faults.set(decider=decide)
+        assert answer(faults, program, tmp_path) == ["ok", "EDQUOT", "ok"]
+        assert asked == [(("mkdir",), (str(tmp_path / "d" / name),)) for name in "abc"]
+        assert [call.errno for call in faults.failed] == [errno.EDQUOT]
 
 
 @pytest.mark.parametrize(("nth", "calls", "expected"), [(3, 1, "..X..."), (2, 3, ".XXX.."), (4, None, "...XXX"), (9, 1, "......")])

@@ -211,6 +211,28 @@ def test_a_backup_leaves_the_free_space_alone_that_is_reserved_and_keeps_the_old
     journal.close()
 
 
+def test_what_keeps_the_journal_from_its_care_is_shown_and_over_when_it_is_over(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(paths.journal)
+    maintenance = JournalMaintenance(journal.database, paths)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    with capture_logs() as logs, monkeypatch.context() as inner:
+        inner.setattr(Database, "check", fail)
+        inner.setattr(Database, "backup", fail)
+        for _ in range(2):
+            maintenance.check_integrity()
+            maintenance.back_up()
+    said = ["Could not check the journal: RuntimeError: a bug.", "Could not back the journal up: RuntimeError: a bug."]
+    assert [record["event"] for record in logs] == said and maintenance.problem == said[0]
+    maintenance.check_integrity()
+    assert maintenance.state().problem == said[1]
+    maintenance.back_up()
+    assert maintenance.state().problem is None
+    journal.close()
+
+
 def test_a_journal_that_is_deleted_while_it_is_open_is_put_back_with_everything_in_it(file: Path) -> None:  # R6.5
     journal = Journal(file)
     enter(journal, "before")

@@ -139,13 +139,13 @@ def test_a_line_for_people_says_when_how_grave_what_and_where() -> None:  # R6.1
     line = shown(
         {**BOUND, "timestamp": "2026-05-01T12:34:56.789Z", "level": "error", "event": "it failed", "code": "disk-full", "none": None}
     )
-    assert line == "12:34:56 error   it failed run=team/run step=4 stage=onnx attempt=2 code=disk-full"
+    assert line == "2026-05-01 12:34:56 UTC error   it failed run=team/run step=4 stage=onnx attempt=2 code=disk-full"
 
 
 @pytest.mark.parametrize("text", ["[red]not red[/red]", "[/dim]", "C:\\path\\x", "[link=x]", "\\[bold]", "tensor[0]"])
 def test_markup_in_a_record_is_shown_as_it_is(text: str) -> None:
     line = shown({"timestamp": "2026-05-01T12:34:56Z", "level": "info", "event": text, "run": text, "path": text, "exception": text})
-    assert line == f"12:34:56 info    {text} run={text} path={text}\n{text}"
+    assert line == f"2026-05-01 12:34:56 UTC info    {text} run={text} path={text}\n{text}"
 
 
 def test_a_record_without_anything_known_is_still_a_line() -> None:

@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -297,6 +299,62 @@ def test_a_message_that_a_service_does_not_take_holds_up_the_next_ones_for_three
         until(lambda: deliver(notifier) or journal.outbox.pending() == 0, "the second arrives")
     assert (taken(service), service.asked) == (["second"], 4)
     assert [(entry["messages"], entry["attempts"]) for entry in logs if entry["event"] == "notifications are given up"] == [(1, 3)]
+
+
+def test_what_a_service_took_is_recorded_later_where_the_journal_can_not_take_it_now(
+    journal: Journal, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a disk is full the end of a sending stays unrecorded, which must not end the thread that waits for it."""
+    finish(journal, "job", "succeeded", "run step 4")
+    notifier = Notifier(NotifySettings(urls=(service.url,)), journal)
+
+    def full(*_: object) -> None:
+        raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, "write to the journal", "the disk is full", "free space")
+
+    def refused() -> bool:
+        try:
+            notifier.tick()
+        except Retryable:
+            return True
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.outbox, "delivered", full)
+        until(refused, "the journal refuses it")
+        notifier.wait(0.01)
+        assert refused() and notifier.sending
+    until(lambda: deliver(notifier) or journal.outbox.pending() == 0, "it is recorded")
+    assert taken(service) == ["run step 4"]
+
+
+SWEEPS_WHILE_A_MESSAGE_IS_SENT = """
+import subprocess, sys, time
+from daemon.journal.rows import Message
+from daemon.publishing.sending import Sending
+from daemon.running.workers.containment import Enclosure, adopt_orphans
+
+adopt_orphans()
+sending = Sending(sys.argv[1], Message(1, "job", "succeeded", "title", "body", 0.0))
+leader = subprocess.Popen(["sleep", "600"], start_new_session=True)
+attempt = Enclosure("mark", 0, 1)
+attempt.hold(leader.pid)
+while not attempt.sweep():
+    time.sleep(0.05)
+attempt.close()
+assert leader.wait(10) == -9
+while (outcome := sending.poll()) is None:
+    time.sleep(0.05)
+print(outcome.error)
+"""
+
+
+def test_the_end_of_a_stage_does_not_end_the_message_that_is_being_sent(service: Service) -> None:
+    """Both are the daemon's children, and only one of them is the attempt's."""
+    done = subprocess.run(
+        [sys.executable, "-c", SWEEPS_WHILE_A_MESSAGE_IS_SENT, service.url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("None", 0), done.stderr
+    assert taken(service) == ["title"]
 
 
 class Answer:

@@ -22,7 +22,7 @@ from handlers.onnx.folder import genai_config
 from handlers.onnx.genai import int4, int4_levels, stage
 from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import LevelMeasurement
-from handlers.report import readme
+from handlers.report import usage
 from handlers.validate.engines import genai as genai_engine
 from handlers.validate.engines.genai import GenaiEngine
 from handlers.validate.engines.registry import EngineSpec
@@ -138,14 +138,16 @@ def test_the_readmes_question_is_answered_as_transformers_answers_it(folders: di
     made = folders["onnx-genai-fp32"]
     assert made.output.figures["chat_template"] is True
     environment = jinja2.Environment(trim_blocks=True)
-    environment.filters.update(md=readme.escape, literal=readme.literal)
+    environment.filters.update(md=usage.escape, literal=usage.literal)
     words = environment.from_string((Path(stage.__file__).with_name("usage.md")).read_text())
-    text = words.render(variant=made.folder.name, about="", prompt=readme.PROMPT, chat=True, question=readme.QUESTION)
+    text = words.render(
+        variant=made.folder.name, about="", prompt=usage.PROMPT, chat=True, question=usage.QUESTION, install=lambda *names: ""
+    )
     code = text.split("```python\n")[2].partition("```")[0]
     done = subprocess.run([sys.executable, "-c", code], cwd=made.folder.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
-    messages = [{"role": "user", "content": readme.QUESTION}]
+    messages = [{"role": "user", "content": usage.QUESTION}]
     asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     answer = model.generate(**asked, max_new_tokens=64, do_sample=False)[0, asked["input_ids"].shape[1] :]
     assert done.stdout.rstrip("\n") == tokenizer.decode(answer, skip_special_tokens=True).rstrip("\n")

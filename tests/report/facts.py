@@ -89,6 +89,11 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
     }  # fmt: skip
     if variant.startswith("onnx"):
         typical |= {"cache_error_max_absolute": 2e-5, "padding_error_max_absolute": 1e-5, "merged_error_max_absolute": 1e-5, "needs": NEEDS}
+    first, written = figures.get("sample", typical["sample"]), " the lamp was lit once." if "int8" in variant else SAMPLES[1]["text"]
+    typical["samples"] = [
+        dict(first) if isinstance(first, dict) else first,
+        {"prompt": PROSE, "reference": SAMPLES[1]["text"], "text": written},
+    ]
     rejected = verdict is Verdict.FAILED
     return ArtifactCheck(
         variant=variant, verdict=verdict, reasons=(REJECTION_REASON,) if rejected else (), remedy=REJECTION_REMEDY if rejected else None,
@@ -101,6 +106,12 @@ REFERENCE: dict[str, Any] = {
     "load_seconds": 3.4,
     "method": "base + adapter",
 }  # fmt: skip
+PROSE = "The keeper climbed the stairs, and"
+SAMPLES = [
+    {"prompt": "def add(a, b):", "base": "\n    print(a, b)\n", "text": "\n    return a + b\n"},
+    {"prompt": PROSE, "base": " the lamp was out.", "text": " the lamp was lit again."},
+]
+"""What base and live model say, as the stage `reference` gives it."""
 MERGE = {
     "base_bytes": BASE_BYTES, "parameters": 596_049_920, "base_dtype": "bfloat16", "base_digest": "ab" * 32, "changed_modules": 196,
     "changed_parameters": 440_401_920, "ranks": [16], "scale": 2.0, "method": "LORA", "merge_seconds": 4.9,
@@ -131,6 +142,11 @@ def job(*stages: StageFacts, **changes: Any) -> JobFacts:
     return JobFacts(**{**values, **changes})
 
 
+def skipped(name: str, need: str, cause: str, remedy: str) -> Fault:
+    """What the runner says of a stage that it does not start."""
+    return Fault(code="skipped", operation=f"run the stage {name}", cause=f"the stage {need} gave no output: {cause}", remedy=remedy)
+
+
 def _by_stage(checks: tuple[ArtifactCheck, ...]) -> dict[str, tuple[ArtifactCheck, ...]]:
     """Stage → the check that it gives; a stage without one was skipped with the reference."""
     given = {check.variant: check for check in checks}
@@ -145,7 +161,7 @@ def made_all(*checks: ArtifactCheck, **changes: Any) -> JobFacts:
         done("pytorch", 5, 1.5, sizes=(BASE_BYTES, 11_422_654, 726)),
         done("onnx", 18, 30, sizes=(2_384_000_000, 11_422_654, 726), earlier=(RETRIED,), figures=GRAPH, fallbacks=(FALLBACK,)),
         done("onnx-int8", 48, 21, sizes=(604_000_000, 11_422_654, 726), figures={"quantized_nodes": 197}, warnings=(WARNING,)),
-        done("reference", 69, 10, figures={"reference": REFERENCE, "checked_on": CHECKED_ON}),
+        done("reference", 69, 10, figures={"reference": REFERENCE, "checked_on": CHECKED_ON, "samples": SAMPLES}),
         *(done(stage, 79 + 4 * place, 4, checks=those) for place, (stage, those) in enumerate(_by_stage(checks).items())),
         StageFacts(name="report", state="running", attempts=(AttemptFacts(number=1, strategy="default", outcome=None, started=at(95)),)),
         **changes,
@@ -175,9 +191,10 @@ def failed_int8() -> JobFacts:
 
 def failed_merge() -> JobFacts:
     """The merge failed, so nothing else could start."""
-    others = [
-        lost(name, None, state="skipped", start=None) for name in ("pytorch", "onnx", "onnx-int8", "reference", "merged", "check-onnx")
-    ]
+    others, cause = [], BASE_MISSING.cause
+    for need, name in (("merge", "pytorch"), ("merge", "onnx"), ("onnx", "onnx-int8"), ("merge", "reference"), ("reference", "merged")):
+        told = cause if need == "merge" else f"the stage merge gave no output: {cause}"
+        others.append(lost(name, skipped(name, need, told, BASE_MISSING.remedy), state="skipped", start=None))
     return job(lost("merge", BASE_MISSING), *others)
 
 
@@ -191,10 +208,8 @@ def unverified(allowed: tuple[str, ...] = ("pytorch", "onnx", "onnx-int8")) -> J
     facts = made_all(work=Work(export=ExportOptions(), validation=ValidateOptions(publish_unverified=allowed)))
     fault = Fault(code="reference-load", operation="load the live model", cause="no memory", remedy="free memory and retry")
     checks = ("merged", "check-onnx", "check-onnx-int8")
-    stages = (
-        lost("reference", fault) if s.name == "reference" else lost(s.name, None, state="skipped", start=None) if s.name in checks else s
-        for s in facts.stages
-    )
+    missed = {name: lost(name, skipped(name, "reference", fault.cause, fault.remedy), state="skipped", start=None) for name in checks}
+    stages = (lost("reference", fault) if s.name == "reference" else missed.get(s.name, s) for s in facts.stages)
     return facts.model_copy(update={"stages": tuple(stages)})
 
 

@@ -21,7 +21,7 @@ from handlers.child.progress import Reporter
 from handlers.models.tasks import TASKS, Task
 from handlers.onnx.folder.examples import place, place_marian
 from handlers.pytorch.format import FORMAT as PYTORCH
-from handlers.report import readme
+from handlers.report import headline, readme, usage
 from handlers.report.build import build
 from tests import models
 from tests.report import facts
@@ -154,7 +154,7 @@ def test_the_onnx_example_hands_on_cache_positions_and_mask_and_stops_at_the_end
         tokenizer = models.make_tokenizer().backend_tokenizer
         tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "config.json").write_text(json.dumps({"eos_token_id": end}))
-        begin = tokenizer.encode(readme.PROMPT).ids
+        begin = tokenizer.encode(usage.PROMPT).ids
         code = examples(readme_of(plain_job(), tmp_path / "work"))[variant]
         expected = tokenizer.decode(begin + list(range(len(begin), end or len(begin) + 32)))
         assert run_code(code, tmp_path) == f"{expected}\n"
@@ -184,7 +184,7 @@ def test_the_questions_of_a_real_export_are_answered_alike(export: Path) -> None
     asked = chats(text)
     assert list(asked) == ["pytorch", "onnx", "onnx-int8"]
     tokenizer = AutoTokenizer.from_pretrained(export / "pytorch")
-    messages = [{"role": "user", "content": readme.QUESTION}]
+    messages = [{"role": "user", "content": usage.QUESTION}]
     inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     made = AutoModelForCausalLM.from_pretrained(export / "pytorch").generate(**inputs, max_new_tokens=64, do_sample=False)
     wanted = tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True) + "\n"
@@ -238,12 +238,12 @@ def test_only_published_artifacts_have_an_example(tmp_path: Path) -> None:
 def test_verdict_failures_remedies_and_gaps_are_told(case: Any, tmp_path: Path) -> None:
     report = build(facts.context(case(), tmp_path), END)
     text = readme.render(report)
-    assert readme.escape(report.verdict) in text
+    prose = usage.Usage(report).prose
     for failure in report.failures:
-        assert readme.escape(failure.sentence) in text and readme.escape(failure.remedy) in text
+        assert prose(failure.sentence) in text and prose(failure.remedy) in text
     for gap in report.not_verified:
-        assert f"- {readme.escape(gap.what)}: {readme.escape(gap.why)}\n" in text
-    assert f"# code-lora, step 60\n\n{readme.escape(report.verdict)}\n\n| | |\n" in text
+        assert prose(gap.what) in text.partition("## Not verified")[2]
+    assert f"\n---\n\n# code-lora, step 60\n\n{prose(headline.title_line(report))}\n\n" in text and "\n\n| | |\n| --- |" in text
     assert all(f"\n| {artifact.variant} | {artifact.verdict.value} |" in text for artifact in report.artifacts)
     assert "\n\n\n" not in text
 
@@ -259,7 +259,7 @@ def test_hostile_texts_stay_one_line_of_plain_text(tmp_path: Path) -> None:
     text = readme_of(job, tmp_path)
     prose = re.sub(r"^```(?:python|sh)\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert "<" not in prose and "](" not in prose.replace("\\](", "") and "://" not in prose
-    assert "\n# Heading" not in text and text.count("```") == 4
+    assert "\n# Heading" not in text and text.count("```") == 8
     for code in examples(text).values():
         if code.startswith("python "):
             assert shlex.split(code)[2] == line
@@ -284,20 +284,20 @@ def test_a_folder_of_sentence_transformers_is_shown_as_one(tmp_path: Path) -> No
 
 def test_a_prompt_survives_its_way_into_the_example() -> None:
     for prompt in ("π 😀 \"'\\", "```", "a\nb", "{{ x }}"):
-        assert eval(readme.literal(prompt)) == prompt  # the literal that the examples hold
-        assert "`" not in readme.literal(prompt) and readme.literal(prompt).isascii()
+        assert eval(usage.literal(prompt)) == prompt  # the literal that the examples hold
+        assert "`" not in usage.literal(prompt) and usage.literal(prompt).isascii()
 
 
-@pytest.mark.parametrize("usage", [None, "{{ 1 // 0 }}", "{% if %}", "{{ nothing.at.all }}", b"\xff"])
+@pytest.mark.parametrize("given", [None, "{{ 1 // 0 }}", "{% if %}", "{{ nothing.at.all }}", b"\xff"])
 def test_words_of_a_format_that_are_missing_or_wrong_are_its_own_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str | bytes | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | bytes | None
 ) -> None:
     words = tmp_path / "usage.md"
-    if usage is not None:
-        words.write_bytes(usage if isinstance(usage, bytes) else usage.encode())
-    find = readme.find_variant
+    if given is not None:
+        words.write_bytes(given if isinstance(given, bytes) else given.encode())
+    find = usage.find_variant
     changed = {"pytorch": replace(PYTORCH.variants[0], usage=words)}
-    monkeypatch.setattr(readme, "find_variant", lambda name: changed.get(name) or find(name))
+    monkeypatch.setattr(usage, "find_variant", lambda name: changed.get(name) or find(name))
     text = readme_of(facts.succeeded(), tmp_path / "work")
     assert "Its format's own words can't be shown: " in text.partition("## pytorch/")[2].partition("## ")[0]
     assert "```" in text.partition("## onnx/")[2], "the others are as ever"

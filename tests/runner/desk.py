@@ -30,6 +30,7 @@ class Fake:
     warnings: list[str] = field(default_factory=list)
     memory: int = 0
     peak: int = 0
+    cpu: None = None
     id: str = "fake"
     wait_handle: None = None
     stopped: bool = False
@@ -89,10 +90,12 @@ class Desk:
         self.fakes.append(Fake(context, lambda one: self.script(one)))
         return self.fakes[-1]
 
-    def add(self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",)) -> str:
+    def add(
+        self, run: str, step: int, *, latest: bool = False, variants: tuple[str, ...] = ("pytorch",), base: str | None = None
+    ) -> str:  # fmt: skip
         reference = CheckpointRef(
             root="/root", run=run, step=step, path=f"/root/{run}/checkpoint-{step}", layout="trainer-adapter", digest=f"{run}{step}",
-            method="full",
+            method="lora" if base else "full", base_name=base,
         )  # fmt: skip
         name = f"{run}-{step}"
         pin = self.runner.paths.pins / name

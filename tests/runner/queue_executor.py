@@ -26,7 +26,7 @@ class QueueAttempt:
     """An entry of the queue."""
 
     memory = peak = 0
-    wait_handle = None
+    wait_handle = cpu = None
 
     def __init__(self, entry: Path, context: StageContext, bounds: Bounds) -> None:
         self.id = PREFIX + entry.name

@@ -32,8 +32,8 @@ def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:
         raise RuntimeError("a bug")
 
     with capture_logs() as logs:
-        assert [complaints.during(work) for work in (fail, fail, fail)] == [False] * 3
-        assert complaints.during(lambda: None)
+        assert [complaints.during(work) for work in (fail, fail, fail)] == [False] * 3 and complaints.failed == 3
+        assert complaints.during(lambda: None) and complaints.failed == 0
         complaints.during(break_down)
         complaints.during(break_down)
         complaints.during(lambda: 1 / 0)

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing as closed_after
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.config.paths import prepare
+from daemon.config.settings import Settings
 from daemon.contract.errors import Fault, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
+from daemon.journal.attempts import Intent
+from daemon.journal.journal import Journal
+from daemon.journal.rows import AttemptId
+from daemon.operating.live import LiveFile, write_live
+from daemon.operating.service import engine
+from daemon.publishing import closing, lending
+from daemon.running import output_cache
 from daemon.running.rules.retry import NOT_ITS_OWN, decide
 from daemon.running.runner import Runner
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.post_mortem import Death, conclude
 from handlers.__main__ import _failed
 from tests.journal.conftest import enter
-from tests.runner.desk import Desks
+from tests.runner.desk import Desks, done
 
 SCRIPT = """
 set -u
@@ -151,3 +162,94 @@ def test_a_start_that_can_not_write_down_what_was_left_open_does_so_later(make_d
     monkeypatch.setattr(left, "_sleep", lambda: None)
     assert [left.complaints.during(left._round) for _ in range(2)] == [False, True]
     assert desk.journal.stages.of(job)["merge"].failures == 0 and next(iter(desk.journal.attempts.of(job))).outcome == "interrupted"
+
+
+def test_an_output_that_could_not_be_kept_for_want_of_room_is_noted_for_the_watch_over_the_disks(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The export is done, and nothing else may be written for hours: only this refusal tells that a quota is used up."""
+    desk, noted = make_desk(), list[Fault | None]()
+    desk.runner.waits.refused = noted.append
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(desk.home / "out" / ".kept" / "key"))
+
+    monkeypatch.setattr(output_cache, "keep_lent", full)
+    job = desk.add("run", 1)
+    desk.tick(30)
+    assert desk.state(job) == "succeeded"
+    assert [fault.code for fault in noted if fault is not None] == [FaultCode.DISK_FULL]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_what_a_full_disk_kept_from_being_recorded_at_the_end_is_no_crash_of_its_stage(tmp_path: Path, full: bool) -> None:
+    """The attempt is left open as by a daemon that died; it is not tried a last time because somebody restarted the box."""
+    settings = Settings.model_validate(
+        {"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}, "limits": {"disk_reserve": 0}}
+    )
+    paths = prepare(tmp_path, settings.output.directory)
+    with closed_after(Journal(paths.journal)) as journal:
+        enter(journal)
+        journal.jobs.start("job", None)
+        journal.attempts.claim(Intent(AttemptId("job", "merge", 1), paths.jobs / "job" / "merge.1", paths.staging / "job" / "merge.1", 5))
+    write_live(paths.live, LiveFile(pid=1, verdict="full" if full else "healthy"))
+    with engine(settings, tmp_path) as parts:
+        stage = parts.journal.stages.of("job")["merge"]
+        assert (stage.crashes, stage.state) == (0 if full else 1, "waiting")
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
+
+
+def test_a_publication_that_a_full_disk_cut_off_costs_no_finished_stage_even_where_nothing_could_be_taken_back(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between lending and the renaming the outputs are symlinks to an export that is not there yet."""
+    desk = make_desk()
+    job = desk.add("run", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(closing, "put_in", full)
+        patched.setattr(lending.os, "link", full_when_taken_back)
+        desk.tick(20)
+        assert desk.state(job) == "running"
+        assert [path.name for path in desk.runner.paths.staging.rglob("*") if path.is_symlink()], "nothing was lent: this tests nothing"
+    desk.runner.room_again()
+    for _ in range(200):
+        desk.tick()
+        if desk.state(job) == "succeeded":
+            break
+        time.sleep(0.01)
+    assert desk.state(job) == "succeeded"
+    assert len(desk.started) == len(set(desk.started)), desk.started
+
+
+link = os.link
+
+
+def full_when_taken_back(source: Path, target: Path, **options: Any) -> None:
+    """As `os.link`, but for the names that `take_back` makes."""
+    if "lent.json" in str(target):
+        full()
+    link(source, target, **options)
+
+
+def test_an_attempt_that_goes_on_with_what_an_earlier_one_left_finds_files_there_and_no_links(make_desk: Desks, tmp_path: Path) -> None:
+    """Through a link that a publication left a stage would write into an export."""
+    desk, published = make_desk(), tmp_path / "published"
+    published.write_text("published")
+
+    def interrupted_first(context: StageContext) -> StageResult:
+        left, at = Path(context.staging) / "shard", Path(context.staging) / "file"
+        if context.stage == "merge" and context.attempt == 1:
+            left.write_text("left")
+            at.symlink_to(published)
+            return StageResult(outcome=Outcome.INTERRUPTED)
+        if context.stage == "merge":
+            assert left.read_text() == "left" and not at.is_symlink()
+        return done(context)
+
+    desk.script = interrupted_first
+    job = desk.add("run", 1)
+    desk.tick(30)
+    assert desk.state(job) == "succeeded" and published.read_text() == "published"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import Any
 
@@ -238,6 +239,35 @@ def test_an_executor_that_fails_at_one_attempt_does_not_keep_the_others_from_goi
     assert desk.state(lost) != "running" and fault is not None and "the queue is out of reach" in fault.cause
 
 
+class Broken(list[str]):
+    """Warnings that can't be had."""
+
+    def __getitem__(self, _: object) -> str:  # type: ignore[override]
+        raise RuntimeError("the queue is out of reach")
+
+
+def test_what_can_not_be_found_out_about_one_attempt_keeps_no_other_waiting_and_is_told(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
+    monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
+    desk = make_desk(limits={"jobs": 2})
+    ended: list[bool] = []
+    desk.script = lambda context: done(context) if ended or context.checkpoint.run == "good" else None
+    bad = desk.add("bad", 1)
+    desk.tick()
+    desk.fakes[0].warnings = Broken()
+    good = desk.add("good", 1)
+    desk.tick(40)
+    assert desk.state(good) == "succeeded" and desk.state(bad) == "running" and desk.runner.children.unheard() == []
+    monkeypatch.setattr("daemon.running.children.UNHEARD_SECONDS", 0.0)
+    assert [f"the stage merge of {bad}" in one for one in desk.runner.children.unheard()] == [True]
+    desk.fakes[0].warnings = []
+    ended.append(True)
+    desk.tick(40)
+    assert desk.state(bad) == "succeeded" and desk.runner.children.unheard() == []
+
+
 def test_a_job_is_cancelled_although_what_runs_it_can_not_be_told(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daemon.running.starter.ALONE_SECONDS", 0.0)
     monkeypatch.setattr("daemon.running.starter.ALONE_LOOK_SECONDS", 0.0)
@@ -260,3 +290,26 @@ def test_a_job_is_cancelled_although_what_runs_it_can_not_be_told(make_desk: Des
     refused.clear()
     desk.tick(3)
     assert not desk.runner.children.running
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EAGAIN, "Resource temporarily unavailable"), OSError(errno.ENOMEM, "no memory"), MemoryError()]
+)
+def test_a_box_without_room_for_a_process_costs_no_stage_its_attempts(
+    make_desk: Desks, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    desk = make_desk(limits={"retry_seconds": 0, "attempts": 2})
+    start, refused = desk.start, list[int]()
+
+    def refuse(order: Order) -> Fake:
+        if len(refused) < 6:
+            refused.append(1)
+            raise error
+        return start(order)
+
+    monkeypatch.setattr(desk, "start", refuse)
+    job = desk.add("run", 1)
+    desk.tick(60)
+    assert len(refused) == 6 and desk.state(job) == "succeeded"
+    fault = desk.journal.attempts.of(job)[0].fault
+    assert fault is not None and fault.code == "no-process" and "goes on by itself" in fault.remedy

@@ -1,10 +1,11 @@
 """Whatever an error hits in a thread's loop: the daemon recovers, or ends with a reason that the next start tells. It never lives on dead.
 
-The places are not listed: a run that nothing disturbs says which functions each thread calls, and each of them is made to raise.
+What an error may lead to is said in `tests.runner.breaking`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -20,27 +21,21 @@ from structlog.testing import capture_logs
 
 from daemon.system import threads
 from daemon.system.threads import Owner, Supervised, ThreadDied
-from tests.runner.breaking_daemon import ERRORS
-from tests.runner.conftest import Toy, copied
-from tests.service import ENDED
+from tests.runner.breaking import Breaking, Case, Place, Sweep, always, cases_of, once, places
 
-LOST = 70
 LOG = structlog.get_logger("test")
-STILL_SECONDS, MOST_SECONDS = 30.0, 180.0
-"""How long nothing may move until a daemon is asked why, and how long a case may take at all."""
-CASES = int(os.environ.get("BREAK_CASES", "40"))
-"""Places tried in each case of the slow set, of some six hundred; 0 for all."""
+CASES = int(os.environ.get("BREAK_CASES", "100"))
+"""Cases of the slow set, of some seven hundred places with seven errors each, once and always; 0: every place once, with one error each."""
+SEED = int(os.environ.get("BREAK_SEED", "0"))
+"""0: another one at every run. It is printed."""
 QUICK = (
-    ("runner", "daemon.running.runner", "Runner.run", "OSError", 0),
-    ("watch", "daemon.watching.watcher", "Watcher._run", "MemoryError", 1),
+    (Case(Place("runner", "daemon.running.runner", "Runner.run"), "OSError", 0), "ended"),
+    (Case(Place("watch", "daemon.watching.watcher", "Watcher._run"), "MemoryError", 1), "recovered"),
+    (Case(Place("MainThread", "daemon.operating.service", "Daemon._look_at_journal"), "SystemExit", 1), "ended"),
+    (Case(Place("MainThread", "daemon.operating.service", "Daemon._make_ticks", reload=True), "OSError", 1), "recovered"),
 )
-"""Cases of the quick set: a thread that can't be kept alive, and one that can."""
-
-
-class Breaking(Toy):
-    """A daemon in which functions raise."""
-
-    command = (sys.executable, "-m", "tests.runner.breaking_daemon")
+"""Cases of the quick set: a thread that can't be kept alive, one that can, the first thread, which ends in any case, and a reload that
+fails when the threads of before are stopped."""
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +125,9 @@ def test_an_owner_whose_thread_dies_says_so_to_who_waits_and_does_the_rest_in_an
     assert owner.ask(len, "abc") == 3 and owner.deaths == 1
     with pytest.raises(TimeoutError):
         owner.ask(_late)
+    with pytest.raises(ThreadDied, match="was to end: SystemExit: 3"):
+        owner.ask(sys.exit, 3)  # it must not end the thread that asks
+    assert owner.ask(len, "abc") == 3
     owner.close()
     with pytest.raises(RuntimeError, match="closed"):
         owner.submit(len, "a")
@@ -139,98 +137,26 @@ def _late() -> None:
     raise TimeoutError
 
 
-def places(toy: Toy, checkpoint: Path) -> list[tuple[str, str, str]]:
-    """(thread, module, name) of every function that a thread of an undisturbed daemon calls."""
-    trace = toy.folder / "trace.txt"
-    toy.environment["BREAK_TRACE"] = str(trace)
-    copied(checkpoint, toy)
-    toy.start()
-    toy.wait_ended()
-    assert toy.stop() == 0
-    found = [tuple(line.split()) for line in trace.read_text().splitlines()]
-    return [(thread, module, name) for thread, module, name in found if not name.endswith("__")]
-
-
-def judge(toy: Toy, checkpoint: Path, case: tuple[str, str, str, str, int]) -> str:
-    """What became of a daemon with this broken in it: "recovered", "ended" or "told"; fails where it lives on dead."""
-    toy.environment["BREAK"] = " ".join(map(str, case))
-    copied(checkpoint, toy)
-    toy.start()
-    process = toy.process
-    assert process is not None
-
-    def done(value: dict[str, Any]) -> bool:
-        return bool(value["jobs"]) and all(job["state"] in ENDED for job in value["jobs"])
-
-    outcome, moved, last = "", "", time.monotonic() + MOST_SECONDS
-    end = last
-    while not outcome:
-        value = toy.status()
-        if moved != (moved := str([(one["name"], one["state"], one["attempts"]) for job in value["jobs"] for one in job["stages"]])):
-            end = min(last, time.monotonic() + STILL_SECONDS)
-        if done(value):
-            outcome = "recovered"
-        elif process.poll() is not None:
-            outcome = "ended"
-        elif time.monotonic() > end:
-            said = value["daemon"]["unwell"] or value["disks"] or [job["waiting_for"] for job in value["jobs"] if job["waiting_for"]]
-            assert said or value["passed_over"], f"{case}: it lives on dead and says nothing\n{toy.log()[-3000:]}"
-            outcome = "told"
-        time.sleep(0.1)
-    if outcome == "ended":
-        assert process.returncode in (LOST, 1, 75), f"{case}: {process.returncode}\n{toy.log()[-3000:]}"
-        assert "Could not" in toy.log() or "died of an error" in toy.log(), toy.log()[-3000:]
-        told = process.returncode == LOST
-    else:
-        toy.kill()
-        told = False
-    # Another daemon goes on where this one was.
-    del toy.environment["BREAK"]
-    toy.start()
-    if told:
-        value = toy.wait_for(lambda v: v["daemon"]["running"] and v["daemon"]["verdict"], 60)
-        assert value["last_end"] is not None and "Could not go on" in value["last_end"]["why"], value["last_end"]
-        assert "ended by itself" in toy.log()
-    jobs = toy.wait_ended(seconds=60)
-    assert [job["state"] for job in jobs] in (["succeeded"], ["failed"], ["partial"]), f"{case}: {jobs}"
-    assert toy.stop() == 0
-    assert toy.status()["last_end"] is None
-    return outcome
-
-
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: f"{case[0]}-{case[3]}")
+@pytest.mark.parametrize(("case", "outcome"), QUICK, ids=lambda value: value.place.name if isinstance(value, Case) else value)
 def test_a_thread_that_dies_recovers_or_the_daemon_ends_with_a_reason(
-    tmp_path: Path, pico_checkpoint: Path, case: tuple[str, str, str, str, int]
+    tmp_path: Path, pico_checkpoint: Path, case: Case, outcome: str
 ) -> None:
-    toy = Breaking(tmp_path)
+    toy = Breaking(tmp_path, [case])
     try:
-        outcome = judge(toy, pico_checkpoint, case)
+        assert (once(toy, pico_checkpoint) if case.times else always(toy, pico_checkpoint, stop=False)) == outcome
+        assert toy.raised == (case,)
     finally:
-        if toy.process is not None and toy.process.poll() is None:
-            toy.kill()
-    assert outcome == ("ended" if case[4] == 0 else "recovered")
+        toy.discard()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("times", [1, 0], ids=["once", "always"])
-def test_at_every_place_of_every_threads_loop_it_recovers_or_ends_with_a_reason(tmp_path: Path, pico_checkpoint: Path, times: int) -> None:
-    generator = random.Random(seed := random.randrange(10**6))
-    print(f"seed {seed}")
-    (tmp_path / "trace").mkdir()
-    found = places(Breaking(tmp_path / "trace"), pico_checkpoint)
-    assert {"runner", "watch", "notify", "journal"} <= {thread for thread, _, _ in found}
-    found = generator.sample(found, CASES) if CASES else found
-    outcomes = []
-    for number, (thread, module, name) in enumerate(found):
-        folder = tmp_path / f"case-{number}"
-        folder.mkdir()
-        toy = Breaking(folder, extra="[limits]\nretry_seconds = 0.1\ncrashes = 100\n")
-        case = (thread, module, name, generator.choice(list(ERRORS)), times)
-        print(case)
-        try:
-            outcomes.append(judge(toy, pico_checkpoint, case))
-        finally:
-            if toy.process is not None and toy.process.poll() is None:
-                toy.kill()
-        print(outcomes[-1])
+@pytest.mark.timeout(14400)
+def test_at_every_place_of_every_thread_an_error_is_survived_or_told(tmp_path: Path, pico_checkpoint: Path) -> None:
+    generator = random.Random(seed := SEED or random.randrange(10**6))
+    print(f"seed={seed}")
+    found = places(pico_checkpoint, tmp_path)
+    assert {"MainThread", "runner", "watch", "notify", "journal"} <= {place.thread for place in found}
+    sweep = Sweep(pico_checkpoint, tmp_path, generator)
+    sweep.run(itertools.islice(cases_of(found, generator), CASES or len(found)))
+    print(f"seed={seed}: {sweep.summary()}")
+    assert not sweep.failures, sweep.summary()

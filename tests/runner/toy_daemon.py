@@ -1,25 +1,39 @@
-"""`python -m tests.runner.toy_daemon CONFIG`: the real daemon, whose children run toy stages."""
+"""`python -m tests.runner.toy_daemon CONFIG`: the real daemon, whose children run toy stages.
+
+`TOY_LONGEST_PAUSE=SECONDS`: how long at most a disk that was full again and again must take writes before it counts as having room.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from daemon.cli.main import exit_code_of
 from daemon.config.loading import load
 from daemon.config.paths import prepare
 from daemon.contract.errors import CkptdError
-from daemon.operating import logs
+from daemon.operating import disk_watch, logs
 from daemon.operating.service import serve
+from daemon.running.executor import Executor
 from daemon.running.workers.executor import LocalExecutor
 
 TOY = (sys.executable, "-m", "tests.runner.toy_handlers")
 
-if __name__ == "__main__":
-    config = Path(sys.argv[1])
+
+def main(config: Path, executor: Callable[[Sequence[str]], Executor] = LocalExecutor) -> None:
+    """Serve by this configuration until told to stop. `executor`: makes what runs the attempts, of their command."""
+    if longest := os.environ.get("TOY_LONGEST_PAUSE"):
+        disk_watch.FIRST_PAUSE = disk_watch.LONGEST_PAUSE = float(longest)
     settings = load(config, need_roots=True)
     logs.set_up(settings.log, prepare(settings.state_directory, settings.output.directory).log)
     try:
-        serve(settings, reload=lambda: load(config, need_roots=True), executor=LocalExecutor(TOY))
+        serve(settings, reload=lambda: load(config, need_roots=True), executor=executor(TOY))
     except CkptdError as error:
+        print(f"ckptd: {error}", file=sys.stderr)
         sys.exit(exit_code_of(error))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

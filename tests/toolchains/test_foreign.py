@@ -29,7 +29,7 @@ from tests.toolchains.test_optimum import bert
 LIMIT = 1e-3
 ANSWER = """
 import numpy
-shutil.copy(options['inputs'], {seen!r})
+shutil.copyfile(options['inputs'], {seen!r})
 numpy.savez(options['outputs'], **{{name: numpy.asarray(value, numpy.float32) for name, value in {made!r}.items()}})
 answer = {{
     'reader': 'ORTModelForX', 'files': [], 'adjusted': [], 'load_seconds': 0.0, 'run_seconds': 0.0, 'outputs': {{}}, 'versions': {{}}

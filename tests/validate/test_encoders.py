@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
+from handlers.validate.checks import samples
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec
@@ -148,6 +149,8 @@ def test_sound_artifacts_of_every_task_pass(name: str, make: Make) -> None:  # R
     model = make(name)
     reference = model.bench.reference
     assert reference.subject.task == TASKS[name] and not reference.fallbacks
+    answered = reference.adapter is not None and name != "vectors"
+    assert all((one.base is not None) == answered for one in reference.samples[: samples.SHOWN]), "what the base's own head says"
     assert len(reference.warnings) == (name == "spans"), "PEFT's wrapper for question answering drops the segments"
     assert reference.sides == (["right"] if name in NO_LEFT else ["right", "left"])
     for variant, folder in (("pytorch", model.merged), ("onnx", model.onnx)):
@@ -160,6 +163,8 @@ def test_sound_artifacts_of_every_task_pass(name: str, make: Make) -> None:  # R
         assert figures["greedy_identical"] is None and figures["cache_error_max_absolute"] is None
         assert set(figures["padding_errors"]) == set(reference.sides)
         assert figures["sample"]["text"] == figures["sample"]["reference"]
+        assert [one["text"] for one in figures["samples"]] == [one["reference"] for one in figures["samples"]]
+        assert len(figures["samples"]) == samples.SHOWN and figures["samples"][0] == figures["sample"]
     assert ("cosine_min" in figures) == (name == "vectors")
 
 

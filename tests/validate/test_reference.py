@@ -12,7 +12,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import Likeness, ReferenceFigures, figures_of
 from daemon.contract.jobs.messages import Outcome, Verdict
 from daemon.contract.jobs.options import ValidateOptions
-from handlers.report.blindness import blindness
+from handlers.report.not_verified import blindness
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker

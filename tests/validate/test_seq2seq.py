@@ -89,6 +89,7 @@ def test_the_merged_model_and_both_ways_of_running_the_graphs_agree_with_the_liv
         assert figures["agreement"] == 1.0 and figures["error_max"] < 1e-4
         assert figures["greedy_identical"] == figures["greedy_prompts"] == 4
         assert figures["positions"] == sum(len(sample.tokens) for sample in reference.samples)
+        assert all(sample.base is not None for sample in reference.samples[: len(figures["samples"])])
         assert set(figures["padding_errors"]) == set(sides)
     assert set(figures["cache_errors"]) == {"decoder_with_past", "decoder_merged"}
 

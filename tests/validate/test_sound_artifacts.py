@@ -18,7 +18,7 @@ from tests.validate.conftest import Validated
 NAMES = {
     "agreement", "kl", "error_max", "error_max_absolute", "error_mean_absolute", "logit_std", "positions", "greedy_identical",
     "greedy_prompts", "cache_error_max_absolute", "padding_error_max_absolute", "merged_error_max_absolute", "tokens_per_second",
-    "pytorch_tokens_per_second", "speed_over_pytorch", "prefill_seconds", "load_seconds", "peak_rss_bytes", "sample",
+    "pytorch_tokens_per_second", "speed_over_pytorch", "prefill_seconds", "load_seconds", "peak_rss_bytes", "sample", "samples",
 }  # fmt: skip
 
 
@@ -63,6 +63,10 @@ def test_the_reference_is_the_unmerged_adapter_and_its_effect_is_told(validated:
     assert reference["dtype"] == "float32" and reference["method"] == "LORA adapter applied at run time, not merged"
     assert reference["adapter"]["kl"] > 10 * validated.checks["onnx"].figures["kl"]
     assert len(validated.figures["prompts"]) == 4
+    shown = validated.figures["samples"]
+    assert [one["prompt"] for one in shown] == validated.figures["prompts"] and all(one["base"] != one["text"] for one in shown)
+    for check in validated.checks.values():
+        assert [(one["prompt"], one["reference"]) for one in check.figures["samples"]] == [(one["prompt"], one["text"]) for one in shown]
 
 
 def test_each_check_leaves_a_comparison_for_each_prompt(validated: Validated) -> None:  # R4.4

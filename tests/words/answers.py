@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
+from daemon.operating.comparison import Comparison
 from daemon.operating.doctor import Diagnosis, FormatsHere
 from daemon.operating.explain import CheckpointExplanation, RunExplanation
 from daemon.operating.integrity.fsck import Findings
@@ -53,6 +54,7 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("status",): {0: "told, also where no daemon runs: `daemon.running` says that"},
     ("list",): {},
     ("show",): {2: "no job, or more than one, begins with that id"},
+    ("compare",): {2: "one of the two names no export, or no report is there yet"},
     ("logs",): {0: "done, also where there is no log yet"},
     ("check",): {0: "nothing is wrong; there may be warnings", 2: "something is wrong: `problems`"},
     ("formats",): {},
@@ -110,6 +112,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ),
     ("list",): ("a list", (JobStatus,)),
     ("show",): ("an object", (JobDetails,)),
+    ("compare",): ("an object", (Comparison,)),
     ("export",): ("an object", (ExportedJob,)),
     ("explain",): ("an object, of a checkpoint or of a run: `kind` says which", (CheckpointExplanation, RunExplanation)),
     ("check",): ("an object", (Diagnosis,)),
@@ -130,6 +133,25 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("toolchain", "remove"): ('`{"name": …, "freed": …}`, the bytes that are freed', ()),
 }
 COMMON = {
+    "a": "The first of the two.",
+    "b": "The second.",
+    "agreement": "Share of positions with the same most likely token as the live model.",
+    "base_digest": "Digest of the base model's files.",
+    "cosine_mean": "Mean cosine of vectors with the live model's.",
+    "cpu": "The processor that the checks ran on.",
+    "ending": "Whether it was written when training had ended.",
+    "error_max": "Largest error, in standard deviations of the live model's values.",
+    "greedy_identical": "Prompts for which greedy decoding gave the live model's tokens.",
+    "greedy_prompts": "Prompts that were decoded.",
+    "kl": "Mean KL divergence, in nats.",
+    "load_seconds": "How long loading took.",
+    "peak_rss_bytes": "Peak memory of its process.",
+    "prefill_seconds": "How long reading the prompt took.",
+    "reasons": "Why it did not pass, as sentences.",
+    "size_bytes": "Size of its files.",
+    "speed_over_pytorch": "Its speed divided by PyTorch's.",
+    "tokens_per_second": "Tokens decoded in a second.",
+    "wall_seconds": "How long the export took.",
     "about": "What it is, for people.",
     "artifacts": "Variant → verdict.",
     "at": "When; ISO 8601 in UTC.",

@@ -24,6 +24,8 @@ cache: it decodes with a KV cache that is checked. padding: batches of unequal l
 free. tokenizer: what turns texts into ids lies inside."""
 Level = Literal["fp16", "int8", "int8-static", "int8-weight", "int4"]
 """How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
+Deploys = Literal["alone", "over its base", "not"]
+"""How a variant is put to use: as it is; with its base, which lies elsewhere; not, since it is made to look into the model."""
 Kind = Literal["causal", "seq2seq", "encoder"]
 """What drives a model: a language model; an encoder-decoder; an encoder, with or without a head."""
 
@@ -79,9 +81,14 @@ class Variant(StageSpec):
     """The next less quantized variant, to take where this one is not exact enough."""
     traits: frozenset[Trait] = frozenset()
     usage: Path | None = None
-    """A Jinja template in Markdown: who runs it and how, for the export's README. It knows `variant`, `about`, `prompt`, `auto` (the
-    transformers class), `generates`, `pairs` and `figures` (its stage's, by name), and the filters `md`, `literal` and `word`; code blocks
-    run from the export's folder."""
+    """A Jinja template in Markdown: who runs it and how, for the export's README; its first `shell` block (what to install) and its first
+    `sh` or `python` block (how to run it) for the report. It knows `variant`, `about`, `prompt`, `auto` (the transformers class),
+    `generates`, `pairs` and `figures` (its stage's, by name), the filters `md`, `literal` and `word`, and `install("torch", …)`, a block
+    that installs distributions in the versions that the check ran with; code blocks run from the export's folder."""
+    library: str = ""
+    """The library that loads it, as model hubs name it (`library_name` of a model card); "" where hubs know none."""
+    deploys: Deploys = "alone"
+    """The report recommends none that is "not" deployed, and one "over its base" only where nothing else passed."""
 
 
 class FormatEntry(Frozen):

@@ -229,6 +229,17 @@ class BasesFigures(Figures):
     """Divergence KL(chosen ‖ other)."""
 
 
+class LiveSample(Figures):
+    """One of the first prompts with what the live model says, and what its base says without the adapter."""
+
+    prompt: str | None = None
+    """The prompt."""
+    base: str | None = None
+    """What the base says; null for a full fine-tune, for a base without the head that the adapter brings, and where there is no text."""
+    text: str | None = None
+    """What the live model says; null for a task that gives no text."""
+
+
 class ReferenceFigures(Checking):
     """What the stage `reference` found."""
 
@@ -238,10 +249,12 @@ class ReferenceFigures(Checking):
     """The prompts' texts, in the order in which they were asked."""
     bases: BasesFigures | None = None
     """Which base the adapter fits best on the prompts; missing where that was not asked."""
+    samples: tuple[LiveSample, ...] = ()
+    """The first prompts, for people to look at; none where the prompts are no text."""
 
 
 class SampleFigures(Figures):
-    """The first prompt with two answers, for people to look at."""
+    """One of the first prompts with two answers, for people to look at."""
 
     prompt: str | None = None
     """The prompt."""
@@ -306,6 +319,8 @@ class CheckFigures(Likeness):
     """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
     sample: SampleFigures | None = None
     """The first prompt with both answers; null where the prompts are no text."""
+    samples: tuple[SampleFigures, ...] = ()
+    """The first prompts with both answers, `sample` among them; none where the prompts are no text."""
     load_seconds: float | None = None
     """Time that loading took, in seconds."""
     peak_rss_bytes: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from daemon.contract.errors import Fault
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
 from daemon.contract.jobs.plan import CHECK, FORMER, check_of, effective_variants, find_spec, find_variant
@@ -62,16 +63,21 @@ def fault_of(stage: StageFacts) -> Fault | None:
 
 
 def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault] | None:
-    """The stage that kept `variant` from being made, with its fault: its own first, then those that it needs."""
-    queue = [variant]
+    """The stage that kept `variant` (or another stage) from being made, with its fault: its own first, then those that it needs.
+
+    A stage that was skipped, since one that it needs gave no output, is it only where no other one failed.
+    """
+    queue, skipped = [variant], None
     while queue:
         name = queue.pop(0)
         stage = stages.get(name)
         if stage is not None and (fault := fault_of(stage)):
-            return name, fault
+            if fault.code != FaultCode.SKIPPED:
+                return name, fault
+            skipped = skipped or (name, fault)
         spec = find_spec(name)
         queue.extend(spec.needs if spec else ())
-    return None
+    return skipped
 
 
 def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:

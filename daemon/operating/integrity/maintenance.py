@@ -13,14 +13,15 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
 from daemon.config.paths import Paths
 from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Permanent, Retryable
+from daemon.contract.errors import CkptdError, Fault, Permanent, Retryable, from_oserror
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, fsync_file, write_atomic
 from daemon.contract.jobs.messages import CheckpointRef
@@ -33,9 +34,11 @@ from daemon.journal.rows import now
 from daemon.journal.sql import SCHEMA_VERSION
 from daemon.operating.integrity.rebuild import Rebuilt, rebuild
 from daemon.system.box import free_disk, human
+from daemon.system.threads import reason_of
 
 log = structlog.get_logger("journal")
 
+DAMAGED = "damage"
 TargetOf = Callable[[CheckpointRef], Path]
 
 
@@ -125,9 +128,15 @@ def _heal(paths: Paths, why: str, suspicion: Json | None, target_of: TargetOf) -
     paths.suspect.unlink()
     log.critical(
         f"The journal could not be used ({why}). It was set aside and rebuilt from {source}; look at that disk.",
-        code=FaultCode.JOURNAL_REBUILT, set_aside=str(aside) if aside else None, source=source, jobs_open=result.open,
-        jobs_ended=result.ended, given_up=result.given_up, passed_over=result.skipped,
-    )  # fmt: skip
+        event_id=Event.JOURNAL_REBUILT,
+        code=FaultCode.JOURNAL_REBUILT,
+        set_aside=str(aside) if aside else None,
+        source=source,
+        jobs_open=result.open,
+        jobs_ended=result.ended,
+        given_up=result.given_up,
+        passed_over=result.skipped,
+    )
 
 
 def _with_journal(path: Path) -> Path:
@@ -158,7 +167,7 @@ def _build(paths: Paths, fresh: Path, facts: Json, target_of: TargetOf) -> tuple
         if _is_sound(fresh):
             source = "backup"
             break
-        log.error("a backup of the journal is not valid", path=str(backup))
+        log.error("a backup of the journal is not valid", event_id=Event.JOURNAL_BACKUP_INVALID, path=str(backup))
     else:
         _clear(fresh)
     database = Database(fresh)
@@ -214,25 +223,33 @@ def _back_up_before_upgrade(paths: Paths, reserve: int) -> None:
         try:
             see_room(paths.state, paths.journal.stat().st_size, reserve)
             backups.write_backup(connection, target)
-            log.info("backed the journal up before its upgrade", path=str(target), schema=version)
+            log.info("backed the journal up before its upgrade", event_id=Event.JOURNAL_BACKED_UP, path=str(target), schema=version)
         except (Retryable, OSError) as error:
-            log.warning("the journal is upgraded without a backup", error=str(error))
+            log.warning("the journal is upgraded without a backup", event_id=Event.JOURNAL_UPGRADED_WITHOUT_BACKUP, error=str(error))
 
 
 @dataclass
 class JournalMaintenance:
     """Checks and backs up an open journal on its schedule. Raises nothing: errors are logged and reported by `state`.
 
-    `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone.
+    `keep`: backups that are kept, 0 for none at all; `reserve`: bytes of free disk that are left alone; `refused`: called with what kept
+    something from being written.
     """
 
     database: Database
     paths: Paths
     keep: int = 3
     reserve: int = 0
-    problem: str | None = None
     checked: str | None = None
     backed_up: str | None = None
+    refused: Callable[[Fault], object] = lambda fault: None
+    _problems: dict[str, str] = field(default_factory=dict)
+    """What was being done → what is wrong, until that is done again and well."""
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong, the worst first; None where nothing is."""
+        return next(iter(sorted(self._problems.values(), key=lambda one: one != self._problems.get(DAMAGED))), None)
 
     def state(self) -> JournalCare:
         """For `ckptd status`."""
@@ -248,7 +265,8 @@ class JournalMaintenance:
             if problems:
                 self._damaged("; ".join(problems[:3]))
             else:
-                self.checked, self.problem = now(), None
+                self.checked = now()
+                self._problems.pop(DAMAGED, None)
 
     def back_up(self) -> None:
         """Take a backup and remove the oldest; if no backup can be taken, the old ones stay."""
@@ -266,14 +284,23 @@ class JournalMaintenance:
         except Permanent as error:
             self._damaged(error.fault.cause)
         except (CkptdError, OSError, sqlite3.Error) as error:
-            sentence = str(error) if isinstance(error, CkptdError) else f"Could not {operation}: {error}."
-            if sentence != self.problem:
-                log.error(sentence)
-            self.problem = sentence
+            if isinstance(error, (CkptdError, OSError)):
+                ours = error if isinstance(error, CkptdError) else from_oserror(error, operation, str(self.paths.backups))
+                self.refused(ours.fault)
+            self._note(operation, str(error) if isinstance(error, CkptdError) else f"Could not {operation}: {error}.")
+        except Exception as error:
+            self._note(operation, f"Could not {operation}: {reason_of(error)}.", error)
+        else:
+            self._problems.pop(operation, None)
+
+    def _note(self, operation: str, sentence: str, unforeseen: Exception | None = None) -> None:
+        if sentence != self._problems.get(operation):
+            log.error(sentence, event_id=Event.JOURNAL_CARE_FAILED, exc_info=unforeseen)
+        self._problems[operation] = sentence
 
     def _damaged(self, why: str) -> None:
         sentence = f"The journal is damaged: {why}. To fix it: restart ckptd, which sets it aside and rebuilds it."
-        if sentence != self.problem:
-            log.critical(sentence, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
-        self.problem = sentence
+        if sentence != self._problems.get(DAMAGED):
+            log.critical(sentence, event_id=Event.JOURNAL_DAMAGED, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
+        self._problems[DAMAGED] = sentence
         mark_suspect(self.paths.suspect, why)

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from daemon.checkpoints.additions import changed
 from daemon.config.paths import Paths
 from daemon.contract.errors import Fault
+from daemon.contract.events import Event
 from daemon.contract.jobs.messages import CheckpointRef, Outcome
 from daemon.contract.jobs.plan import stage_names
 from daemon.journal.database import Database
@@ -68,7 +69,9 @@ def _taken_in(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoi
             _complete(c, one, str(row[0]))
     except (sqlite3.IntegrityError, KeyError) as error:
         c.execute("ROLLBACK TO one")
-        log.warning("a job was passed over while the journal was rebuilt", job=one.job, error=str(error))
+        log.warning(
+            "a job was passed over while the journal was rebuilt", event_id=Event.JOURNAL_PASSED_OVER, job=one.job, error=str(error)
+        )
         return False
     finally:
         c.execute("RELEASE one")

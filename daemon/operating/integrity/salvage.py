@@ -18,6 +18,7 @@ import structlog
 from pydantic import ValidationError
 
 from daemon.config.paths import JOB_FILE, RESULT_FILE, Paths
+from daemon.contract.events import Event
 from daemon.contract.export_layout import MANIFEST
 from daemon.contract.jobs.figures import ReportFigures, figures_of
 from daemon.contract.jobs.messages import CheckpointRef, Outcome, StageResult
@@ -158,7 +159,7 @@ def _read(path: Path) -> Any:
 
 
 def _pass_over(path: Path, why: str) -> None:
-    log.warning("passed over while the journal was rebuilt", path=str(path), error=why[:300])
+    log.warning("passed over while the journal was rebuilt", event_id=Event.JOURNAL_PASSED_OVER, path=str(path), error=why[:300])
 
 
 def _of_folder(folder: Path, export: FoundExport | None, paths: Paths) -> tuple[Remains | None, int]:

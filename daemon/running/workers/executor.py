@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import structlog
 
+from daemon.contract.events import Event
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import Attempt, Bounds, Order, read_job_file
@@ -45,13 +46,13 @@ class LocalExecutor:
         Gives the result where a complete one was left.
         """
         if kill_stray(process_of(id), folder):
-            log.warning("a child outlived its daemon and was killed", id=id)
+            log.warning("a child outlived its daemon and was killed", event_id=Event.ATTEMPT_LEFT, id=id)
         context = read_job_file(folder)
         if context is None:
             return None
         result, wrong = examine(context)
         if wrong:
-            log.warning("what a child left is not taken", because=wrong)
+            log.warning("what a child left is not taken", event_id=Event.ATTEMPT_RESULT_REFUSED, because=wrong)
         return result
 
     def at_work(self, jobs: Path) -> Mapping[str, Path]:

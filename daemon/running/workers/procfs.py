@@ -6,6 +6,7 @@ every process of the box. Linux only. Everything here may be out of date when it
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -107,3 +108,22 @@ def oom_kills() -> int:
     except OSError:
         return 0
     return next((int(row.split()[1]) for row in rows if row.startswith("oom_kill ")), 0)
+
+
+def cpu_times(pids: Iterable[int]) -> dict[int, tuple[float, float, bool]]:
+    """Thread → seconds of CPU time that it had, seconds that it waited for a processor, and whether it is ready to run now.
+
+    Threads of all these processes. {} where the kernel does not count that.
+    """
+    found: dict[int, tuple[float, float, bool]] = {}
+    for pid in pids:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue  # gone
+        for name in threads:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                ran, waited, _ = Path(f"/proc/{pid}/task/{name}/schedstat").read_bytes().split()
+                stat = Path(f"/proc/{pid}/task/{name}/stat").read_bytes()
+                found[int(name)] = int(ran) / 1e9, int(waited) / 1e9, stat[stat.rfind(b")") + 2 :][:1] == b"R"
+    return found

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from daemon.contract.events import Event
 from daemon.contract.values import Json
 from daemon.running.executor import Progress
 
@@ -65,7 +66,11 @@ class Channel:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             if not self._dropped:
                 self._dropped = True
-                log.debug("the child writes to the progress channel what is no progress; it is dropped", line=repr(line[:80]))
+                log.debug(
+                    "the child writes to the progress channel what is no progress; it is dropped",
+                    event_id=Event.ATTEMPT_NOISE,
+                    line=repr(line[:80]),
+                )
             return False
         return True
 

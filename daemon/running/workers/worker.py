@@ -18,12 +18,14 @@ from pathlib import Path
 import structlog
 
 from daemon.contract.errors import Fault
+from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageResult
-from daemon.running.executor import LOG_FILE, Order, Progress
+from daemon.running.executor import LOG_FILE, CpuShare, Order, Progress
 from daemon.running.workers import procfs
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
+from daemon.running.workers.cpu_meter import CpuMeter
 from daemon.running.workers.environment import for_children
 from daemon.running.workers.post_mortem import Death, conclude, mib
 from daemon.running.workers.progress_channel import Channel
@@ -54,6 +56,7 @@ class Worker:
         """Bytes that the attempt's processes held at the last look."""
         self.peak = 0
         """The largest such figure."""
+        self._meter = CpuMeter()
         self._fault: Fault | None = None
         self._interrupted = False
         self._kill_at: float | None = None
@@ -99,6 +102,11 @@ class Worker:
     def warnings(self) -> list[str]:
         """What the child wants people to see, up to a few hundred lines."""
         return self._channel.warnings
+
+    @property
+    def cpu(self) -> CpuShare | None:
+        """CPU time that its processes got of late."""
+        return self._meter.share
 
     @property
     def ended(self) -> bool:
@@ -151,6 +159,7 @@ class Worker:
         self._oom_kills_before, self._oom_kills = self._oom_kills, procfs.oom_kills()
         self.memory = self._enclosure.memory(pids, self.bounds.memory)
         self.peak = max(self.peak, self.memory)
+        self._meter.look(pids, now)
         self._look_at = now + (QUICK_LOOK_SECONDS if len(pids) > self.bounds.processes // 4 else LOOK_SECONDS)
         if len(pids) > self.bounds.processes:
             cause = f"it had {len(pids)} processes at the same time, and may have {self.bounds.processes}"
@@ -198,8 +207,12 @@ class Worker:
         if not self._enclosure.sweep():
             if now - exited_at < STUCK_SECONDS:
                 return None
-            log.error("processes of an attempt can't be killed, the kernel holds them", stage=self.context.stage,
-                      pids=sorted(self._enclosure.members()))  # fmt: skip
+            log.error(
+                "processes of an attempt can't be killed, the kernel holds them",
+                event_id=Event.ATTEMPT_LEFT,
+                stage=self.context.stage,
+                pids=sorted(self._enclosure.members()),
+            )
         code = self.process.wait()
         self._channel.read()
         self._log.finish()

@@ -25,7 +25,7 @@ FORMAT = Format(
             settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
         Variant(
             "onnx-activations-fp16", "handlers.onnx.activations.forms:half", 1, arithmetic="half",
@@ -34,7 +34,7 @@ FORMAT = Format(
             form_of="onnx-activations", level="fp16", fallback="onnx-activations",
             limits=Limits("onnx", cache=0.05, padding=0.05, merged=0.1),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
         Variant(
             "onnx-activations-int8", "handlers.onnx.activations.forms:integers", 2, arithmetic="integers",
@@ -43,7 +43,7 @@ FORMAT = Format(
             form_of="onnx-activations", level="int8", fallback="onnx-activations-fp16",
             limits=Limits("onnx", cache=1.0, padding=1.0, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnx", deploys="not",
         ),
     ),
     families={

@@ -26,7 +26,7 @@ FORMAT = Format(
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=2.4, disk_fp32=1.1, settings=("export.opset",), libraries=LIBRARIES,
             limits=Limits("onnx-genai", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
         ),
         Variant(
             "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 2, arithmetic="half",
@@ -35,7 +35,7 @@ FORMAT = Format(
             form_of="onnx-genai-fp32", level="fp16", fallback="onnx-genai-fp32",
             limits=Limits("onnx-genai", cache=0.05, padding=0.05, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
         ),
         Variant(
             "onnx-genai-int4", "handlers.onnx.genai.int4:run", 2, arithmetic="blocks",
@@ -49,7 +49,7 @@ FORMAT = Format(
             form_of="onnx-genai-fp32", level="int4", fallback="onnx-genai-fp16",
             limits=Limits("onnx-genai", cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
-            traits=TRAITS, usage=USAGE,
+            traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
         ),
     ),
     families={

@@ -15,7 +15,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
 from handlers.validate.checks.comparison import Comparison, PromptLikeness
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_error, teacher_forced
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import labels_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Encode, Greedy
@@ -80,12 +80,14 @@ def examine(
             apart = _compared(export, np.load(logits_file(merged, number)), logits)
             figures = figures.plus(merged_error_max_absolute=apart.error_max_absolute)
         result.prompts.append(figures if subject.kind == "encoder" else _decoded(worker, sample, figures))
+    samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
         **({} if subject.kind == "causal" else {"task": subject.task}),
         **_decoding_figures(result.prompts).given,
         **_padding_figures(worker, reference).given,
         merged_error_max_absolute=_largest(one.merged_error_max_absolute for one in result.prompts),
-        sample=_sample(worker, reference, result, outputs),
+        sample=samples[0] if samples else None,
+        samples=samples,
     )
     return result
 
@@ -144,19 +146,21 @@ def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> Pr
     return figures if decoded.cache_errors is None else figures.plus(cache_errors=decoded.cache_errors)
 
 
-def _sample(worker: EngineWorker, reference: Reference, result: Examination, outputs: Path) -> SampleFigures | None:
-    """The first prompt with both answers, for a person to look at."""
+def _samples(worker: EngineWorker, reference: Reference, result: Examination, outputs: Path) -> tuple[SampleFigures, ...]:
+    """The first prompts with both answers, for a person to look at."""
     if not reference.readable:
-        return None
-    first = reference.samples[0]
-    try:
-        tokens = result.prompts[0].tokens or []
-        text = answer_text(worker, reference.subject, first, tokens, np.load(logits_file(outputs, 0)))
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
-        text = None  # a tokenizer that can't be used is a reason of its own
-    return SampleFigures(prompt=first.text, reference=first.continuation, text=text)
+        return ()
+    found = []
+    for number, sample in enumerate(reference.samples[:SHOWN]):
+        try:
+            tokens = result.prompts[number].tokens or []
+            text = answer_text(worker, reference.subject, sample, tokens, np.load(logits_file(outputs, number)))
+        except WorkerFailed as error:
+            if error.code == FaultCode.WORKER_LOST:
+                raise
+            text = None  # a tokenizer that can't be used is a reason of its own
+        found.append(SampleFigures(prompt=sample.text, reference=sample.continuation, text=text))
+    return tuple(found)
 
 
 def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | None:

@@ -19,7 +19,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from handlers.validate.checks import segments
 from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
 from handlers.validate.checks.degeneration import Degeneration
-from handlers.validate.checks.samples import Sample
+from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -97,6 +97,11 @@ class _Asked:
     positions: int
     """Most rows that are kept of a prompt."""
 
+    @property
+    def least(self) -> int:
+        """New tokens before which no end token counts."""
+        return min(LEAST_TOKENS if self.subject.kind == "causal" else LEAST_TARGETS, self.count)
+
 
 def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, folder: Path, progress: Progress) -> Reference:
     """Load the live model and run the prompts; `folder` receives the logits. Raises WorkerFailed."""
@@ -126,7 +131,9 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         spread.add(logits)
         degeneration.add(logits)
         if about.adapted:
-            _add_bare(live, sample, logits, adapter, folder)
+            bare = _add_bare(live, sample, logits, adapter, folder)
+            if readable and number < SHOWN:
+                sample = replace(sample, base=_base_says(asked, sample, bare))
         samples.append(sample)
     warnings += degeneration.warnings()
     kept = sum(len(sample.keep) for sample in samples)
@@ -210,8 +217,7 @@ def _run(asked: _Asked, one: Encoded, path: Path) -> tuple[Sample, int]:
     live, subject, special = asked.live, asked.subject, asked.special
     ids, tokens, places = one.ids[: asked.room], [], None
     if subject.kind != "encoder":
-        least = min(LEAST_TOKENS if subject.kind == "causal" else LEAST_TARGETS, asked.count)
-        tokens = live.ask(Greedy(ids=ids, tokens=asked.count, least=least, stop=True)).tokens
+        tokens = live.ask(Greedy(ids=ids, tokens=asked.count, least=asked.least, stop=True)).tokens
     if subject.task == "fill-mask":
         ids, places = hidden(ids, special.tokens, special.mask)
     places = rows_that_count(subject, ids, tokens, special.tokens) if places is None else places
@@ -243,10 +249,26 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
 
 
-def _add_bare(live: EngineWorker, sample: Sample, logits: np.ndarray, adapter: Comparison, folder: Path) -> None:
+def _add_bare(live: EngineWorker, sample: Sample, logits: np.ndarray, adapter: Comparison, folder: Path) -> np.ndarray:
+    """The bare base's rows, which the comparison has taken in."""
     path = folder / "bare.npy"
-    adapter.add(logits, teacher_forced(live, sample, path, bare=True))
+    rows = teacher_forced(live, sample, path, bare=True)
+    adapter.add(logits, rows)
     path.unlink()
+    return rows
+
+
+def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> str | None:
+    """What the base says without the adapter, `rows` being its outputs. It takes no more steps than the live model took at most."""
+    tokens: list[int] = []
+    try:
+        if asked.subject.kind != "encoder":
+            tokens = asked.live.ask(Greedy(ids=sample.ids, tokens=asked.count, stop=True, least=asked.least, bare=True)).tokens
+        return answer_text(asked.live, asked.subject, sample, tokens, rows)
+    except WorkerFailed as error:
+        if error.code == FaultCode.WORKER_LOST:
+            raise
+        return None  # it is for people alone: nothing is compared with it
 
 
 def padded_batch(samples: Iterable[Sample]) -> PaddedBatch:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+SHOWN = 4
+"""Prompts whose answers people get to see: the first ones."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -27,3 +30,5 @@ class Sample:
     """Segment of each of `ids`, for tasks that read two texts at once."""
     first: str | None = None
     """The text that goes before `text` in the same input."""
+    base: str | None = None
+    """What the base says without the adapter, of the first SHOWN prompts; None where there is no adapter or no text."""

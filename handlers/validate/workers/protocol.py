@@ -251,6 +251,8 @@ class Greedy(Request[Decoding]):
     """Whether end tokens end it."""
     verify: bool = False
     """Whether the cached steps are compared with a pass without a cache."""
+    bare: bool = False
+    """Without the adapter."""
 
     @property
     def work_tokens(self) -> int:

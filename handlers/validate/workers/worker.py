@@ -80,16 +80,22 @@ class Commands:
     def teacher(self, request: protocol.Teacher) -> protocol.Rows:
         import numpy as np
 
-        with self._engine.without_adapter() if request.bare else contextlib.nullcontext():
+        with self._adapter(request.bare):
             rows = self._driver.rows(request.ids, request.targets, request.types)
         np.save(request.out, rows[request.keep])
         return protocol.Rows(rows=len(rows), vocabulary=int(rows.shape[-1]))
 
     def greedy(self, request: protocol.Greedy) -> protocol.Decoding:
-        decoded: protocol.Decoding = self._driver.greedy(
-            request.ids, request.tokens, least=request.least, stop=request.stop, verify=request.verify
-        )
+        with self._adapter(request.bare):
+            decoded: protocol.Decoding = self._driver.greedy(
+                request.ids, request.tokens, least=request.least, stop=request.stop, verify=request.verify
+            )
         return decoded
+
+    def _adapter(self, bare: bool) -> contextlib.AbstractContextManager[None]:
+        """Inside, the adapter is left out where `bare`."""
+        without: contextlib.AbstractContextManager[None] = self._engine.without_adapter() if bare else contextlib.nullcontext()
+        return without
 
     def padding(self, request: protocol.Padding) -> protocol.Difference:
         batch = request.batch

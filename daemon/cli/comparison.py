@@ -1,0 +1,117 @@
+"""What `ckptd compare A B` prints: two exports, figure by figure, then what they say to the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rich.text import Text
+
+from daemon.cli.layout import Cell, Column, duration, hanging, middle, table
+from daemon.cli.markup import STATE_STYLE, terminal
+from daemon.cli.status import width_of
+from daemon.operating.comparison import ComparedArtifact, ComparedExport, Comparison
+from daemon.system.box import human
+
+_COLUMNS = (
+    Column("", least=14), Column("A", least=12, right=True), Column("B", least=12, right=True), Column("B over A", least=8, right=True),
+)  # fmt: skip
+_TEXT = 400
+"""Characters of a sample that are shown."""
+Say = Callable[[Any], str]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.4g} %"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4g}"
+
+
+_OF_EXPORT: tuple[tuple[str, str, Say, bool], ...] = (
+    ("status", "status", str, False),
+    ("loss", "loss", _loss, False),
+    ("best metric", "best_metric", _loss, False),
+    ("epoch", "epoch", _loss, False),
+    ("adapter moves", "adapter_kl", lambda value: f"{value:.2g} nats", False),
+    ("export took", "wall_seconds", duration, True),
+)
+_OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
+    ("verdict", "verdict", str, False),
+    ("agreement", "agreement", _percent, False),
+    ("divergence", "kl", lambda value: f"{value:.2g} nats", False),
+    ("error", "error_max", lambda value: f"{value:.2g} σ", False),
+    ("cosine", "cosine_mean", lambda value: f"{value:.5f}", False),
+    ("size", "size_bytes", human, True),
+    ("tokens a second", "tokens_per_second", lambda value: f"{value:.0f}", True),
+    ("first token", "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", True),
+    ("over PyTorch", "speed_over_pytorch", lambda value: f"{value:.2f}×", False),
+    ("loading", "load_seconds", lambda value: f"{value:.2g} s", True),
+    ("memory", "peak_rss_bytes", human, True),
+)
+"""Label, field, how it is said, whether the two are divided."""
+
+
+def print_comparison(value: Comparison) -> None:
+    """`ckptd compare`."""
+    console = terminal(soft_wrap=True)
+    for line in comparison_lines(value, width_of(console)):
+        console.print(line)
+
+
+def comparison_lines(value: Comparison, width: int | None) -> list[Text]:
+    """The lines, none wider than `width`."""
+    a, b = value.a, value.b
+    lines = [line for name, one in (("A", a), ("B", b)) for line in hanging(name, f"{one.label}: {one.folder}", width, style="bold")]
+    for note in value.notes:
+        lines += hanging("note", note, width, style="yellow")
+    rows = list(_rows(_OF_EXPORT, a, b))
+    for variant in dict.fromkeys([*a.artifacts, *b.artifacts]):
+        rows.append([Cell(variant, "bold"), Cell(""), Cell(""), Cell("")])
+        rows += _rows(_OF_ARTIFACT, a.artifacts.get(variant), b.artifacts.get(variant), indent="  ")
+        rows += _greedy(a.artifacts.get(variant), b.artifacts.get(variant))
+    lines += [line for row in table(_COLUMNS, rows, width) for line in row]
+    return lines + _texts(a, b, width)
+
+
+def _rows(
+    what: Iterable[tuple[str, str, Say, bool]], a: ComparedExport | ComparedArtifact | None, b: ComparedExport | ComparedArtifact | None,
+    indent: str = "",
+) -> Iterable[list[Cell]]:  # fmt: skip
+    """A row for each figure that one of the two has."""
+    for label, name, say, divided in what:
+        mine, other = getattr(a, name, None), getattr(b, name, None)
+        if mine is None and other is None:
+            continue
+        ratio = f"{other / mine:.2f}×" if divided and mine and other is not None else ""
+        cells = [Cell("–" if one is None else say(one), STATE_STYLE.get(str(one), "")) for one in (mine, other)]
+        yield [Cell(indent + label), *cells, Cell(ratio)]
+
+
+def _greedy(a: ComparedArtifact | None, b: ComparedArtifact | None) -> Iterable[list[Cell]]:
+    said = [
+        "–" if one is None or one.greedy_prompts is None else f"{one.greedy_identical or 0} of {one.greedy_prompts}" for one in (a, b)
+    ]  # fmt: skip
+    if said != ["–", "–"]:
+        yield [Cell("  same answers"), Cell(said[0]), Cell(said[1]), Cell("")]
+
+
+def _texts(a: ComparedExport, b: ComparedExport, width: int | None) -> list[Text]:
+    """The first prompt with what both live models say to it, and each artifact that says something else."""
+    if a.prompt is None and b.prompt is None:
+        return []
+    lines = hanging("prompt", _short(a.prompt or b.prompt), width, style="bold")
+    for name, one in (("A", a), ("B", b)):
+        if one.prompt != (a.prompt or b.prompt):
+            lines += hanging(f"{name} was asked", _short(one.prompt), width, style="bold")
+        lines += hanging(f"{name} live:", _short(one.live_text), width, style="cyan")
+        for variant, artifact in one.artifacts.items():
+            if artifact.text is not None:
+                same = artifact.text == one.live_text
+                lines += hanging(f"{name} {variant}:", "the same" if same else _short(artifact.text), width, style="cyan")
+    return lines
+
+
+def _short(text: str | None) -> str:
+    return "–" if text is None else middle(text, _TEXT)

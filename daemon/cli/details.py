@@ -1,0 +1,105 @@
+"""What `ckptd show` prints: one export with its stages and attempts, why it failed, and what to do."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from daemon.cli.layout import Cell, Column, duration, hanging, table
+from daemon.cli.markup import STATE_STYLE, terminal
+from daemon.cli.status import local_time, pace, width_of
+from daemon.contract.jobs.plan import find_spec
+from daemon.contract.text import printable
+from daemon.journal.rows import ENDED_JOB
+
+if TYPE_CHECKING:
+    from daemon.operating.status import JobDetails, StageStatus
+
+_FACTS = ("run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target")
+_TIMES = ("created", "started", "ended")
+_COLUMNS = (
+    Column("stage", least=12), Column("state", least=9), Column("tries", least=5, right=True), Column("took", least=7, right=True),
+    Column("note", "words", least=16),
+)  # fmt: skip
+RETRIED = ("failed", "partial", "cancelled")
+
+
+def print_job(job: JobDetails) -> None:
+    """`ckptd show`. What is copied from it, ids, paths and commands, stands in one line each."""
+    console = terminal(soft_wrap=True)
+    width = width_of(console)
+    for line in (*_facts(job), *_stages(job, width), *_why(job, width), *_what_next(job)):
+        console.print(line)
+
+
+def _fact(name: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"{name:<11}", "bold"), " ", (printable(text), style))
+
+
+def _facts(job: JobDetails) -> list[Text]:
+    lines = [_fact("id", job.id)]
+    for key in _FACTS:
+        value = (job.activity or job.state) if key == "state" else getattr(job, key)
+        if value is not None:
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            lines.append(_fact(key, text, STATE_STYLE.get(text, "") if key == "state" else ""))
+    lines += [_fact(key, local_time(value, "seconds")) for key in _TIMES if (value := getattr(job, key)) is not None]
+    if job.report_file:
+        page = os.path.join(os.path.dirname(job.report_file), "report.html")
+        lines.append(_fact("report", page if os.path.isfile(page) else job.report_file))
+    return lines
+
+
+def _stages(job: JobDetails, width: int | None) -> list[Text]:
+    rows = [
+        [
+            Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell(str(stage.attempts)),
+            Cell("" if stage.seconds is None or stage.state == "running" else duration(stage.seconds)), Cell(_note(job, stage)),
+        ]
+        for stage in job.stages
+    ]  # fmt: skip
+    return [line for row in table(_COLUMNS, rows, width) for line in row]
+
+
+def _note(job: JobDetails, stage: StageStatus) -> str:
+    """What is to be said of a stage in a few words; errors stand below the table, each once."""
+    if (running := pace(stage)) is not None:
+        return running.removeprefix(f"{stage.name} ")
+    if stage.state == "skipped":
+        spec, states = find_spec(stage.name), {one.name: one.state for one in job.stages}
+        lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
+        return f"needs {', '.join(lacking)}" if lacking else ""
+    return "error: see below" if stage.error else ""
+
+
+def _why(job: JobDetails, width: int | None) -> list[Text]:
+    """Each root cause once: the errors of the stages that failed, then what else keeps the export from its end."""
+    lines, said = list[Text](), set[str]()
+    errors = [(f"{stage.name}:", stage.error) for stage in job.stages if stage.error and stage.state != "skipped"]
+    for label, text, style in (
+        *((label, text, "red") for label, text in errors),
+        ("error:", job.error, "red"),
+        ("waits:", job.waiting_for, "yellow"),
+        *(("warning:", text, "yellow") for text in job.warnings),
+    ):
+        if text and text not in said:
+            said.add(text)
+            lines += hanging(label, text, width, style=style)
+    for attempt in job.attempts:
+        if attempt.outcome not in ("succeeded", None):
+            lines += hanging("", f"{attempt.stage}, attempt {attempt.number}: {attempt.outcome}; its log: {attempt.log}", None)
+    return lines
+
+
+def _what_next(job: JobDetails) -> list[Text]:
+    """The commands for an export that did not end well."""
+    if job.state not in RETRIED:
+        return []
+    lines = hanging("", f"Once the cause is gone: ckptd retry {shlex.quote(job.id)}", None)
+    failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
+    if failed and job.state in ENDED_JOB:
+        lines += hanging("", f"To run the last failed attempt by hand: python -m handlers {shlex.quote(failed[-1].job_file)}", None)
+    return lines

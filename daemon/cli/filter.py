@@ -1,0 +1,64 @@
+"""Which exports `ckptd list` shows: by run, by state, by when their checkpoint was taken."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.journal.rows import ENDED_JOB
+
+if TYPE_CHECKING:
+    from daemon.operating.status import JobStatus
+
+OPEN, ENDED = "open", "ended"
+STATES = ("pending", "running", "waiting", "paused", "stopped", *ENDED_JOB, OPEN, ENDED)
+"""What `--state` takes: states of the journal, what becomes of an export now, and all that have (not) ended."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which exports are wanted; all of them, where nothing is said."""
+
+    run: str = ""
+    """Name of the run, or a pattern with * and ?."""
+    states: tuple[str, ...] = ()
+    since: datetime | None = None
+
+    @classmethod
+    def of(cls, run: str, states: Sequence[str], since: str) -> Filter:
+        """From what the options say. Raises UsageError for a state or a time that is none."""
+        for state in states:
+            if state not in STATES:
+                raise UsageError(FaultCode.BAD_OPTION, "use --state", f"{state!r} is no state", f"give one of {', '.join(STATES)}")
+        try:
+            return cls(run, tuple(states), moment(since) if since else None)
+        except (ValueError, OverflowError):
+            raise UsageError(
+                FaultCode.BAD_OPTION, "use --since", f"{since!r} is neither a duration nor a date",
+                'give so long ago as "30m", "2h" or "3d", a date as "2026-01-31", or a time as "2026-01-31 14:00"',
+            ) from None  # fmt: skip
+
+    def takes(self, job: JobStatus) -> bool:
+        """Whether an export is wanted."""
+        named = not self.run or job.run == self.run or fnmatch.fnmatchcase(job.run, self.run)
+        known = {job.state, job.activity, ENDED if job.state in ENDED_JOB else OPEN}
+        late = self.since is None or datetime.fromisoformat(job.created) >= self.since
+        return named and late and (not self.states or not known.isdisjoint(self.states))
+
+
+def moment(text: str) -> datetime:
+    """The time that `--since` names: so long ago ("90s", "30m", "2h", "3d", "1w"), or a date or time on the reader's clock.
+
+    Raises ValueError or OverflowError for anything else.
+    """
+    number, unit = text.strip()[:-1], text.strip()[-1:]
+    if unit in _UNITS and number.replace(".", "", 1).isdecimal():
+        return datetime.fromtimestamp(time.time() - float(number) * _UNITS[unit], UTC)
+    return datetime.fromisoformat(text.strip()).astimezone(UTC)

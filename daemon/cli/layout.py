@@ -1,0 +1,156 @@
+"""Text laid out for the width of a terminal: shortened in the middle, wrapped between words, put into columns. Pure.
+
+Widths are counted in cells of the terminal: a Chinese character takes two, a combining accent none. Controls are shown as their codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len, chop_cells
+from rich.text import Text
+
+from daemon.contract.text import printable
+
+LEAST_WIDTH = 60
+"""Columns that every output is made for; a narrower terminal breaks the lines itself."""
+GAP = 2
+"""Cells between two columns."""
+DOTS = "…"
+_AFTER = re.compile(r"(?<=[/;,])")
+
+
+def middle(text: str, width: int) -> str:
+    """The text in at most `width` cells: what is in the middle of a longer one is left out, since names differ at their ends."""
+    if cell_len(text) <= width:
+        return text
+    if width < 1:
+        return ""
+    tail = (width - 1) // 2
+    return _begin(text, width - 1 - tail) + DOTS + _begin(text[::-1], tail)[::-1]
+
+
+def _begin(text: str, width: int) -> str:
+    """The first characters that fit into `width` cells."""
+    taken = 0
+    for place, character in enumerate(text):
+        taken += cell_len(character)
+        if taken > width:
+            return text[:place]
+    return text
+
+
+def wrap(text: str, width: int | None) -> list[str]:
+    """The text in lines of at most `width` cells, broken between words alone; None: in one line.
+
+    A single word that is longer than a line, as paths are, has lines of its own, broken after a slash or a comma, and elsewhere only where
+    a part of it is longer than a line still.
+    """
+    if width is None or cell_len(text) <= width:
+        return [text]
+    lines, line = list[str](), ""
+    for word in text.split(" "):
+        pieces = _pieces(word, width)
+        for number, piece in enumerate(pieces):
+            longer = f"{line}{'' if number else ' '}{piece}" if line else piece
+            begins = len(pieces) > 1 and number == 0  # a long word has a line of its own, to be copied from
+            if not line or (cell_len(longer) <= width and not begins):
+                line = longer
+            else:
+                lines.append(line)
+                line = piece
+    return [*lines, line]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """What a word may be broken into."""
+    if cell_len(word) <= width:
+        return [word]
+    return [piece for part in _AFTER.split(word) if part for piece in (chop_cells(part, width) if cell_len(part) > width else [part])]
+
+
+def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[Text]:
+    """`label text` with the label in a style; lines after the first are indented."""
+    label, text = printable(label), printable(text)
+    first, *more = wrap(f"{label} {text}".strip() if label else text, None if width is None else width - indent)
+    shown = Text(first)
+    if label and style and first.startswith(label):
+        shown.stylize(style, 0, len(label))
+    return [shown, *(Text(" " * indent + row) for row in more)]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table."""
+
+    title: str
+    how: Literal["middle", "words"] = "middle"
+    """What becomes of a cell that is too wide: shortened in the middle, or wrapped between words."""
+    least: int = 6
+    """Cells that it keeps."""
+    right: bool = False
+    """Whether cells end at its right edge."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a column of a row, with its style."""
+
+    text: str
+    style: str = ""
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> bool:
+    """Whether the table needs no more than `width` cells, with nothing shortened or wrapped."""
+    shown = [[Cell(printable(cell.text)) for cell in row] for row in rows]
+    return sum(widths(columns, shown, None)) + GAP * (len(columns) - 1) <= width
+
+
+def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[int]:
+    """Cells of each column: what it needs, where that fits; else columns give way, the widest first, down to their least."""
+    wanted = [max([cell_len(one.title), *(cell_len(row[place].text) for row in rows)]) for place, one in enumerate(columns)]
+    if width is None:
+        return wanted
+    spare = width - GAP * (len(columns) - 1)
+    found = list(wanted)
+    while sum(found) > spare:
+        wide = max(range(len(found)), key=lambda place: found[place] - columns[place].least)
+        if found[wide] <= columns[wide].least:
+            return found
+        found[wide] -= 1
+    return found
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[list[Text]]:
+    """The title's lines, then the lines of each row: none longer than `width`, where the columns' least widths allow it."""
+    rows = [[Cell(printable(cell.text), cell.style) for cell in row] for row in rows]
+    taken = widths(columns, rows, width)
+    return [_row([Cell(one.title, "bold") for one in columns], columns, taken), *(_row(row, columns, taken) for row in rows)]
+
+
+def _row(cells: Sequence[Cell], columns: Sequence[Column], taken: Sequence[int]) -> list[Text]:
+    stacks = [
+        wrap(" ".join(middle(word, room) for word in cell.text.split(" ")), room) if column.how == "words" else [middle(cell.text, room)]
+        for cell, column, room in zip(cells, columns, taken, strict=True)
+    ]
+    lines = []
+    for number in range(max(map(len, stacks))):
+        line = Text()
+        for stack, cell, column, room in zip(stacks, cells, columns, taken, strict=True):
+            text = stack[number] if number < len(stack) else ""
+            free = " " * max(0, room - cell_len(text))
+            line.append(free if column.right else "").append(text, cell.style).append("" if column.right else free).append(" " * GAP)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """A duration that was measured, in the unit that fits."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h" if minutes < 2880 else f"{minutes / 1440:.1f} days"

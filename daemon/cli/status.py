@@ -1,0 +1,319 @@
+"""What `ckptd status` and `ckptd list` show: the daemon and what is wrong with it, then a row for each export.
+
+Made for one screen from 60 columns up: what is long is shortened in the middle or wrapped between words, and no column is left out. Where
+there is no terminal nothing is shortened, so that programs and `grep` find what they look for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from daemon.cli.layout import LEAST_WIDTH, Cell, Column, duration, fits, hanging, table
+from daemon.cli.markup import STATE_STYLE, terminal
+from daemon.contract.text import printable
+from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
+from daemon.operating.outlook import about
+
+if TYPE_CHECKING:
+    from daemon.journal.overview import TargetState
+    from daemon.operating.live import RootState
+    from daemon.operating.status import JobStatus, Snapshot, StageStatus
+
+FEW = 5
+"""Directories of one kind that `ckptd status` lists; `--all` lists them all."""
+NONE = "no checkpoint has been taken yet"
+WATCH_SECONDS = 2.0
+_SPARE_LINES = 2
+"""Of the screen, for the prompt and the line before it."""
+_LEAST_JOBS = 3
+_HANDLE = 8
+"""Characters of an id's last part that name an export among others."""
+_COLUMNS = (
+    Column("job", least=_HANDLE), Column("run", least=8), Column("step", least=7, right=True), Column("loss", least=7, right=True),
+    Column("state", least=10), Column("what", "words", least=10),
+)  # fmt: skip
+
+
+def width_of(console: Console) -> int | None:
+    """Cells of a line; None where nothing need be cut, since it is no terminal and nobody said how wide it is."""
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        return None
+    return max(LEAST_WIDTH, console.width)
+
+
+def local_time(at: str | None, to_the: Literal["minute", "seconds"] = "minute") -> str:
+    """A time of the journal or the log on the reader's clock, with its date and zone; as it is where it is none."""
+    with contextlib.suppress(ValueError, OverflowError):
+        clock = "%H:%M" if to_the == "minute" else "%H:%M:%S"
+        return datetime.fromisoformat(str(at)).astimezone().strftime(f"%Y-%m-%d {clock} %Z")
+    return str(at)
+
+
+def print_status(value: Snapshot, *, everything: bool = False) -> None:
+    """`ckptd status`; of what may be thousands the first few and a count, unless `everything` is asked for."""
+    console = terminal(soft_wrap=True)
+    height = console.height - _SPARE_LINES if console.is_terminal and not everything else None
+    _print(console, status_lines(value, width_of(console), height, everything=everything))
+
+
+def print_jobs(jobs: Sequence[JobStatus], *, none: str = NONE) -> None:
+    """`ckptd list`. `none`: what is said where there are none."""
+    console = terminal(soft_wrap=True)
+    _print(console, jobs_lines(jobs, width_of(console)) if jobs else [Text(none)])
+
+
+def _print(console: Console, lines: Iterable[Text]) -> None:
+    for line in lines:
+        console.print(line)
+
+
+def watch(ask: Callable[[], Snapshot]) -> None:
+    """`ckptd status --watch`: the status again and again, until Ctrl-C; elsewhere than on a terminal one below the other."""
+    console = terminal(soft_wrap=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        if not console.is_terminal:
+            while True:
+                _print(console, [*status_lines(ask(), width_of(console), None), Text()])
+                time.sleep(WATCH_SECONDS)
+        with Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+            while True:
+                room, at = console.height - 1, datetime.now().astimezone().strftime("%H:%M:%S")
+                said = Text(f"{at}, again every {WATCH_SECONDS:.0f} s; Ctrl-C ends it", style="dim")
+                live.update(Text("\n").join([said, *status_lines(ask(), width_of(console), room)[:room]]), refresh=True)
+                time.sleep(WATCH_SECONDS)
+    print_status(ask())
+
+
+# The daemon
+
+
+def status_lines(value: Snapshot, width: int | None, height: int | None, *, everything: bool = False) -> list[Text]:
+    """All of `ckptd status`, in lines of at most `width` cells. `height`: lines that there is room for, as far as possible."""
+    head = [line for label, text, style in _head(value, None if everything else FEW) for line in hanging(label, text, width, style=style)]
+    jobs = (*value.jobs, *value.foreground)
+    room = None if height is None else height - len(head)
+    shown = jobs if room is None else _fitting(jobs, width, room)
+    lines = [*head, *jobs_lines(shown, width)]
+    if len(shown) < len(jobs):
+        lines += hanging("", f"and {len(jobs) - len(shown)} more; `ckptd list` lists them all", width)
+    return lines
+
+
+def _fitting(jobs: Sequence[JobStatus], width: int | None, room: int) -> list[JobStatus]:
+    """As many of the jobs as there is room for: first those that are not finished, then the latest that are."""
+    order = sorted(jobs, key=lambda job: (job.state in ENDED_JOB, job.activity == "waiting"))
+    ended = [job for job in order if job.state in ENDED_JOB][::-1]
+    order = [*(job for job in order if job.state not in ENDED_JOB), *ended]
+    count = len(order)
+    while count > _LEAST_JOBS and len(jobs_lines([job for job in jobs if job in order[:count]], width)) + (count < len(order)) > room:
+        count -= 1
+    return [job for job in jobs if job in order[:count]]
+
+
+def _head(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
+    """(label, text, style of the label) of what there is to say before the exports."""
+    return [*_daemon(value), *_notices(value), *_roots(value), *_directories(value, most), *_untold(value), *_queue(value)]
+
+
+def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
+    daemon = value.daemon
+    if not daemon.running:
+        return [("not running:", f"start it with `ckptd run --config FILE`; the state is {value.state_directory}", "yellow")]
+    verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
+    known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)
+    return [(f"running, {verdict}", f"({known})", "green" if verdict == "healthy" else "red")]
+
+
+def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
+    """What a person should know before anything else."""
+    found = [("no room", f"{one.sentence()}; work waits until there is. {one.delete}", "red") for one in value.disks]
+    found += [("unwell", why, "red") for why in value.daemon.unwell]
+    if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
+        found.append(("unwell", "The daemon does not say why: look into `ckptd logs`.", "red"))
+    found += [("thread", f"at {local_time(one.at)}: {one.sentence()} It was begun again.", "yellow") for one in value.daemon.deaths]
+    if value.last_end is not None:
+        found.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
+    if value.paused:
+        found.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` lets it go on", "yellow"))
+    if (loaded := value.daemon.configuration) and loaded.problem:
+        found.append(("the last reload was refused:", loaded.problem, "red"))
+    if (journal := value.daemon.journal) and journal.problem:
+        found.append(("journal", journal.problem, "red"))
+    if rebuilt := value.journal:
+        text = f"from {rebuilt.get('from')} at {local_time(rebuilt.get('at'))}; the damaged file is {rebuilt.get('set_aside')}"
+        found.append(("the journal was damaged and rebuilt", text, "yellow"))
+    return found
+
+
+def _roots(value: Snapshot) -> list[tuple[str, str, str]]:
+    return [("root", f"{root.path} ({root.backend}{_state_of(root)})", "bold") for root in value.roots]
+
+
+def _state_of(root: RootState) -> str:
+    if root.silent_seconds is not None:
+        return f", its file system has not answered for {root.silent_seconds:.0f} s: look at the mount and its server"
+    return "" if root.exists else ", does not exist yet"
+
+
+def _directories(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
+    """What was found below the roots and is not exported: of each kind the first `most`, and how many more there are."""
+    incomplete = [f"{one.path} for {duration(one.seconds)}: {'; '.join(one.missing)}" for one in value.incomplete]
+    kinds = [
+        ("incomplete", "yellow", "that are incomplete", incomplete),
+        ("seen, not watched", "yellow", "that are seen and not watched", [f"{path}: {why}" for path, why in value.passed_over.items()]),
+        ("not readable", "red", "that can't be read", [f"{path}: {why}" for path, why in value.unreadable.items()]),
+        ("lost", "red", "that are lost",
+         [f"{row.path} at {local_time(row.last_seen)}: deleted {row.lived:.1f} s after it was first seen" for row in value.lost]),
+        ("no export ends", "yellow", "of which no export ends", [again.sentence() for again in value.rewritten]),
+    ]  # fmt: skip
+    found = []
+    for label, style, which, texts in kinds:
+        found += [(label, text, style) for text in texts[:most]]
+        if most is not None and len(texts) > most:
+            found.append((f"and {len(texts) - most} more {which};", "`ckptd status --all` lists them", style))
+    return found
+
+
+def _untold(value: Snapshot) -> list[tuple[str, str, str]]:
+    """Notifications that wait, and why."""
+    waiting = value.outbox.get("pending", 0)
+    found = [(f"{waiting} notification{'s wait' if waiting != 1 else ' waits'}", "for delivery", "yellow")] if waiting else []
+    return found + [("not notified", _trouble_of(target), "yellow") for target in value.notified if target.failures or target.given_up]
+
+
+def _trouble_of(target: TargetState) -> str:
+    """Why a service does not get its notifications, and how many it did not get."""
+    said = [f"{target.waiting} wait"] if target.waiting else []
+    said += [f"{target.given_up} given up within a week"] if target.given_up else []
+    return f"{target.target} ({', '.join(said) or 'nothing waits'})" + (f": {target.error}" if target.error else "")
+
+
+def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
+    """How many exports there are of each kind."""
+    words = {"running": "running" if value.daemon.running else "stopped", "pending": "waiting"}
+    counts = [f"{count} {words.get(state, state)}" for state in ("running", "pending", *ENDED_JOB) if (count := value.counts.get(state))]
+    return [("exports", ", ".join(counts), "bold")] if counts else []
+
+
+# Exports
+
+
+def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
+    """A row for each job, then what there is to say of them, in lines of at most `width` cells."""
+    if not jobs:
+        return [Text(NONE)]
+    names = {job.id: job.id for job in jobs}
+    rows = [_row(job, job.id) for job in jobs]
+    if width is not None and not fits(_COLUMNS, rows, width):
+        names = handles(list(names))
+        rows = [_row(job, names[job.id]) for job in jobs]
+        if not fits(_COLUMNS, rows, width):
+            rows = [_row(job, names[job.id], short=True) for job in jobs]
+    lines = [line for row in table(_COLUMNS, rows, width) for line in row]
+    for text, (ids, style) in _remarks(jobs).items():
+        who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
+        lines += hanging(f"{who}:", text, width, style=style)
+    return lines
+
+
+def handles(ids: Sequence[str]) -> dict[str, str]:
+    """Id → the shortest beginning of its last part that names it among these; by it every verb finds the job."""
+    ends = {one: one.rpartition("-")[2] for one in ids}
+    length = _HANDLE
+    while len({end[:length] for end in ends.values()}) < len(set(ids)) and length < max(map(len, ends.values()), default=0):
+        length += 1
+    known = {one: end[:length] for one, end in ends.items()}
+    return {one: short if list(known.values()).count(short) == 1 else one for one, short in known.items()}
+
+
+def _row(job: JobStatus, name: str, *, short: bool = False) -> list[Cell]:
+    state = job.activity or job.state
+    what = (_in_short if short else _what)(job)
+    return [
+        Cell(name), Cell(job.run), Cell("final" if job.ending else str(job.step)), Cell(_loss(job.loss)),
+        Cell(state, STATE_STYLE.get(state, "")), Cell(what, "" if job.state not in ENDED_JOB else _worst(job)),
+    ]  # fmt: skip
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}" if abs(value) < 1000 else f"{value:.2g}"
+
+
+def _worst(job: JobStatus) -> str:
+    verdicts = set(job.artifacts.values())
+    return next((STATE_STYLE[one] for one in ("failed", "unverified", "passed") if one in verdicts), "")
+
+
+def _running(job: JobStatus) -> list[StageStatus]:
+    return [stage for stage in job.stages if stage.state == "running" and stage.fraction is not None]
+
+
+def _what(job: JobStatus) -> str:
+    """What happens to a job, or what came out of it."""
+    if running := _running(job):
+        return ", ".join([*map(_progress, running), *_left(job)])
+    if job.artifacts:
+        return " ".join(f"{name}:{verdict}" for name, verdict in job.artifacts.items())
+    return "" if job.state in ENDED_JOB else ", ".join(_left(job))
+
+
+def _in_short(job: JobStatus) -> str:
+    """The same in words of few letters, without the names of stages and variants."""
+    if _running(job):
+        done = sum(stage.state in ENDED_STAGE for stage in job.stages) + sum(stage.fraction or 0.0 for stage in _running(job))
+        return ", ".join([f"{100 * done / len(job.stages):.0f} %", *_left_in_short(job)])
+    if job.artifacts:
+        verdicts = list(job.artifacts.values())
+        known = [*(one for one in ("failed", "unverified", "passed") if one in verdicts)]
+        return ", ".join(f"{verdicts.count(one)} {one}" for one in known)
+    return ""
+
+
+def _left(job: JobStatus) -> list[str]:
+    """How much work is left of a job, in words; [] where nothing tells."""
+    if job.left_seconds is None:
+        return []
+    return [f"{about(job.left_seconds)} {'left' if _running(job) else 'of work'}"]
+
+
+def _left_in_short(job: JobStatus) -> list[str]:
+    if job.left_seconds is None:
+        return []
+    return [f"{about(max(60.0, job.left_seconds)).removeprefix('about ')} left"]
+
+
+def _progress(stage: StageStatus) -> str:
+    return f"{stage.name} {100 * (stage.fraction or 0):.0f} %"
+
+
+def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
+    """What is said below the rows → the jobs of which it is true, and its style; one cause once, however many have it."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for job in jobs:
+        texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
+        texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
+        texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
+        texts += [(job.error, "red")] if job.error else []
+        texts += [(text, "yellow") for text in job.warnings]
+        for text, style in texts:
+            found.setdefault(printable(text), ([], style))[0].append(job.id)
+    return found
+
+
+def pace(stage: StageStatus) -> str | None:
+    """How a running stage gets on; None for one that does not run."""
+    if stage.state != "running" or stage.fraction is None:
+        return None
+    parts = [f"{stage.name} {100 * stage.fraction:.0f} % after {duration(stage.seconds or 0)}"]
+    parts += [stage.message] if stage.message else []
+    parts += [f"{about(stage.left_seconds)} left"] if stage.left_seconds is not None else []
+    return ", ".join(parts) + (f"; {stage.starved}" if stage.starved else "")

@@ -1,0 +1,190 @@
+"""`ckptd compare A B`: what two exports' reports say, side by side.
+
+An export is named by its job, or by its folder. Only the reports are read, never a model; what a report lacks is None. Both may come from
+other boxes and other versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.operating.status import find, ids
+
+REPORT = "report.json"
+MOST_BYTES = 64 << 20
+"""Bytes of a report that is read."""
+
+
+@dataclass(frozen=True)
+class ComparedArtifact:
+    """One artifact of an export. Sizes are bytes, times seconds; None is what was not measured."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    size_bytes: int | None
+    size_ratio: float | None
+    """Over the base's size."""
+    agreement: float | None
+    kl: float | None
+    error_max: float | None
+    cosine_mean: float | None
+    greedy_identical: int | None
+    greedy_prompts: int | None
+    tokens_per_second: float | None
+    prefill_seconds: float | None
+    speed_over_pytorch: float | None
+    load_seconds: float | None
+    peak_rss_bytes: int | None
+    text: str | None
+    """What it says to the first prompt."""
+
+
+@dataclass(frozen=True)
+class ComparedExport:
+    """One of the two exports."""
+
+    id: str | None
+    folder: str
+    run: str | None
+    step: int | None
+    ending: bool
+    status: str | None
+    created: str | None
+    base: str | None
+    base_digest: str | None
+    loss: float | None
+    epoch: float | None
+    best_metric: float | None
+    adapter_kl: float | None
+    """How far the adapter moves the base: divergence in nats a position."""
+    adapter_agreement: float | None
+    """Share of positions at which base and base + adapter choose alike."""
+    wall_seconds: float | None
+    cpu: str | None
+    prompt: str | None
+    """The first prompt."""
+    live_text: str | None
+    """What the live model, base + adapter, says to it."""
+    artifacts: Mapping[str, ComparedArtifact]
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"{self.run or '?'} {'final' if self.ending else f'step {self.step}' if self.step is not None else ''}".strip()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two exports."""
+
+    a: ComparedExport
+    b: ComparedExport
+    notes: tuple[str, ...]
+    """What keeps figures from being compared, as sentences."""
+
+
+def compare(state: Path, a: str, b: str) -> Comparison:
+    """Two exports, each a folder, a report or what names a job of this state directory. Raises UsageError for one that is none of these."""
+    one, other = _read(_report_of(state, a)), _read(_report_of(state, b))
+    return Comparison(one, other, tuple(_notes(one, other)))
+
+
+def _report_of(state: Path, wanted: str) -> Path:
+    path = Path(os.path.abspath(wanted))
+    if path.is_dir():
+        if (path / REPORT).is_file():
+            return path / REPORT
+        raise UsageError(FaultCode.NO_REPORT, "compare", f"it has no {REPORT}", "name the folder of an export", path=path)
+    if path.is_file():
+        return path
+    found = find(state, wanted) if "/" not in wanted else []
+    if len(found) != 1:
+        several = f"{len(ids(state, wanted))} jobs begin with it" if found else "there is no such folder, and no job begins with it"
+        raise UsageError(
+            FaultCode.NO_SUCH_JOB, "compare", f"{wanted!r}: {several}", "name the folder of an export, or an id from `ckptd list`"
+        )  # fmt: skip
+    (job,) = found
+    if job.report_file is None:
+        raise UsageError(
+            FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: it is {job.activity}", "wait until it has ended (`ckptd status`)"
+        )  # fmt: skip
+    return Path(job.report_file)
+
+
+def _read(file: Path) -> ComparedExport:
+    try:
+        with open(file, "rb") as stream:
+            report = json.loads(stream.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        cause = f"it can't be read: {error}"
+        raise UsageError(FaultCode.NO_REPORT, "compare", cause, "name the folder of an export", path=file) from None
+    if not isinstance(report, dict) or not isinstance(report.get("artifacts"), list):
+        raise UsageError(FaultCode.NO_REPORT, "compare", "it is no report of an export", "name the folder of an export", path=file)
+    rows = [one for one in report["artifacts"] if isinstance(one, dict) and isinstance(one.get("variant"), str)]
+    figures = {one["variant"]: figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures() for one in rows}
+    samples = [known.sample for known in figures.values() if known.sample is not None]
+    asked = next((one for one in samples if one.prompt), None)
+    return ComparedExport(
+        id=_text(report, "export_id"), folder=str(file.parent), run=_text(report, "checkpoint", "run"),
+        step=_whole(report, "checkpoint", "step"), ending=_at(report, "checkpoint", "ending") is True, status=_text(report, "status"),
+        created=_text(report, "created"), base=_text(report, "base", "name"), base_digest=_text(report, "base", "digest"),
+        loss=_number(report, "checkpoint", "metadata", "loss"), epoch=_number(report, "checkpoint", "metadata", "epoch"),
+        best_metric=_number(report, "checkpoint", "metadata", "best_metric"), adapter_kl=_number(report, "reference", "adapter", "kl"),
+        adapter_agreement=_number(report, "reference", "adapter", "agreement"), wall_seconds=_number(report, "wall_seconds"),
+        cpu=_text(report, "machine", "cpu"), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
+        artifacts={one["variant"]: _artifact(one, figures[one["variant"]]) for one in rows},
+    )  # fmt: skip
+
+
+def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtifact:
+    reasons = row.get("reasons")
+    return ComparedArtifact(
+        verdict=_text(row, "verdict") or "unknown", reasons=tuple(map(str, reasons)) if isinstance(reasons, list) else (),
+        size_bytes=_whole(row, "size_bytes"), size_ratio=_number(row, "size_ratio"), agreement=figures.agreement, kl=figures.kl,
+        error_max=figures.error_max, cosine_mean=figures.cosine_mean, greedy_identical=figures.greedy_identical,
+        greedy_prompts=figures.greedy_prompts, tokens_per_second=figures.tokens_per_second, prefill_seconds=figures.prefill_seconds,
+        speed_over_pytorch=figures.speed_over_pytorch, load_seconds=figures.load_seconds, peak_rss_bytes=figures.peak_rss_bytes,
+        text=figures.sample.text if figures.sample else None,
+    )  # fmt: skip
+
+
+def _at(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(value: Any, *names: str) -> str | None:
+    found = _at(value, *names)
+    return found if isinstance(found, str) else None
+
+
+def _number(value: Any, *names: str) -> float | None:
+    found = _at(value, *names)
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+def _whole(value: Any, *names: str) -> int | None:
+    found = _at(value, *names)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _notes(a: ComparedExport, b: ComparedExport) -> list[str]:
+    notes = []
+    if a.folder == b.folder:
+        notes.append("Both are the same export.")
+    if a.base_digest and b.base_digest and a.base_digest != b.base_digest:
+        notes.append("They have different bases: sizes and speeds differ for that reason too.")
+    if a.cpu and b.cpu and a.cpu != b.cpu:
+        notes.append(f"They were measured on different processors ({a.cpu}; {b.cpu}): speeds can't be compared.")
+    if a.prompt and b.prompt and a.prompt != b.prompt:
+        notes.append("They were asked different prompts: agreement and texts can't be compared.")
+    return notes

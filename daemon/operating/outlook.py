@@ -1,0 +1,107 @@
+"""What is to be expected of an open export: what it waits for, and how long it will take by what earlier ones took. Pure.
+
+Called by `daemon.operating.status`. An estimate is never more precise than it can be: it comes from the medians of a few earlier exports of
+the same run or base, and from the progress of what runs; where there is nothing to estimate from there is none.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from daemon.journal.rows import ENDED_STAGE, StageRow
+from daemon.running.executor import CpuShare
+
+LATEST = 5
+"""Earlier durations of a stage that count."""
+TELLING = 0.2
+"""Share of a stage that must be done before its progress says how long the rest takes."""
+WANTING, STARVED = 0.3, 0.5
+"""Cores that an attempt must be ready to use, and the share of these that it has to get, so that it does not count as starved."""
+CROWDED = 8.0
+"""Stages that count as running side by side at the most."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier exports like one took."""
+
+    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Stage → how long it took, newest first."""
+    side_by_side: float = 1.0
+    """How many of their stages ran at a time, on average."""
+
+    def of(self, stage: str) -> float | None:
+        """How long a stage is expected to take; None where it never ran."""
+        known = [one for one in self.seconds.get(stage, ()) if one > 0][:LATEST]
+        return statistics.median(known) if known else None
+
+
+def starved(share: CpuShare | None) -> bool:
+    """Whether other processes keep an attempt from most of the CPU time that it could use."""
+    return share is not None and share.wanted >= WANTING and share.got < STARVED * share.wanted
+
+
+def starving(share: CpuShare) -> str:
+    """What an attempt that is starved gets, in words."""
+    percent = 100 * share.got
+    return f"gets {f'{percent:.0f}' if percent >= 1 else 'less than 1'} % of a core; training goes first"
+
+
+def stage_left(expected: float | None, seconds: float, fraction: float, share: CpuShare | None = None) -> float | None:
+    """Seconds until a stage that has run for `seconds` ends; None where nothing tells.
+
+    The further it is, the more its own progress counts, and the less what earlier ones took, which says nothing of one that is starved of
+    CPU time.
+    """
+    by_progress = seconds / fraction if fraction >= TELLING else None
+    if starved(share):
+        expected = None
+    if expected is not None and seconds > 2 * expected and by_progress is None:
+        return None  # it is not like the earlier ones
+    if by_progress is None:
+        total = expected
+    elif expected is None:
+        total = by_progress
+    else:
+        total = fraction * by_progress + (1 - fraction) * expected
+    return None if total is None else max(0.0, total - seconds)
+
+
+def job_left(stages: Sequence[StageRow], running: Mapping[str, float | None], earlier: Earlier) -> float | None:
+    """Seconds of work until a job ends. `running`: stage → what is left of it. None where that is unknown of any stage."""
+    left, longest = 0.0, 0.0
+    for stage in stages:
+        if stage.state in ENDED_STAGE:
+            continue
+        one = running[stage.name] if stage.name in running else earlier.of(stage.name)
+        if one is None:
+            return None
+        left, longest = left + one, max(longest, one)
+    return max(longest, left / earlier.side_by_side)
+
+
+def about(seconds: float) -> str:
+    """A duration as roughly as an estimate can be."""
+    minutes = seconds / 60
+    if minutes < 0.75:
+        return "less than a minute"
+    if minutes < 10:
+        return f"about {max(1, round(minutes))} min"
+    if minutes < 90:
+        return f"about {5 * round(minutes / 5)} min"
+    hours = minutes / 60
+    return (
+        f"about {round(2 * hours) / 2:g} h" if hours < 5 else f"about {round(hours)} h" if hours < 48 else f"about {round(hours / 24)} days"
+    )
+
+
+def retrying(stages: Iterable[StageRow], clock: float) -> str | None:
+    """Which stage waits for its next try, until when, and why; None where none does. `clock`: seconds since the epoch."""
+    late = [one for one in stages if one.state == "waiting" and not one.due(clock)]
+    if not late:
+        return None
+    first = min(late, key=lambda one: one.retry_at or 0.0)
+    why = f", after: {first.fault.sentence()}" if first.fault else ""
+    return f"The stage {first.name} is tried again in {about((first.retry_at or clock) - clock)} (attempt {first.attempts + 1}){why}"

@@ -1,0 +1,97 @@
+"""What base, live model and artifacts write after the same prompts, side by side. Pure; called by `build` and by the page's template.
+
+Marked are the words that are not the live model's: in the base's text they show what the fine-tuning changed, in an artifact's what the
+conversion did.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from daemon.contract.jobs.figures import LiveSample, ReferenceFigures
+from handlers.report.model import Artifact, Sample
+
+MOST_PROMPT = 600
+"""Characters of a prompt that are shown: its end, after which the models go on."""
+MOST_TEXT = 1500
+"""Characters of a text that are shown and compared."""
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+ENDS = "(ends here)"
+MISSING = "(…)"
+
+
+def collect(found: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> tuple[Sample, ...]:
+    """The prompts with all answers. Exports of earlier versions know one prompt alone, and nothing of the base."""
+    rows = [one for one in found.samples if one.prompt is not None]
+    answers = {
+        artifact.variant: {
+            one.prompt: one for one in (*artifact.measured.samples, artifact.measured.sample) if one and one.prompt is not None
+        }
+        for artifact in artifacts
+    }
+    for given in answers.values():
+        known = {row.prompt for row in rows}
+        rows += [LiveSample(prompt=prompt, base=None, text=one.reference) for prompt, one in given.items() if prompt not in known]
+    return tuple(
+        Sample(
+            prompt=row.prompt or "",
+            base=row.base,
+            live=row.text,
+            artifacts={name: given[row.prompt].text for name, given in answers.items() if row.prompt in given},
+        )
+        for row in rows
+        if row.text is not None
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One text with who wrote it. `parts` are (text, whether it is marked)."""
+
+    title: str
+    note: str
+    parts: tuple[tuple[str, bool], ...]
+
+
+def prompt_shown(prompt: str) -> str:
+    """The end of a prompt; what goes before is counted."""
+    left = len(prompt) - MOST_PROMPT
+    return prompt if left <= 0 else f"({left:,} characters before this) …{prompt[left:]}"
+
+
+def cells(sample: Sample) -> tuple[Cell, ...]:
+    """The base, the live model, the artifacts: those that write the same stand together, those that write as the live model beside it."""
+    live = sample.live or ""
+    groups: dict[str, list[str]] = {}
+    for variant, text in sample.artifacts.items():
+        if text is not None:
+            groups.setdefault(text, []).append(variant)
+    found = [] if sample.base is None else [_cell("base, without the fine-tuning", live, sample.base)]
+    same = groups.pop(live, [])
+    found.append(Cell("live model, fine-tuned", f"the same: {', '.join(same)}" if same else "", ((_cut(live), False),)))
+    return (*found, *(_cell(", ".join(names), live, text) for text, names in groups.items()))
+
+
+def _cell(title: str, live: str, text: str) -> Cell:
+    note = "the same as the live model" if text == live else "differs where marked"
+    return Cell(title, note, parts(_cut(live), _cut(text)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} … ({len(text) - MOST_TEXT:,} more characters)"
+
+
+def parts(live: str, text: str) -> tuple[tuple[str, bool], ...]:
+    """`text` in pieces, with a mark on each word that the live model does not write there, and on the place of words that it lacks."""
+    mine, theirs = _WORDS.findall(live), _WORDS.findall(text)
+    found: list[tuple[str, bool]] = []
+    for kind, _, _, start, end in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+        piece = "".join(theirs[start:end])
+        if kind == "delete":
+            piece = ENDS if end == len(theirs) else MISSING
+        if found and found[-1][1] == (kind != "equal"):
+            piece = found.pop()[0] + piece
+        found.append((piece, kind != "equal"))
+    return tuple(found)

@@ -1,0 +1,140 @@
+"""How each artifact is installed and run, by the usage text of its format's declaration. Called by `headline` and `readme`.
+
+Code blocks run as they stand from the export's folder, and the tests run them. What comes from outside is escaped for Markdown, or written
+as a Python literal inside a block.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from daemon.contract.jobs.plan import find_variant
+from handlers.models.tasks import BY_NAME as TASKS
+from handlers.report import units
+from handlers.report.model import Report
+
+PROMPT = "def main():"
+QUESTION = "How are you?"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
+_INSTALL = re.compile(r"^```shell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_RUN = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"""(?<![\w.:/~])~?/(?:[^\s/:;,'"`()\[\]<>|]+/)+[^\s/:;,'"`()\[\]<>|]*""")
+
+
+class Usage:
+    """What a report says of how its artifacts are run."""
+
+    def __init__(self, report: Report) -> None:
+        task = TASKS.get(report.task or "") or TASKS["text-generation"]
+        self._versions = report.versions
+        self._files = {artifact.variant: frozenset(file.path for file in artifact.files) for artifact in report.artifacts}
+        self._figures = {stage.name: stage.figures for stage in report.stages}
+        self._places = local_paths(report)
+        self._facts = {
+            "prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
+            "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": QUESTION,
+            "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
+            "install": lambda *names: f"```shell\npip install {self.requirements(*names)}\n```", "requirements": self.requirements,
+        }  # fmt: skip
+
+    def text(self, name: str) -> str:
+        """How a variant is run, in Markdown, by its format's own words."""
+        variant = find_variant(name)
+        if variant is None or variant.usage is None:
+            return "Its format does not say how it is run."
+        about = variant.about[:1].upper() + variant.about[1:]
+        made = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)  # Markdown  # noqa: S701
+        made.filters.update(units.FILTERS, md=self.prose, literal=literal, word=word)
+        try:
+            template = made.from_string(variant.usage.read_text(encoding="utf-8"))
+            told = {"files": self._files.get(name, frozenset()), "figures": self._figures.get(name, {})}
+            return template.render(variant=name, about=about, **told, **self._facts).strip()
+        except Exception as error:  # another package's text, which may be missing or wrong: the report is everybody's
+            return f"Its format's own words can't be shown: {self.prose(f'{type(error).__name__}: {error}')}"
+
+    def blocks(self, name: str) -> tuple[str | None, str | None, str | None]:
+        """(the commands that install what a variant needs, those that run it, "sh" or "python" for the latter); None where not said."""
+        text = self.text(name)
+        install, run = _INSTALL.search(text), _RUN.search(text)
+        return install[1].rstrip() if install else None, run[2].rstrip() if run else None, run[1] if run else None
+
+    def requirements(self, *names: str) -> str:
+        """Distributions for pip's command line, each in the version that the check ran with, as far as that is known here."""
+        return " ".join(f"{name}=={version}" if (version := self._version(name)) else name for name in names)
+
+    def prose(self, value: Any) -> str:
+        """`value` as one line of Markdown without markup, and without the folders of this box."""
+        return escape(without_paths(units.shown(value), self._places))
+
+    def _version(self, name: str) -> str | None:
+        """The public part of the version: an index has no `2.13.0+cpu`. Of a library of which two took part, the one installed here."""
+        loaded = self._versions.get(name) or self._versions.get(name.replace("-", "_"))
+        try:
+            version = loaded if loaded and " " not in loaded else importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        public = version.partition("+")[0]
+        return public if re.fullmatch(r"[\w.!]+", public, re.ASCII) else None
+
+
+def escape(value: Any) -> str:
+    """`value` as one line of Markdown text without markup, links or HTML."""
+    text = " ".join(units.shown(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", text).replace("://", ":&#47;&#47;")
+
+
+def literal(text: str) -> str:
+    """`text` as an ASCII Python literal that cannot end the code block around it."""
+    return ascii(text).replace("`", "\\x60")
+
+
+def word(text: str) -> str:
+    """`text`, which fits into one line of a code block, as one word of a shell's command line."""
+    return shlex.quote(text)
+
+
+def local_paths(report: Report) -> tuple[str, ...]:
+    """Folders of this box that a report names, longest first: they mean nothing to whoever reads a model card."""
+    checkpoint, base = report.checkpoint, report.base
+    named = {
+        checkpoint.root, checkpoint.path, base.folder, base.name, *(one.path for one in checkpoint.additions),
+        *(failure.log for failure in report.failures), *(fault.path for stage in report.stages if (fault := stage.fault)),
+    }  # fmt: skip
+    return tuple(sorted((path for path in named if path and path.startswith("/") and len(path) > 1), key=len, reverse=True))
+
+
+def without_paths(text: str, places: tuple[str, ...] = ()) -> str:
+    """`text` with each absolute path cut to its last name; `places` are paths that may hold spaces."""
+    for place in places:
+        text = text.replace(place, f"…/{PurePosixPath(place).name}")
+    return _PATH.sub(lambda match: f"…/{PurePosixPath(match[0]).name}", text)
+
+
+def _said(report: Report, figure: str) -> Any:
+    """A figure of the stages that make artifacts, which are all made of one checkpoint; None where none gave it."""
+    return next((stage.figures[figure] for stage in report.stages if stage.figures.get(figure) is not None), None)
+
+
+def _transformers(minimum: Any, why: Any) -> str:
+    """Which releases of transformers read the folder, as far as anybody tried; plain text from a stage of ours, escaped all the same."""
+    if isinstance(why, str):
+        return f" ({escape(minimum)} or newer: {escape(why)})"
+    if isinstance(minimum, str):
+        return f" ({escape(minimum)} or newer)"
+    return " (made and checked with transformers 5; no older one was tried)"
+
+
+def _prompt(report: Report) -> str:
+    """The first line of validation's own sample that can stand in every example, a shell's command too; a prompt of ours without one.
+
+    One prompt for all: whoever runs the examples of two artifacts sees whether they agree.
+    """
+    samples = (artifact.measured.sample for artifact in report.artifacts)
+    lines = (line for sample in samples if sample and sample.prompt for line in sample.prompt.splitlines())
+    return next((line for line in lines if line.strip() and line.isprintable() and "`" not in line), PROMPT)
