@@ -96,12 +96,14 @@ def _remedies(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
         names = {**constants, **_assigned(ast.walk(function))}
         for node in ast.walk(function):
-            if not isinstance(node, ast.Call):
+            if not isinstance(node, ast.Call | ast.Tuple):
                 continue
-            codes = [part.attr for part in [*node.args, *(word.value for word in node.keywords)] if _is_code(part)]
-            given = [word.value for word in node.keywords if word.arg == "remedy"]
-            after = next((number for number, part in enumerate(node.args) if _is_code(part)), None)
-            given += node.args[after + 3 : after + 4] if after is not None else []
+            said, keywords = (node.args, node.keywords) if isinstance(node, ast.Call) else (node.elts, [])
+            codes = [part.attr for part in [*said, *(word.value for word in keywords)] if _is_code(part)]
+            given = [word.value for word in keywords if word.arg == "remedy"]
+            after = next((number for number, part in enumerate(said) if _is_code(part)), None)
+            # Behind the code come operation, cause and remedy; where the operation is known already, cause and remedy.
+            given += said[after + 2 : after + 4][-1:] if after is not None else []
             yield from ((code, _text(remedy, names).partition("for example --set")[0]) for code in codes for remedy in given)
 
 
