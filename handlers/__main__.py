@@ -165,7 +165,7 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
 
 
 def _bad_output(context: StageContext, cause: str) -> Permanent:
-    remedy = f"leave {context.stage} out of export.variants, and report it to whoever wrote the stage: it will not go otherwise"
+    remedy = f"leave {context.stage} out of export.variants, and report it to whoever wrote the stage: trying again does not help"
     return Permanent(FaultCode.BAD_OUTPUT, f"run the stage {context.stage}", cause, remedy, path=context.staging)
 
 

@@ -314,7 +314,7 @@ def _lightning(look: Look) -> Weights:
     if name is None and not any(one.endswith(SUFFIX) for one in look.files):
         return Weights([f"nothing that Lightning ends a {SUFFIX} directory with is in it yet: DeepSpeed's latest, or torch's parts"])
     if name is None:
-        return Weights(refusal=refuse_lightning(look.path, "none of the .ckpt files in it can be told to be the newest"))
+        return Weights(refusal=refuse_lightning(look.path, "it can't be seen which of the .ckpt files in it is the newest"))
     found = _in_pieces(look)
     found.step = step_in(name)
     if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:

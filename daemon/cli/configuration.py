@@ -46,7 +46,7 @@ def show(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the configuration as it counts, as TOML, each value with its origin. Secrets in notify.urls are left out."""
+    """Print the values that count, as TOML, each with its origin. Secrets in notify.urls are left out."""
     from daemon.config import layers
     from daemon.config.suggestions import nearest
 

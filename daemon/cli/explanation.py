@@ -30,7 +30,7 @@ def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
 
 def _verdict(value: CheckpointExplanation) -> str:
     if value.refusal and value.complete:
-        return "[yellow]complete, not exported as it is[/yellow]"
+        return "[yellow]complete, but not exported in this form[/yellow]"
     return "[green]complete[/green]" if value.complete else "[yellow]incomplete[/yellow]"
 
 

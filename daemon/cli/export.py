@@ -320,4 +320,4 @@ def _pin_again(row: JobRow, checkpoint: Path, operation: str) -> None:
 
 
 def _not_yet(operation: str) -> UsageError:
-    return UsageError(FaultCode.NOT_YET, operation, "what is left of it is still being cleared away", "try again in a moment")
+    return UsageError(FaultCode.NOT_YET, operation, "what is left of it is still being removed", "try again in a moment")

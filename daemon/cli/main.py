@@ -94,7 +94,7 @@ def export(
         ),
     ] = None,
     config: ConfigOption = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where the export goes, instead of output.directory.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to publish in, instead of output.directory.")] = None,
     base: Annotated[Path | None, typer.Option("--base", help="Folder of the base model, instead of looking for it.")] = None,
     add: Annotated[
         list[str] | None, typer.Option("--add", metavar="PATH[=WEIGHT]", help="An adapter to merge too, instead of merge.add. Repeatable.")
@@ -120,7 +120,7 @@ def explain(
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Tell what is in a checkpoint, what is missing and since when, and what became of it. Exit code 1: not complete."""
+    """Tell what is in a checkpoint, what is missing and since when, and what has become of it. Exit code 1: not complete."""
     from daemon.operating.explain import explain as look
 
     settings = load_settings(config, of_daemon=True, own_state=True)
@@ -204,7 +204,7 @@ def list_(
     since: Annotated[str, typer.Option("--since", help='Only checkpoints taken since then: "2h", "3d", "2026-01-31".')] = "",
     json_: JsonOption = False,
 ) -> None:
-    """List checkpoints that were taken, with what training knew of them."""
+    """List checkpoints that were taken, with their step, loss and results."""
     from daemon.cli import status as view
     from daemon.operating.status import snapshot
 
@@ -254,12 +254,12 @@ def compare(
 @app.command()
 def logs(
     config: ConfigOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as new lines come.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the latest lines to show first.")] = 50,
     job: Annotated[str, typer.Option("--job", help="Only the lines of this job.")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Show the daemon's log readably."""
+    """Show the daemon's log for people to read."""
     from daemon.cli.tables import print_log
     from daemon.config.paths import StatePaths
 
@@ -299,7 +299,7 @@ def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def demo(
-    keep: Annotated[Path | None, typer.Option("--keep", help="New folder in which everything is left to look at.")] = None,
+    keep: Annotated[Path | None, typer.Option("--keep", help="New folder in which all files are kept.")] = None,
 ) -> None:
     """Train a small model and export its checkpoints live: the whole way in a few minutes."""
     from daemon.cli.demo import main as show_demo

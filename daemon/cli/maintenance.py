@@ -96,7 +96,7 @@ def fsck_command(
     deep: Annotated[bool, typer.Option("--deep", help="Read every published file, pin and finished output, too.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Check that nothing is lost, nothing twice and nothing half. Exit code 1: something is."""
+    """Check journal and disk: nothing lost, nothing twice, nothing half. Exit code 1: something is wrong."""
     found = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
     if json_:
         print_json({"sound": not any(one.findings for one in found), "states": found})
@@ -134,7 +134,7 @@ def _print_findings(one: Findings) -> None:
 
 def prune_command(
     config: ConfigOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only tell what would go, and why the rest stays.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only tell what would be removed, and why the rest is kept.")] = False,
     run: Annotated[str, typer.Option("--run", help="Only exports of this run.")] = "",
     json_: JsonOption = False,
 ) -> None:

@@ -67,7 +67,7 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:
-    """Put an export that failed, is partial or was cancelled back in the queue; with a changed configuration any that ended."""
+    """Put an export that failed, is partial or was cancelled back in the queue; after a change of the configuration, any that has ended."""
     from daemon.cli.export import retry_job
 
     settings = load_settings(config, of_daemon=True)
@@ -77,7 +77,7 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
-    """Give up an export that waits or runs; what it made so far is removed, its checkpoint is not taken again by itself."""
+    """Stop an export for good; what it made so far is removed, and its checkpoint is not taken again by itself."""
     settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     with _journal(settings) as journal:
@@ -87,7 +87,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
-    """Start no further stage, of one job or of all; what runs comes to its end, checkpoints are still taken in and pinned."""
+    """Start no further stage, of one job or of all; stages that run are finished, and checkpoints are still taken."""
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
@@ -127,4 +127,4 @@ def reload(config: ConfigOption = None) -> None:
     from daemon.operating.reload import ask_for_reload
 
     ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))
-    say("The daemon goes on by the new configuration.")
+    say("The daemon works by the new configuration now.")

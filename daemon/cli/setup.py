@@ -71,13 +71,11 @@ def init(
         say_lines(content.rstrip("\n"))
         return
     first_config.write(target, content, force=force, private=bool(urls))
-    named = "" if target in (SYSTEM_CONFIG, own_config()) else f" --config {shlex.quote(str(target))}"
+    named = () if target in (SYSTEM_CONFIG, own_config()) else ("--config", str(target))
     say(f"{target} is written: {len(roots)} root{'s' if len(roots) != 1 else ''}, exports go to {folder}.")
-    say(f"Next: `ckptd check{named}`, then `ckptd run{named}`, or as a service: `{_service_command(named)}`.")
-
-
-def _service_command(named: str) -> str:
-    return f"ckptd install-service{named}" if os.geteuid() == 0 else f"ckptd install-service --user{named}"
+    service = ("install-service",) if os.geteuid() == 0 else ("install-service", "--user")
+    check, run, made = (shlex.join(["ckptd", *verb, *named]) for verb in (("check",), ("run",), service))
+    say(f"Next: `{check}`, then `{run}`, or as a service: `{made}`.")
 
 
 def _look() -> Proposal:
@@ -216,8 +214,9 @@ def install_service(
         say_error(f"Note: {note}.")
     actions.carry_out(plan.actions, record, say)
     say("The service is installed." if plan.actions else "Nothing was to be done: the service is installed as it should be.")
-    own = " --user" if user else ""
-    say(f"See `ckptd status` and `journalctl{own} -u ckptd`; `ckptd install-service{own} --undo` takes it back.")
+    own = ("--user",) if user else ()
+    log, back = shlex.join(["journalctl", *own, "-u", "ckptd"]), shlex.join(["ckptd", "install-service", *own, "--undo"])
+    say(f"See `ckptd status` and `{log}`; `{back}` takes it back.")
 
 
 def _refuse_odd(memory: str, slice_: str) -> None:

@@ -44,7 +44,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         return
     for name, row in value.items():
         size = human(sum(one.size for one in row.folders))
-        hint = f"installed, {size}" if row.installed else f"{row.state}; `{row.command}` brings it, up to {human(row.disk)}"
+        hint = f"installed, {size}" if row.installed else f"{row.state}; `{row.command}` installs it, up to {human(row.disk)}"
         say(f"{name}: {hint}")
         say(f"  {row.about}")
 
@@ -53,7 +53,7 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
 def install(
     name: NameArgument,
     config: ConfigOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Make it anew even if it is installed.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Make it again even if it is installed.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Install a toolchain with the packages that are locked for it, and try it."""

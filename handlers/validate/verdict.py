@@ -36,8 +36,8 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if examination.portability:
         reasons.append(examination.portability)
         remedies.append(
-            f"export {variant} again, whose weights leave room for 16 bits; where such a graph must be run as it is, let onnxruntime's"
-            " session option session.x64quantprecision be 1"
+            f"export {variant} again: its weights then leave room for 16 bits; to run this graph as it is, set onnxruntime's session"
+            " option session.x64quantprecision to 1"
         )
     if defects := _defects(figures, own):
         reasons += defects

@@ -76,7 +76,7 @@ def test_a_refused_layout_comes_with_its_commands_in_explain_and_in_export(tmp_p
     (checkpoint / "lit_model.pth.lora").write_bytes(b"PK")
     answer = ckptd(tmp_path, "explain", checkpoint)
     assert answer.returncode == 0
-    assert "not exported as it is" in answer.stdout and f"`litgpt merge_lora {checkpoint}`" in answer.stdout
+    assert "not exported in this form" in answer.stdout and f"`litgpt merge_lora {checkpoint}`" in answer.stdout
     refused = export(tmp_path, checkpoint)
     assert refused.returncode == 1
     assert f"`litgpt merge_lora {checkpoint}`" in one_sentence(refused)

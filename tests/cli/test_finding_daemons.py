@@ -153,7 +153,7 @@ def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make
     first.start()
     first.wait_for(is_up, 30)
     assert json.loads(without_arguments("status", "--json")[1])["state_directory"] == str(first.state)
-    assert without_arguments("reload") == (0, "The daemon goes on by the new configuration.\n")
+    assert without_arguments("reload") == (0, "The daemon works by the new configuration now.\n")
     second.start()
     second.wait_for(is_up, 30)
     code, said = without_arguments("status")

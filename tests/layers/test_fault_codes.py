@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.fault_codes import FaultCode, OtherCode, code_of
-from tests.layers.fault_codes import PAGE, ROOT, SOURCE, meanings, page
+from tests.layers.fault_codes import PAGE, ROOT, SOURCE, explanations, page
+from tests.words.written import commands, is_key, keys, wrong_with
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for package in ("daemon", "handlers"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if path != SOURCE:
-                yield path, ast.parse(path.read_text("utf-8"))
+@functools.cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    paths = [path for package in ("daemon", "handlers") for path in sorted((ROOT / package).rglob("*.py")) if path != SOURCE]
+    return [(path, ast.parse(path.read_text("utf-8"))) for path in paths]
 
 
 def test_every_code_is_used() -> None:
@@ -64,13 +66,68 @@ def test_the_page_of_codes_is_what_the_source_says() -> None:
 
 
 def test_every_code_says_what_it_means_and_is_spelled_as_its_name() -> None:
-    explained = [code for codes in meanings().values() for code in codes]
+    explained = [code for codes in explanations().values() for code in codes]
     assert explained == [str(code) for code in FaultCode]
     assert all(code.name == code.value.upper().replace("-", "_") for code in FaultCode)
 
 
+ADVICE = {code: said.advice for codes in explanations().values() for code, said in codes.items()}
+
+
+def test_every_code_says_what_to_do_by_commands_and_keys_that_exist() -> None:
+    assert [code for code, advice in ADVICE.items() if not advice.endswith(".")] == [], 'add "To do: …" below the meaning'
+    assert [(code, command) for code, advice in ADVICE.items() for command in commands(advice) if wrong_with(command)] == []
+    assert [(code, key) for code, advice in ADVICE.items() for key in keys(advice) if not is_key(key)] == []
+
+
+def test_the_advice_for_a_code_names_every_key_that_the_remedies_name() -> None:
+    named: dict[str, set[str]] = {}
+    for _, tree in trees():
+        for code, remedy in _remedies(tree):
+            named.setdefault(FaultCode[code].value, set()).update(key for key in keys(remedy) if is_key(key))
+    missing = {code: sorted(found - keys(ADVICE[code])) for code, found in named.items() if found - keys(ADVICE[code])}
+    assert missing == {}, "what to do about a code must not leave out what its sentence advises"
+    assert sum(map(len, named.values())) > 30
+
+
+def _remedies(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The name of each code that is raised or given with a remedy in so many words, and these words."""
+    constants = _assigned(tree.body)
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        names = {**constants, **_assigned(ast.walk(function))}
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call | ast.Tuple):
+                continue
+            said, keywords = (node.args, node.keywords) if isinstance(node, ast.Call) else (node.elts, [])
+            codes = [part.attr for part in [*said, *(word.value for word in keywords)] if _is_code(part)]
+            given = [word.value for word in keywords if word.arg == "remedy"]
+            after = next((number for number, part in enumerate(said) if _is_code(part)), None)
+            # Behind the code come operation, cause and remedy; where the operation is known already, cause and remedy.
+            given += said[after + 2 : after + 4][-1:] if after is not None else []
+            yield from ((code, _text(remedy, names).partition("for example --set")[0]) for code in codes for remedy in given)
+
+
+def _assigned(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """Name → all the words that it is set to."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = f"{found.get(node.targets[0].id, '')} {_text(node.value, {})}"
+    return found
+
+
+def _is_code(part: ast.expr) -> TypeGuard[ast.Attribute]:
+    return isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "FaultCode"
+
+
+def _text(part: ast.expr, names: dict[str, str]) -> str:
+    """The words of a text that is put together of literals and of names of such."""
+    said = [node for node in ast.walk(part) if isinstance(node, ast.Constant | ast.Name)]
+    return " ".join(str(one.value) if isinstance(one, ast.Constant) else names.get(one.id, "") for one in said)
+
+
 def test_in_each_group_codes_stand_in_alphabetical_order() -> None:
-    for group, codes in meanings().items():
+    for group, codes in explanations().items():
         assert list(codes) == sorted(codes), group
 
 

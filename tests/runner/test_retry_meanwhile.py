@@ -103,7 +103,7 @@ def test_what_a_cancelled_job_still_holds_is_left_alone_till_it_is_cleared_away(
     export.retry_job(failed.runner.settings, "job")
     assert failed.journal.controls.cancel("job", "by hand")
     before = row.pin.stat().st_ino
-    with pytest.raises(UsageError, match="still being cleared away"):
+    with pytest.raises(UsageError, match="still being removed"):
         export.retry_job(failed.runner.settings, "job")
     assert row.pin.stat().st_ino == before
     failed.tick()

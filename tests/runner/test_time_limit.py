@@ -37,7 +37,7 @@ def test_a_stage_that_left_nothing_is_not_tried_again_as_it_was_and_the_next_exp
     attempts, fault = ended(desk, slow, "merge")
     assert attempts == 1
     assert fault is not None and fault.code == "timeout"
-    assert "left nothing with which another attempt could go on" in fault.cause
+    assert "left nothing that another attempt could continue" in fault.cause
     assert "raise limits.stage_timeout if it was still moving" in fault.remedy and "`ckptd retry`" in fault.remedy
     desk.tick(200)
     assert desk.state(other) == "succeeded"

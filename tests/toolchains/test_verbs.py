@@ -14,7 +14,7 @@ def test_list_tells_what_is_missing_and_what_brings_it(tmp_path: Path) -> None:
     row = json.loads(answer.stdout)["toolchains"]["optimum"]
     assert row["installed"] is False and row["folders"] == []
     assert row["command"] == "ckptd toolchain install optimum"
-    assert "optimum: not installed; `ckptd toolchain install optimum` brings it" in ckptd(tmp_path, "toolchain", "list").stdout
+    assert "optimum: not installed; `ckptd toolchain install optimum` installs it" in ckptd(tmp_path, "toolchain", "list").stdout
 
 
 def test_what_is_not_installed_or_not_known_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ CASES = (
     Case(
         "lightning_full", "Lightning, all weights", "lightning", "main", "`lightning_logs/version_0/checkpoints/*.ckpt`",
         (Place("lightning_logs/version_0/checkpoints", TAKEN, "lightning_full/lightning_logs/version_0/checkpoints/step-6"),), "causal",
-        "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`, whence configuration and tokenizer come',
+        "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`, where configuration and tokenizer come from',
     ),
     Case(
         "fsdp_full", "transformers Trainer with FSDP, SHARDED_STATE_DICT", "transformers", "main",

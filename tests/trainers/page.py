@@ -18,17 +18,17 @@ INTRODUCTION = """\
 # Does it work with my trainer?
 
 This table is written by a test. Each trainer ran, in a few steps on a small model and on a CPU, beside one running `ckptd run`; every
-directory that it saved was exported exactly once, or stands in `ckptd status` with the reason why not; each export was loaded by the loader
-named here, in the trainer's own environment, and compared with what the live model answered at that step. The difference is the largest
-one, as a part of the root mean square of that answer.
+directory that it saved was exported exactly once, or is listed in `ckptd status` with the reason why not; each export was loaded by the
+loader named here, in the trainer's own environment, and compared with what the live model answered at that step. The difference is the
+largest one, divided by the root mean square of that answer.
 
 """
 NOTES = """
 
 **exported**: merged, checked, published as `{run}/step-N`, and as `{run}/final` where the name has no number. **known already**: the
 trainer saved there once more, file by file, what it had saved in a checkpoint; that is exported once. **failed, with the reason**:
-the export ended as failed, nothing was published, and `ckptd status` and the report say why and what to do. **refused**: it stands in
-`ckptd status` under "seen, not watched", with the command that makes something of it that can be exported.
+the export ended as failed, nothing was published, and `ckptd status` and the report say why and what to do. **refused**: it is listed
+in `ckptd status` under "seen, not watched", with the command that converts it into something that can be exported.
 
 What is not in this table is found by its content all the same: [what is taken for a checkpoint](checkpoints.md). Ask
 `ckptd explain DIRECTORY` about one of yours. To run the table yourself: `TRAINERS_TEST_RESULTS=FILE pytest tests/trainers -m slow`, which

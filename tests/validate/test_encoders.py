@@ -205,7 +205,7 @@ def test_segments_that_training_through_peft_never_saw_are_told(make: Make, tmp_
         through, inside = live(**inputs), live.get_base_model()(**inputs)
         without = live.get_base_model()(**{**inputs, "token_type_ids": torch.zeros_like(inputs["token_type_ids"])})
     assert torch.equal(through.start_logits, without.start_logits) and not torch.allclose(through.start_logits, inside.start_logits)
-    assert "hands no segments (token_type_ids) on to the model" in told and told.endswith("feed token_type_ids of 0 to get the latter.")
+    assert "passes no segments (token_type_ids) to the model" in told and told.endswith("feed token_type_ids of 0 to get the latter.")
     # The same adapter without its task type is wrapped by a class that hands everything on.
     adapter = artifacts.copy(model.adapter, tmp_path / "adapter")
     zoo.edit_json(adapter / "adapter_config.json", task_type=None)

@@ -137,7 +137,7 @@ def _defaults(section: str, options: type[Frozen]) -> Iterator[str]:
     if not same:
         yield f"[{section}]: its defaults are others once they were written and read: each must be of its key's type, and as JSON has it"
     if '"writeOnly": true' in schema:
-        yield f"[{section}]: it has a secret, and what is secret can't stand in a job file; name the variable or the file that holds it"
+        yield f"[{section}]: it has a secret, and a job file must hold no secret; name the variable or the file that holds it"
     if '"uniqueItems": true' in schema:
         yield f"[{section}]: it has a set, whose order is another in every process; take a tuple"
 

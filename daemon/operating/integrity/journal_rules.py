@@ -54,7 +54,7 @@ RULES = (
         "given-up-job-running",
         f"SELECT job, name what FROM stage JOIN job ON job.id = stage.job"
         f" WHERE job.state IN {_GIVEN_UP} AND job.untidy = 0 AND stage.state = 'running'",
-        "it was given up and cleared away, but its stage {what} is running", _WAIT,
+        "it was cancelled or superseded and removed, but its stage {what} is running", _WAIT,
     ),
     JournalRule(
         "pending-job-running",
@@ -63,7 +63,7 @@ RULES = (
     ),
     JournalRule(
         "untidy-open-job", f"SELECT id job, state what FROM job WHERE untidy = 1 AND state NOT IN {_GIVEN_UP}",
-        "it is to be cleared away although it is {what}",
+        "it is marked for removal although it is {what}",
     ),
     JournalRule(
         "job-end-time",
@@ -130,7 +130,7 @@ RULES = (
         "message-twice",
         f"SELECT job.id job, count(*) what FROM job JOIN outbox ON outbox.job = job.id AND outbox.created >= job.ended"
         f" WHERE job.state IN {_REPORTED} GROUP BY job.id HAVING count(*) > 1",
-        "its end is told {what} times",
+        "its end is announced {what} times",
     ),
     JournalRule(
         "message-state",

@@ -55,7 +55,7 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Ret
         return RetryDecision("waiting")
     return RetryDecision("failed", fault=Fault(
         code=FaultCode.POISON, operation=f"run the stage {stage}",
-        cause=f"the daemon died {crashes} times while it ran (limits.crashes), so it is set aside lest it be the reason",
+        cause=f"the daemon died {crashes} times while it ran (limits.crashes), so it is not tried again: it may be the reason",
         remedy="look into the kernel's log for 'Out of memory' and into the attempts' logs, then run `ckptd retry` with the export's id",
         path=log,
     ))  # fmt: skip
@@ -63,7 +63,7 @@ def after_crash(stage: str, crashes: int, crashes_allowed: int, log: str) -> Ret
 
 def _not_again(fault: Fault) -> Fault:
     return fault.model_copy(update={
-        "cause": f"{fault.cause}, and left nothing with which another attempt could go on, so that it is not tried again as it was",
+        "cause": f"{fault.cause}, and left nothing that another attempt could continue, so it is not tried again",
         "remedy": "look into its log (`ckptd show`); raise limits.stage_timeout if it was still moving, or leave "
         "that variant out, and run `ckptd retry` with the export's id",
     })  # fmt: skip

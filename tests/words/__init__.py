@@ -1,0 +1,1 @@
+"""What is written for people: pages, README, messages. The commands and keys in them exist."""

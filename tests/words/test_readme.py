@@ -1,0 +1,51 @@
+"""README.md and README.zh-CN.md say the same: sections, commands, code, figures and links are held together."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from tests.words.written import BLOCK, ROOT, blocks, commands, spans
+
+ENGLISH, CHINESE = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md"))
+_TRANSLATED = re.compile(r"\s+#(?! +\[).*|  +.*|（.*?）|\(.*?\)")
+"""Within a block of code: a comment, a second column, what stands in brackets."""
+
+
+def parts(text: str) -> list[tuple[int, int, int, int]]:
+    """Of each section: the level of its heading, and how many blocks of code, rows of tables and items of lists it has."""
+    found = re.split(r"^(?=#+ )", BLOCK.sub(lambda block: f"\n{'BLOCK' if block[0].strip() else ''}\n", text), flags=re.MULTILINE)[1:]
+    count = [(one.count("BLOCK"), len(re.findall(r"^\|", one, re.MULTILINE)), len(re.findall(r"^- ", one, re.MULTILINE))) for one in found]
+    return [(len(one.split(" ")[0]), *counted) for one, counted in zip(found, count, strict=True)]
+
+
+def test_both_have_the_same_sections_tables_lists_and_blocks() -> None:
+    assert parts(ENGLISH) == parts(CHINESE)
+    assert len(parts(ENGLISH)) >= 6
+
+
+def test_both_have_the_same_commands_and_names() -> None:
+    assert commands(ENGLISH) == commands(CHINESE)
+    assert Counter(spans(ENGLISH)) == Counter(spans(CHINESE))
+
+
+def test_both_have_the_same_code_but_for_what_explains_it() -> None:
+    said = [[_TRANSLATED.sub("", line.strip()) for block in blocks(text) for line in block.splitlines()] for text in (ENGLISH, CHINESE)]
+    assert said[0] == said[1]
+
+
+def test_both_have_the_same_figures() -> None:
+    found = [re.findall(r"\d[\d.,]*\d|\d", text.partition("| --- | --- | --- |")[2].partition("\n## ")[0]) for text in (ENGLISH, CHINESE)]
+    assert Counter(found[0]) == Counter(found[1]) and len(found[0]) > 50
+
+
+def test_both_lead_to_the_same_pages_and_to_each_other() -> None:
+    english, chinese = (re.findall(r"\]\(([^)]+)\)", text) for text in (ENGLISH, CHINESE))
+    assert "README.zh-CN.md" in english and "README.md" in chinese
+    assert Counter(english) - Counter(["README.zh-CN.md"]) == Counter(chinese) - Counter(["README.md"])
+
+
+def test_every_page_of_the_documentation_is_reached_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)\)", ENGLISH))
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").iterdir() if page.is_file() and page.suffix != ".1"}
+    assert pages <= linked
