@@ -123,8 +123,8 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("check",): ("an object", (Diagnosis,)),
     ("formats",): ("an object", (FormatsHere,)),
     ("logs",): (
-        "one object a line, as the log file has them: `timestamp`, `level`, `logger`, `event` ([the list](events.md)), `message`, and fields"
-        " of the event",
+        "one object a line, as the log file has them: `timestamp`, `level`, `logger`, `event` ([the list](events.md)), `message`, and"
+        " fields of the event",
         (),
     ),
     ("verify",): ('`{"sound": true or false, "exports": […]}`; each export has these fields, and those of', (EXPORT_ROW, Verification)),
