@@ -24,7 +24,7 @@ from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
-from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable
+from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import Work
@@ -96,7 +96,7 @@ def engine(
     patient: bool = False,
 ) -> Iterator[Engine]:  # fmt: skip
     """Lock, open and recover. `executor` runs the attempts: as processes of this box, unless another one takes its place.
-    `patient`: what can't be recovered now, since the disk is full, is left to the runner's first rounds.
+    `patient`: what can't be recovered now, since the disk is full or does not give a file, is left to the runner's first rounds.
 
     Raises UsageError where a folder can't be written or another process holds the lock.
     """
@@ -114,10 +114,10 @@ def engine(
             try:
                 runner.recover()
             except (Retryable, OSError) as error:
-                if not patient or (isinstance(error, OSError) and error.errno not in FULL_DISK):
+                if not patient:
                     raise
                 log.warning(
-                    f"What the last ckptd left open is taken up as soon as that can be written down. {error}", event_id=Event.RECOVERY_WAITS
+                    f"What the last ckptd left open is taken up as soon as that is possible. {error}", event_id=Event.RECOVERY_WAITS
                 )
             yield Engine(settings, paths, journal, Intake(settings, journal, paths), runner, attention)
         finally:

@@ -15,7 +15,7 @@ from tests import models
 from tests.older import cases
 from tests.older.conftest import read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROUNDING = 1e-4
 """Standard deviations of the logits: two releases add the same products in another order."""
 Families = dict[str, list[str]]

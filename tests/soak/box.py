@@ -209,7 +209,7 @@ class Box:
                     self.problems.append(f"nothing has ended for {FINAL_SECONDS} s, and {len(self._rows()) - now} exports are open")
                     return
                 self._look(1)
-            ended_early = [job["id"] for job in self._jobs() if job["state"] in ("failed", "partial", "cancelled")]
+            ended_early = self._ended_early()
             retried = [job for job in ended_early if self._toy.run_verb("retry", job) == 0]
             if not retried:
                 return
@@ -247,6 +247,11 @@ class Box:
             jobs = [job_of(row) for row in connection.execute("SELECT * FROM job").fetchall()]
             return [(job.checkpoint.path, job.checkpoint.digest, job.state) for job in jobs]
         return []
+
+    def _ended_early(self) -> list[str]:
+        """Ids of all jobs that people or faults have ended, not of the newest alone as `status` has them."""
+        with reading(self._toy.state / "journal.sqlite3") as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM job WHERE state IN ('failed', 'partial', 'cancelled')")]
 
     def _jobs(self) -> list[dict[str, Any]]:
         return list(self._toy.status()["jobs"])
