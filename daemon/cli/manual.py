@@ -5,6 +5,7 @@ The page goes into the wheel, where `man` finds it beside the command, and `ckpt
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,4 +105,4 @@ def _text(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())
