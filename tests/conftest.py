@@ -53,6 +53,8 @@ def own_logging() -> Iterator[None]:
     handlers = root.handlers[:]
     yield
     structlog.configure(**configured)
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
     root.handlers[:] = handlers
 
 
