@@ -34,6 +34,7 @@ from daemon.system import journald
 
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
+    from daemon.config.settings import Settings
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY = 1, 2, 3, 70, 75
 EXPLAIN_SECONDS = 60.0
@@ -105,13 +106,22 @@ def export(
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
         raise UsageError(FaultCode.NO_CHECKPOINT, "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
-    settings = load_settings(config, own_state=True)
+    settings = _for_somebody_who_waits(load_settings(config, own_state=True), config)
     from daemon.cli.export import export_now
 
     answer = export_now(settings, checkpoint, output=output, base=base, add=add or (), force=force, quiet=json_)
     if json_:
         print_json(answer)
     raise typer.Exit(EXIT_OF_STATE.get(answer.state, EXIT_FAILED))
+
+
+def _for_somebody_who_waits(settings: Settings, config: Path | None) -> Settings:
+    """The settings with the priority of other work, unless a priority is configured: as a service, exports give way to the training."""
+    from daemon.config import layers
+
+    if layers.origin_of("limits.priority", layers.read(configuration_of(config))) != layers.DEFAULT:
+        return settings
+    return settings.model_copy(update={"limits": settings.limits.model_copy(update={"priority": "normal"})})
 
 
 @app.command()

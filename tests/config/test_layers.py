@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -20,6 +21,7 @@ from daemon.config.presets import PRESETS
 from daemon.config.settings import Settings
 from daemon.config.sources import given_on_command_line
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
 
 Write = Callable[[str], Path]
 
@@ -142,6 +144,22 @@ def test_the_strongest_that_speaks_counts_and_is_named(
                    "CKPTD_RETENTION__KEEP_LAST (environment)", "--set (command line)"]  # fmt: skip
         assert found == expected
         assert origin == (origins[strongest] if strongest is not None else "preset edge" if preset else "default")
+
+
+@pytest.mark.parametrize(("text", "priority"), [("", "normal"), ('[limits]\npriority = "idle"\n', "idle")])
+def test_an_export_that_a_person_waits_for_runs_at_normal_priority_unless_one_is_set(
+    write: Write, monkeypatch: pytest.MonkeyPatch, text: str, priority: str
+) -> None:
+    asked: list[Settings] = []
+
+    def export_now(settings: Settings, *_: Any, **__: Any) -> None:
+        asked.append(settings)
+        raise UsageError(FaultCode.NO_CHECKPOINT, "export", "it is enough", "stop here")
+
+    monkeypatch.setattr("daemon.cli.export.export_now", export_now)
+    file = write(text)
+    CliRunner().invoke(app, ["export", str(file.parent), "--config", str(file)])
+    assert [one.limits.priority for one in asked] == [priority] and load(file).limits.priority == "idle"
 
 
 def test_presets_name_what_there_is() -> None:

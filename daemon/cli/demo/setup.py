@@ -48,6 +48,7 @@ directory = {text(folder / "state")}
 [limits]
 jobs = {jobs}                        # one for each checkpoint, so that no core is idle at the end
 threads = 1
+priority = "normal"             # somebody waits for it; a service leaves the cores to the training ("idle")
 
 [validate]
 prompts = {text(prompts)}
