@@ -106,7 +106,7 @@ def export(
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
         raise UsageError(FaultCode.NO_CHECKPOINT, "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
-    settings = _for_somebody_who_waits(load_settings(config, own_state=True), config)
+    settings = _for_somebody_who_waits(load_settings(config, own_state=True))
     from daemon.cli.export import export_now
 
     answer = export_now(settings, checkpoint, output=output, base=base, add=add or (), force=force, quiet=json_)
@@ -115,11 +115,9 @@ def export(
     raise typer.Exit(EXIT_OF_STATE.get(answer.state, EXIT_FAILED))
 
 
-def _for_somebody_who_waits(settings: Settings, config: Path | None) -> Settings:
+def _for_somebody_who_waits(settings: Settings) -> Settings:
     """The settings with the priority of other work, unless a priority is configured: as a service, exports give way to the training."""
-    from daemon.config import layers
-
-    if layers.origin_of("limits.priority", layers.read(configuration_of(config))) != layers.DEFAULT:
+    if "priority" in settings.limits.model_fields_set:
         return settings
     return settings.model_copy(update={"limits": settings.limits.model_copy(update={"priority": "normal"})})
 

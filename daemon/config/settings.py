@@ -346,7 +346,7 @@ with warnings.catch_warnings():
             return effective_variants(self.export.variants, self.export.quantization)
 
         def anchored(self, folder: Path) -> Self:
-            """The same settings with every path made absolute below `folder`."""
+            """The same settings with every path made absolute below `folder`. What was not set still counts as not set."""
 
             def absolute(value: Any) -> Any:
                 if isinstance(value, Path):
@@ -356,10 +356,14 @@ with warnings.catch_warnings():
                 if isinstance(value, dict):
                     return {key: absolute(item) for key, item in value.items()}
                 if isinstance(value, Section):
-                    return value.model_copy(update={name: absolute(getattr(value, name)) for name in type(value).model_fields})
+                    return value.model_copy(update=changed(value))
                 return value
 
-            return self.model_copy(update={name: absolute(getattr(self, name)) for name in type(self).model_fields})
+            def changed(values: BaseModel) -> dict[str, Any]:
+                found = {name: (old := getattr(values, name), absolute(old)) for name in type(values).model_fields}
+                return {name: new for name, (old, new) in found.items() if new != old}
+
+            return self.model_copy(update=changed(self))
 
 
 if TYPE_CHECKING:

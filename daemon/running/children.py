@@ -59,9 +59,11 @@ class Running:
     began: float
     """By the monotonic clock; before zero where it began before the box did."""
     memory: int = 0
-    """As `Attempt.memory`, as of the last `poll`; as the next, it may be asked from any thread."""
+    """As `Attempt.memory`, as of the last `poll`. This and the next two may be asked from any thread, whatever the executor does."""
     progress: Progress = field(default_factory=Progress)
+    """As `Attempt.progress`, of the same moment."""
     cpu: CpuShare | None = None
+    """As `Attempt.cpu`, of the same moment."""
     warned: int = 0
     unanswered: float | None = None
     """Since when, by the monotonic clock, its executor has failed at every question about it; None where it answers."""

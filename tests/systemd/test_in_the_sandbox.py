@@ -32,16 +32,21 @@ def configuration(*variants: str) -> str:
     )
 
 
-@pytest.fixture
-def box(tmp_path: Path, pico_base: Path, pico_checkpoint: Path) -> Iterator[Booted]:
-    """A booted box with our unit, the drop-in for the output, a base and a checkpoint that everybody may read."""
-    tmp_path.chmod(0o755)
-    for source, name in ((pico_base, "bases/pico"), (pico_checkpoint, "checkpoint-4")):
-        shutil.copytree(source, tmp_path / name)
-    for folder, _, files in os.walk(tmp_path):
+def lay_out(lab: Path, base: Path, checkpoint: Path) -> None:
+    """A base and a checkpoint that everybody may read, for a box that is booted on this folder."""
+    lab.chmod(0o755)
+    for source, name in ((base, "bases/pico"), (checkpoint, "checkpoint-4")):
+        shutil.copytree(source, lab / name)
+    for folder, _, files in os.walk(lab):
         os.chmod(folder, 0o755)
         for file in files:
             os.chmod(Path(folder, file), 0o644)
+
+
+@pytest.fixture
+def box(tmp_path: Path, pico_base: Path, pico_checkpoint: Path) -> Iterator[Booted]:
+    """A booted box with our unit, the drop-in for the output, a base and a checkpoint that everybody may read."""
+    lay_out(tmp_path, pico_base, pico_checkpoint)
     with booted(tmp_path, configuration("pytorch")) as here:
         here.run("sh", "-c", "mkdir -p /home/trainer/runs/run && chown -R trainer:trainer /home/trainer")
         here.drop_in("output", (UNITS / "drop-ins" / "output.conf").read_text())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.systemd.booted import Booted, booted, missing
-from tests.systemd.test_in_the_sandbox import configuration, ended, save, wait_for
+from tests.systemd.test_in_the_sandbox import configuration, ended, lay_out, save, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 CONFIG = ("--config", "/etc/ckptd/config.toml")
@@ -19,13 +17,7 @@ CONFIG = ("--config", "/etc/ckptd/config.toml")
 @pytest.fixture
 def bare(tmp_path: Path, pico_base: Path, pico_checkpoint: Path) -> Iterator[Booted]:
     """A booted box with a configuration, and without our unit, our user and our folders."""
-    tmp_path.chmod(0o755)
-    for source, name in ((pico_base, "bases/pico"), (pico_checkpoint, "checkpoint-4")):
-        shutil.copytree(source, tmp_path / name)
-    for folder, _, files in os.walk(tmp_path):
-        os.chmod(folder, 0o755)
-        for file in files:
-            os.chmod(Path(folder, file), 0o644)
+    lay_out(tmp_path, pico_base, pico_checkpoint)
     with booted(tmp_path, configuration("pytorch")) as here:
         units = "/etc/systemd/system/ckptd.service /etc/systemd/system/ckptd.slice"
         here.run("sh", "-c", f"rm -r {units} /srv/exports; sed -i /^ckptd:/d /etc/passwd /etc/group")
