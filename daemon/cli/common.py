@@ -17,6 +17,7 @@ from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
+    from daemon.config.layers import Files
     from daemon.config.settings import Settings
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
@@ -45,12 +46,14 @@ def configuration_of(config: Path | None) -> Path | None:
 
 
 def load_settings(
-    config: Path | None, *, need_roots: bool = False, serves: bool = False, of_daemon: bool = False, own_state: bool = False
-) -> Settings:
+    config: Path | None, *, need_roots: bool = False, serves: bool = False, of_daemon: bool = False, own_state: bool = False,
+    files: Files | None = None,
+) -> Settings:  # fmt: skip
     """Settings from the file that `configuration_of` finds, else the defaults; the state is that of the daemon which runs on it.
 
     `serves`: the caller is that daemon. `of_daemon`: the verb asks about a daemon or steers it: where no file is named, the file of the one
     that runs. `own_state`: the verb works without the daemon's state, so that a user who has no access to it gets a state of his own.
+    `files`: that configuration, where it has been read already.
 
     Raises UsageError for what is wrong in them, where several daemons run and none is named, and where this user has no access to the
     state directory.
@@ -62,7 +65,7 @@ def load_settings(
     config = configuration_of(config)
     if config is None and of_daemon:
         config = _of_the_one_that_runs()
-    settings = load(config, need_roots=need_roots, ask_running=not serves)
+    settings = load(config, need_roots=need_roots, ask_running=not serves, files=files)
     folder = settings.state_directory
     closed = next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
     if own_state and (closed or not _is_writable(folder)) and folder == state_of_system(config):

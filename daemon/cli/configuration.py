@@ -50,8 +50,8 @@ def show(
     from daemon.config import layers
     from daemon.config.suggestions import nearest
 
-    path = configuration_of(config)
-    settings, files = load_settings(config, own_state=True), layers.read(path)
+    files = layers.read(configuration_of(config))
+    settings = load_settings(config, own_state=True, files=files)
     values = _shown(settings.model_dump(mode="json"))
     wanted = tuple(key.split(".")) if key else ()
     rows = [(names, value) for names, value in _leaves(values) if names[: len(wanted)] == wanted]

@@ -18,8 +18,11 @@ from daemon.config.settings import Settings
 from daemon.config.sources import holds, option_for, over, variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import read_bounded
 
 PARTS = "conf.d"
+MOST_BYTES = 1 << 20
+"""Of a part."""
 DEFAULT = "default"
 
 
@@ -46,7 +49,7 @@ def read(path: Path | None) -> Files:
     """The files of a configuration. Raises UsageError for one that can't be read or parsed."""
     if path is None:
         return Files()
-    return Files(tuple((one, _read_file(one)) for one in (path, *parts_of(path))))
+    return Files(((path, _read_file(path)), *((one, _read_file(one, part=True)) for one in parts_of(path))))
 
 
 def parts_of(path: Path) -> Iterator[Path]:
@@ -76,13 +79,15 @@ def origin_of(key: str, files: Files) -> str:
     return f"preset {name}" if holds(values_of(name), key) else DEFAULT
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
+    """The file that is named may be a pipe; a part that is one would be waited for without end."""
     operation = "read the configuration"
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads((read_bounded(path, MOST_BYTES) if part else path.read_bytes()).decode())
     except FileNotFoundError:
-        raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", "name another with --config", path=path) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
+        remedy = "it is a link that leads nowhere: remove or correct it" if part else "name another with --config"
+        raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", remedy, path=path) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None

@@ -26,14 +26,15 @@ ELSEWHERE = ("(environment)", "(command line)")
 ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
 
 
-def load(path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False) -> Settings:
+def load(path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False, files: layers.Files | None = None) -> Settings:
     """Settings from the file (if any) and the environment, with absolute paths.
 
     `need_roots`: the caller is the daemon, or speaks for it, and that has nothing to do without a root. `ask_running`: the state is that of
-    the daemon that runs on this configuration, if one does; the daemon itself does not ask.
+    the daemon that runs on this configuration, if one does; the daemon itself does not ask. `files`: what was read already; a pipe can be
+    read once.
     Raises UsageError that lists every unknown key, wrong type and conflict by dotted path with a suggestion.
     """
-    files = layers.read(path)
+    files = layers.read(path) if files is None else files
     values = files.values
     problems = [*suggestions.unknown_options(Settings, given_on_command_line), *suggestions.unknown_environment(Settings, os.environ)]
     settings = None

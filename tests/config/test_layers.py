@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,6 +69,30 @@ def test_what_is_wrong_in_a_part_is_said_with_its_path(write: Write) -> None:  #
     with pytest.raises(UsageError, match="it is not TOML") as caught:
         load(file)
     assert str(wrong) in str(caught.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_part_that_can_not_be_read_is_a_mistake_and_holds_up_nothing(write: Write) -> None:  # R5.4
+    file = write("")
+    part(file, "10.toml", "").unlink()
+    os.mkfifo(file.parent / "conf.d" / "10.toml")
+    with pytest.raises(UsageError, match="it is no regular file"):
+        load(file)
+    (file.parent / "conf.d" / "10.toml").unlink()
+    (file.parent / "conf.d" / "10.toml").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="a link that leads nowhere: remove or correct it"):
+        load(file)
+
+
+def test_a_configuration_that_comes_through_a_pipe_is_shown_with_its_origin() -> None:
+    reading, writing = os.pipe()
+    with open(writing, "w") as stream:
+        stream.write("[limits]\njobs = 3\n")
+    try:
+        shown = json.loads(ckptd("config", "show", "--changed", "--json", "-c", f"/dev/fd/{reading}"))["values"]
+    finally:
+        os.close(reading)
+    assert shown == {"limits.jobs": {"value": 3, "origin": f"/dev/fd/{reading}"}}
 
 
 def test_a_preset_is_weaker_than_whatever_is_written(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
