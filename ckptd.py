@@ -24,7 +24,7 @@ def main() -> int:
         if found is not None and found != HOME / name:
             return _say(
                 f"Could not start: Python finds another package {name!r} in {found}{_whose(name, found.parent)}, before ckptd's own in"
-                f" {HOME / name}. To fix it: take {found.parent} out of PYTHONPATH, or {OWN_ENVIRONMENT}."
+                f" {HOME / name}. Fix: take {found.parent} out of PYTHONPATH, or {OWN_ENVIRONMENT}."
             )
     try:
         from daemon.cli.main import main as run
@@ -34,7 +34,7 @@ def main() -> int:
             raise
         return _say(
             f"Could not start: {' and '.join(others)} brings a package of the same name, whose files were installed over those of ckptd in"
-            f" {HOME} ({error}). To fix it: {OWN_ENVIRONMENT}."
+            f" {HOME} ({error}). Fix: {OWN_ENVIRONMENT}."
         )
     return run()
 

@@ -54,7 +54,7 @@ class Fault(BaseModel):
         where = f" ({printable(self.path)})" if self.path else ""
         # After a list, which alone has line ends, it begins a line of its own.
         cause = printable_lines(self.cause) if self.cause.endswith("\n") else f"{printable(self.cause)}. "
-        return f"Could not {printable(self.operation)}{where}: {cause}To fix it: {printable(self.remedy)}."
+        return f"Could not {printable(self.operation)}{where}: {cause}Fix: {printable(self.remedy)}."
 
 
 class CkptdError(Exception):

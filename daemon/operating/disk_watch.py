@@ -232,4 +232,4 @@ def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) ->
                 here.append((what, folder))
     listed = [f"{folder} takes {human(size)} ({what})" for what, folder, size in sizes(here)[:LISTED]]
     told = f" Of ckptd's own: {'; '.join(listed)}." if listed else ""
-    return f"To fix it: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{told}"
+    return f"Fix: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{told}"

@@ -73,7 +73,7 @@ class _Rotating(logging.handlers.RotatingFileHandler):
         """Called while an error of `emit` is handled."""
         if not self.said:
             error = sys.exc_info()[1]
-            print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. To fix it: free space there or give access; "
+            print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. Fix: free space there or give access; "
                   "stderr has every line.", file=sys.stderr)  # fmt: skip
         self.said = True
 

@@ -380,7 +380,7 @@ def _activity(view: JobView, scene: _Scene, waiting_for: str | None) -> str:
 def _rejection(check: ArtifactCheck) -> str:
     """Why an artifact was not published, as a stage's fault would say it."""
     why = "; ".join(check.reasons) or "it did not pass its check"
-    return f"Could not publish {check.variant}: {why}." + (f" To fix it: {check.remedy}." if check.remedy else "")
+    return f"Could not publish {check.variant}: {why}." + (f" Fix: {check.remedy}." if check.remedy else "")
 
 
 def _job(view: JobView, scene: _Scene) -> JobStatus:

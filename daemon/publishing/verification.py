@@ -45,7 +45,7 @@ class Problem:
 
     def sentence(self) -> str:
         """The difference in words."""
-        return f"{self.path}: {self.text}" + (f". To fix it: {self.remedy}" if self.remedy else "")
+        return f"{self.path}: {self.text}" + (f". Fix: {self.remedy}" if self.remedy else "")
 
 
 @dataclass(frozen=True)

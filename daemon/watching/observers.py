@@ -200,7 +200,7 @@ class Observers:
             f"limit:{limit.sysctl}",
             Event.ROOT_POLLED,
             f"Cannot watch {root} by events: this user's limit of {limit.value} inotify {limit.counted} is used up; "
-            f"it is scanned every few seconds instead. To fix it, raise the limit: sysctl -w {limit.sysctl}={more}",
+            f"it is scanned every few seconds instead. Fix: raise the limit: sysctl -w {limit.sysctl}={more}",
         )
 
     def _mounts_below(self) -> frozenset[tuple[str, Identity | None]]:

@@ -55,7 +55,7 @@ def one_sentence(answer: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in answer.stderr
     lines = [line for line in answer.stderr.splitlines() if line.startswith("ckptd: ")]
     assert len(lines) == 1, answer.stderr
-    assert "To fix it: " in answer.stderr
+    assert "Fix: " in answer.stderr
     return lines[0]
 
 
@@ -70,7 +70,7 @@ def test_a_run_directory_is_answered_with_its_newest_checkpoint(tmp_path: Path, 
     answer = export(tmp_path, pico_run)
     assert answer.returncode == 2
     assert (
-        f"it is no checkpoint itself; it holds checkpoint-4, checkpoint-2. To fix it: name the one that you mean; for the latest: "
+        f"it is no checkpoint itself; it holds checkpoint-4, checkpoint-2. Fix: name the one that you mean; for the latest: "
         f"`ckptd export {pico_run / 'checkpoint-4'}`" in one_sentence(answer)
     )
 
@@ -97,7 +97,7 @@ def test_what_lies_inside_of_a_checkpoint_is_answered_with_the_directory_to_give
         (folder / "global_step4" / "x.pt").write_bytes(b"x")
         answer = export(tmp_path, folder / inside)
         assert answer.returncode == 2
-        assert f"inside of the checkpoint {folder}. To fix it: give that directory: `ckptd export {folder}`" in one_sentence(answer)
+        assert f"inside of the checkpoint {folder}. Fix: give that directory: `ckptd export {folder}`" in one_sentence(answer)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_the_sentence_of_a_fault_is_one_line_whatever_is_named_in_it(parts: tupl
     sentence = str(Permanent(FaultCode.OS_ERROR, operation, f"{cause} is odd", remedy, path=path))
     assert not CONTROLS.search(sentence) and "\n" not in sentence
     listed = str(Permanent(FaultCode.CONFIG_INVALID, "use it", "2 things are wrong:\n  one\n  two\n", "change those", path=path))
-    assert listed.endswith(": 2 things are wrong:\n  one\n  two\nTo fix it: change those.") and listed.count("\n") == 3
+    assert listed.endswith(": 2 things are wrong:\n  one\n  two\nFix: change those.") and listed.count("\n") == 3
 
 
 @pytest.mark.parametrize("form", ["console", "json"])

@@ -144,5 +144,5 @@ def test_a_file_that_is_missing_or_no_toml_or_no_utf8_ends_in_one_sentence(tmp_p
     assert "UTF-8" in said[2]
     for sentence in said:
         assert sentence.startswith(f"Could not read the configuration ({file}): ")
-        assert ". To fix it: " in sentence
+        assert ". Fix: " in sentence
         assert "\n" not in sentence

@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_that_claims_to_be_done_becomes_a_job_that_says_why
     assert merge.fault is not None
     said = merge.fault.sentence()
     assert said.startswith(f"Could not read the checkpoint ({target}): adapter_model.safetensors: the file has 5,000 bytes")
-    assert "To fix it: save it again" in said
+    assert "Fix: save it again" in said
     shutil.copy(pico_checkpoint / "adapter_model.safetensors", target)
     os.utime(target / WRITTEN_LAST)
     here.wait(lambda: here.jobs() and here.jobs()[0].id != job.id, "the job of the whole checkpoint, alone")

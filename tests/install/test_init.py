@@ -84,7 +84,7 @@ def test_urls_of_notifications_are_for_the_owner_alone(tmp_path: Path) -> None:
 
 def test_without_a_terminal_it_never_asks(tmp_path: Path) -> None:
     done = init(tmp_path, "config.toml", "--base", tmp_path)
-    assert done.returncode == 2 and "there is no terminal. To fix it: name them by --root" in one_sentence(done)
+    assert done.returncode == 2 and "there is no terminal. Fix: name them by --root" in one_sentence(done)
     assert not (tmp_path / "config.toml").exists()
 
 

@@ -259,9 +259,7 @@ def test_without_root_it_says_so_and_shows_what_it_would_do(box: Path) -> None:
     prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
     before = tree(box)
     done = install(box, prefix=prefix)
-    assert done.returncode == 2 and "only root can make a service of the whole box. To fix it: give the command with sudo" in one_sentence(
-        done
-    )
+    assert done.returncode == 2 and "only root can make a service of the whole box. Fix: give the command with sudo" in one_sentence(done)
     shown = install(box, "--dry-run", prefix=prefix)
     assert shown.returncode == 0 and "useradd --prefix" in shown.stdout and "is tried by root alone" in shown.stdout
     assert tree(box) == before

@@ -89,7 +89,7 @@ def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file:
                 attempt()
             assert caught.value.fault.code == "journal-unavailable"
             assert "another process holds it for too long" in str(caught.value)
-            assert str(caught.value).count(". To fix it: ") == 1
+            assert str(caught.value).count(". Fix: ") == 1
     assert enter(journal)
     journal.close()
 

@@ -94,7 +94,7 @@ def test_a_journal_of_a_newer_ckptd_is_refused_in_one_sentence_and_left_alone(fi
     with pytest.raises(UsageError) as caught:
         Journal(file)
     assert str(caught.value).startswith(f"Could not open the journal ({file}): a newer ckptd wrote it (schema {SCHEMA_VERSION + 1}")
-    assert "To fix it: install that version again" in str(caught.value)
+    assert "Fix: install that version again" in str(caught.value)
     assert file.read_bytes() == before
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_journal_is_refused_in_one_sentence_and_left_alone(file: Path,
         Journal(file)
     assert caught.value.fault.code == "journal-damaged"
     assert str(caught.value).startswith(f"Could not open the journal ({file}): it is not a valid database: ")
-    assert "To fix it: start ckptd again; it sets the file aside" in str(caught.value)
+    assert "Fix: start ckptd again; it sets the file aside" in str(caught.value)
     assert file.read_bytes() == before
 
 

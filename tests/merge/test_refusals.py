@@ -60,7 +60,7 @@ def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter
     assert code == "adapter-key-unmatched"
     assert "model.layers.7.self_attn.q_proj; the nearest names there are " in sentence
     assert "model.layers.1.self_attn.q_proj" in sentence
-    assert sentence.split("nearest names there are ")[1].split(". To fix")[0].count(", ") == 2
+    assert sentence.split("nearest names there are ")[1].split(". Fix: ")[0].count(", ") == 2
 
 
 def test_a_foreign_key_in_an_adapter_for_peft_is_not_dropped(pico_base: Path, tmp_path: Path, output: Path) -> None:

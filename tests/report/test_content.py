@@ -230,6 +230,6 @@ def test_unreadable_times_give_no_duration_rather_than_an_error(tmp_path: Path) 
 
 
 def test_a_job_file_without_facts_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Permanent, match=r"Could not write the report: .* To fix it: .*") as refusal:
+    with pytest.raises(Permanent, match=r"Could not write the report: .* Fix: .*") as refusal:
         build(facts.context(None, tmp_path))
     assert refusal.value.fault.code == "no-job-facts"

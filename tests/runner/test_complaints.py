@@ -40,7 +40,7 @@ def test_an_error_that_lasts_is_said_once_and_its_end_too() -> None:
     assert complaints.trouble is not None and "division by zero" in complaints.trouble.cause
     assert complaints.during(lambda: None) and complaints.trouble is None
     assert [record["event"] for record in logs] == [
-        "Could not write: the disk is full. To fix it: free space.", "the watcher works again",
+        "Could not write: the disk is full. Fix: free space.", "the watcher works again",
         "the watcher met an error that nobody foresaw, and goes on", "the watcher met an error that nobody foresaw, and goes on",
     ]  # fmt: skip
 

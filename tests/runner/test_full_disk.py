@@ -73,7 +73,7 @@ def test_a_full_disk_is_temporary_and_the_export_goes_on_when_there_is_room(tmp_
     )
     said = answer.stdout + answer.stderr
     assert "first: 75" in answer.stdout, said
-    assert "To fix it: free space" in answer.stderr and "Traceback" not in answer.stderr, said
+    assert "Fix: free space" in answer.stderr and "Traceback" not in answer.stderr, said
     before, _, after = answer.stdout.partition("listed")
     assert before.strip().endswith("first: 75"), f"something half was published: {before}"
     assert "second: 0" in after, said

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_in_one_sentence_and_the_main_settings_are_used(ru
     assert found.warning is not None
     assert said in found.warning
     assert found.warning.startswith(f"Could not use the run's own configuration ({run}/ckptd.toml): ")
-    assert "; the main one is used. To fix it: correct ckptd.toml; a run may set select.policy, " in found.warning
+    assert "; the main one is used. Fix: correct ckptd.toml; a run may set select.policy, " in found.warning
     assert found.warning.isprintable()
 
 

@@ -40,7 +40,7 @@ def test_a_missing_toolchain_fails_its_stage_alone_until_it_is_there(
     assert "onnx-int8" not in daemon.stages_begun() and "onnx" in daemon.stages_begun()
     log = (daemon.state / "ckptd.log").read_text()
     assert "Could not run the stage onnx-int8: the toolchain fake is not installed." in log
-    assert "To fix it: run `ckptd toolchain install fake`." in log
+    assert "Fix: run `ckptd toolchain install fake`." in log
     shutil.copytree(fake.chains.home, daemon.state / "toolchains", symlinks=True)
     copied(pico_checkpoint, daemon, step=8)
     daemon.wait_ended(2)

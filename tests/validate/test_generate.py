@@ -59,7 +59,7 @@ def test_a_folder_that_is_no_artifact_gives_one_sentence_and_exit_code_2(
         (tmp_path / "model.onnx").write_bytes(b"no graph" if damage == "corrupt" else (folders["onnx"] / "model.onnx").read_bytes())
     done = _run(tmp_path, "--prompt", "a")
     assert done.returncode == 2 and done.stdout == ""
-    assert said in done.stderr and "To fix it:" in done.stderr and "Traceback" not in done.stderr
+    assert said in done.stderr and "Fix:" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_penalty_moves_the_choice_away_from_tokens_already_there() -> None:

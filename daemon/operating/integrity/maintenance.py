@@ -299,7 +299,7 @@ class JournalMaintenance:
         self._problems[operation] = sentence
 
     def _damaged(self, why: str) -> None:
-        sentence = f"The journal is damaged: {why}. To fix it: restart ckptd, which sets it aside and rebuilds it."
+        sentence = f"The journal is damaged: {why}. Fix: restart ckptd, which sets it aside and rebuilds it."
         if sentence != self._problems.get(DAMAGED):
             log.critical(sentence, event_id=Event.JOURNAL_DAMAGED, code=FaultCode.JOURNAL_DAMAGED, path=str(self.paths.journal))
         self._problems[DAMAGED] = sentence

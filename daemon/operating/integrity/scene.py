@@ -38,7 +38,7 @@ class Finding:
     def sentence(self) -> str:
         """The finding as one line."""
         where = f" ({self.path})" if self.path else ""
-        return f"{self.code}: {self.text}{where}. To fix it: {self.remedy}."
+        return f"{self.code}: {self.text}{where}. Fix: {self.remedy}."
 
 
 @dataclass
