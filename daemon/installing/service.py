@@ -25,6 +25,8 @@ NAME = "ckptd"
 STATE = Path("/var/lib/ckptd")
 RECORD = "install-service.json"
 _OPERATION = "install the service"
+TITLE = ".TH CKPTD 1 "
+"""What the manual page has in its second line, of each version."""
 PAGE, LINK = Path("/usr/local/share/man/man1/ckptd.1"), Path("/usr/local/bin/ckptd")
 
 
@@ -274,7 +276,7 @@ def _file(plan: Plan, record: Record, path: Path, content: str, wishes: Wishes) 
     action = write_file(path, content)
     if action.undo is None or digest(path) in action.undo.was:
         return False
-    if os.path.lexists(path) and not record.wrote(path):
+    if os.path.lexists(path) and not record.wrote(path) and not _is_page(path):
         before = path.with_name(f"{path.name}.before-ckptd")
         if not wishes.force:
             raise UsageError(
@@ -285,6 +287,14 @@ def _file(plan: Plan, record: Record, path: Path, content: str, wishes: Wishes) 
         plan.actions.append(Action(("mv", str(path), str(before)), undo=Undo(kind="command", argv=("mv", str(before), str(path)))))
     plan.actions.append(action)
     return True
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is the manual page of some version: it is made of the help, and nobody changes it by hand."""
+    try:
+        return path.name == PAGE.name and TITLE in path.read_text("utf-8", "replace")
+    except OSError:
+        return False
 
 
 def _link(plan: Plan, box: Box, command: tuple[str, ...]) -> None:

@@ -170,7 +170,12 @@ class Attempts:
     def measurements(self, stage: str) -> list[Measured]:
         """What the latest attempts of a stage took, newest first."""
         rows = self._database.read("SELECT * FROM measured WHERE stage = ? ORDER BY id DESC LIMIT ?", stage, MEASUREMENTS)
-        return [Measured(ModelSize(row["stored_bytes"], row["parameters"]), row["peak"], row["written"], row["seconds"]) for row in rows]
+        return [measured_of(row) for row in rows]
+
+
+def measured_of(row: sqlite3.Row) -> Measured:
+    """The row of `measured` as a value."""
+    return Measured(ModelSize(row["stored_bytes"], row["parameters"]), row["peak"], row["written"], row["seconds"])
 
 
 def _measure(c: sqlite3.Connection, stage: str, measured: Measured) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from daemon.contract.values import Json
+from daemon.journal.attempts import Measured, measured_of
 from daemon.journal.controls import PAUSED
 from daemon.journal.rewrites import OF_ALL, OFTEN, Rewritten, rewritten
 from daemon.journal.rows import AttemptRow, JobRow, StageRow, attempt_of, job_of, stage_of
@@ -198,6 +199,14 @@ def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
         f"SELECT *{_SINCE_4 if _version(connection) < 4 else ''} FROM attempt WHERE job = ? ORDER BY started, number", (job,)
     )
     return [attempt_of(row) for row in rows]
+
+
+def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured]]:
+    """Stage → what its latest attempts took, newest first."""
+    found: dict[str, list[Measured]] = {}
+    for row in connection.execute("SELECT * FROM measured ORDER BY id DESC"):
+        found.setdefault(row["stage"], []).append(measured_of(row))
+    return found
 
 
 def open_ids(connection: sqlite3.Connection) -> set[str]:

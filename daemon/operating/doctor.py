@@ -19,6 +19,7 @@ from daemon.contract.answers import ask
 from daemon.contract.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
+from daemon.operating.capacity import capacity_of
 from daemon.operating.declared_code import flaws
 from daemon.operating.disk_watch import advice, places_of
 from daemon.operating.live import read_live
@@ -262,6 +263,9 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     reading = tried(settings)
     problems += reading.problems
     warnings += reading.warnings
+    room = capacity_of(settings, reading.models)
+    problems += room.problems
+    warnings += room.warnings
     problems += [
         f"{place_of(number, url)}: {fault}; correct it, or leave it out (the other services are notified all the same)"
         for number, url in enumerate(settings.notify.urls) if (fault := fault_of(url))
@@ -284,6 +288,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()
         ),
         **({"adds": ", ".join(f"{one.weight:g} × {one.path}" for one in settings.merge.add)} if settings.merge.add else {}),
+        **room.facts,
         "memory": f"{human(available)} of {human(total)} free",
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: _version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},

@@ -1,4 +1,5 @@
-"""Tries, for `ckptd check`, whether the service's user can read what lies below the roots: by the rights, and by reading.
+"""Tries, for `ckptd check`, whether the service's user can read what lies below the roots, by the rights and by reading, and finds which
+models the exports of these checkpoints need.
 
 Asked by root, it answers for the user of the service, which is the owner of the state directory: a child process becomes that user
 and looks.
@@ -14,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from daemon.checkpoints.inspection import export_files
+from daemon.checkpoints.base_models import base_wanted, find_base, measure
+from daemon.checkpoints.inspection import Inspection, export_files, inspect
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import Settings
-from daemon.contract.errors import from_oserror
+from daemon.contract.errors import CkptdError, from_oserror
 from daemon.contract.files import open_plain
 from daemon.system.access import user_name
 from daemon.watching.scan import Scanner, rules_of
@@ -27,6 +29,22 @@ _MOST = 2000
 """Checkpoints that are looked at below one root."""
 _SAID = 5
 """Directories of one root that are named."""
+_MODELS = 20
+"""Models that are measured: their headers are read."""
+
+
+@dataclass
+class ModelFound:
+    """A model by whose size exports are estimated: a base, or a full fine-tune."""
+
+    name: str
+    """As the checkpoints name it; a full fine-tune's own folder."""
+    checkpoints: int = 0
+    """Complete checkpoints that need it."""
+    missing: str = ""
+    """Why it can't be used, with what to do, as a clause; "" where it can."""
+    stored_bytes: int = 0
+    parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,8 @@ class Reading:
     """Roots below which nothing can be read."""
     warnings: list[str] = field(default_factory=list)
     """Directories that can't be read, below roots where others can."""
+    models: list[ModelFound] = field(default_factory=list)
+    """What the complete checkpoints below the roots need, in the order in which it was met."""
 
 
 def tried(settings: Settings) -> Reading:
@@ -59,11 +79,15 @@ def _user_of_service(settings: Settings) -> int | None:
 
 def _tried(settings: Settings) -> Reading:
     count, kinds, problems, warnings = 0, set[str](), list[str](), list[str]()
+    models: dict[str, ModelFound] = {}
     for root in settings.watch.roots:
         found, barred = 0, list[str]()
         for one in Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=_SECONDS).find(root, _noting(barred)):
             found += 1
-            barred += _barred(one.path, kinds)
+            if closed_here := _barred(one.path, kinds):
+                barred += closed_here
+            else:
+                _note_model(one.path, settings, models)
             if found >= _MOST:
                 break
         count += found - min(found, len(barred))
@@ -73,7 +97,33 @@ def _tried(settings: Settings) -> Reading:
             problems += said
         else:
             warnings += said
-    return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings)
+    return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings, list(models.values()))
+
+
+def _note_model(path: Path, settings: Settings, models: dict[str, ModelFound]) -> None:
+    """Count the checkpoint to the model that its export needs; one that is not complete, or that an export refuses, counts nowhere."""
+    try:
+        found = inspect(path)
+        if not found.complete or found.refusal is not None:
+            return
+        wanted = base_wanted(found.method, found.layout, found.base_name, settings.base.map)
+        # Full fine-tunes of one run have one size.
+        name = wanted if wanted is not None else str(path.parent)
+        if name not in models and len(models) < _MODELS:
+            models[name] = _measured(name, path if wanted is None else None, found, settings)
+        if name in models:
+            models[name].checkpoints += 1
+    except (CkptdError, OSError):  # it went away meanwhile; or what is wrong with it is for the look that takes it
+        return
+
+
+def _measured(name: str, folder: Path | None, found: Inspection, settings: Settings) -> ModelFound:
+    """The model with its size. `folder`: where it lies; None for a base, which is looked for."""
+    try:
+        size = measure(folder or find_base(name, found.base_revision, settings.base.search, settings.base.map))
+    except CkptdError as error:
+        return ModelFound(name, missing=f"{error.fault.cause}; {error.fault.remedy}")
+    return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters)
 
 
 def _noting(barred: list[str]) -> Callable[[OSError], None]:
@@ -132,7 +182,8 @@ def _as_user(user: int, work: Callable[[], Reading]) -> Reading:
     _, code = os.waitpid(child, 0)
     if code:
         return Reading(f"could not be tried as {user_name(user)}")
-    return Reading(**json.loads(answer))
+    told = json.loads(answer)
+    return Reading(**{**told, "models": [ModelFound(**one) for one in told["models"]]})
 
 
 def _is_named(user: int) -> bool:

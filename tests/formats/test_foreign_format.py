@@ -189,6 +189,6 @@ def test_what_is_wrong_with_an_engine_is_in_the_log_and_in_the_report(tmp_path: 
     assert "RuntimeError: no arrays" in log.read_text() and "Traceback" in log.read_text()
     path = _changed(site, tmp_path / "of another kind", "format.py", '{"causal":', '{"encoder":')
     box.ckptd("export", str(pico_checkpoint), "--force", PYTHONPATH=path)
-    (report,) = box.folder.glob("exports/**/step-4/report.json")
+    (report,) = box.folder.glob("exports/**/step-4.failed/report.json")
     (check,) = json.loads(report.read_text())["artifacts"]
     assert check["reasons"] == ["no engine here can run npz: the model is of the kind causal, its engine npz takes encoder"]

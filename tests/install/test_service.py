@@ -144,6 +144,19 @@ def test_what_others_wrote_is_neither_replaced_nor_removed(box: Path) -> None:
     assert unit.read_text() == "[Service]\nExecStart=/mine\n" and (exports / "run").is_dir()
 
 
+@needs_root
+def test_the_manual_page_of_another_version_is_replaced_and_a_foreign_file_is_not(box: Path) -> None:
+    page = box / "usr/local/share/man/man1/ckptd.1"
+    page.parent.mkdir(parents=True)
+    page.write_text("something of mine\n")
+    refused = install(box)
+    assert refused.returncode == 2 and str(page) in one_sentence(refused) and "did not write" in one_sentence(refused)
+    page.write_text('.\\" Made of the help\n.TH CKPTD 1 "" "ckptd 0.0.9" "User commands"\n')
+    done = install(box)
+    assert done.returncode == 0, done.stderr
+    assert "0.0.9" not in page.read_text() and ".SH SYNOPSIS" in page.read_text()
+
+
 @pytest.mark.slow
 @needs_root
 def test_a_user_whose_files_are_left_is_left_too(box: Path) -> None:

@@ -24,6 +24,7 @@ def test_what_only_its_owner_may_read_is_nowhere_open_and_its_report_says_it(
     (source / "adapter_model.safetensors").chmod(0o600)
     service.start()
     (job,) = service.wait_ended(1)
+    service.wait_for(lambda _: (tmp_path / "ckptd.prom").exists(), 60)
     assert service.stop() == 0
     assert job["state"] == "succeeded", service.log()[-3000:]
 

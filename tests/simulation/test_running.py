@@ -268,9 +268,9 @@ def test_a_history_is_the_same_whenever_it_is_played() -> None:
 
 @pytest.mark.slow
 def test_many_histories_break_no_invariant() -> None:
-    played = {seed: play(seed) for seed in seeds(100, 20)}
+    played = {seed: play(seed) for seed in seeds(100, 30)}
     assert not (wrong := {seed: one.said for seed, one in played.items() if one.said}), wrong
-    assert SEED or sum(one.beside for one in played.values()) > 5, "nothing had to wait for its turn"
+    assert SEED or sum(one.beside for one in played.values()) > 2, "nothing had to wait for its turn"
 
 
 @pytest.mark.slow

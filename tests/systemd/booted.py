@@ -54,7 +54,8 @@ for name in null zero full random urandom tty; do touch /run/dev/$name && mount 
 mkdir /run/dev/shm /run/dev/pts && mount -t tmpfs -o mode=1777 tmpfs /run/dev/shm && mount -t devpts -o newinstance devpts /run/dev/pts
 ln -s /dev/null /run/dev/kmsg && ln -s pts/ptmx /run/dev/ptmx && ln -s /proc/self/fd /run/dev/fd
 mount --rbind /run/dev /dev
-for folder in /srv /home /root /opt /var/lib /var/log; do mount -t tmpfs -o mode=755 tmpfs $folder; done
+mkdir -p /usr/local/share/man
+for folder in /srv /home /root /opt /var/lib /var/log /usr/local/share/man; do mount -t tmpfs -o mode=755 tmpfs $folder; done
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mkdir -p /srv/lab /srv/exports /opt/ckptd && chown CKPTD /srv/exports
 mount --bind /run/keep/0 /srv/lab

@@ -90,10 +90,11 @@ def test_a_stop_in_the_middle_of_a_stage_leaves_no_process_and_the_next_start_go
 
 def test_an_export_that_fails_is_an_error_in_the_journal_with_what_to_do(exporting: Booted) -> None:
     assert errors(exporting) == ""
-    exporting.run("sh", "-c", "cp -r /srv/lab/checkpoint-4 /home/trainer/runs/run/.new && cd /home/trainer/runs/run && "
-                  "sed -i 's/\"r\": *[0-9]*/\"r\": 3/' .new/adapter_config.json && mv .new checkpoint-9")  # fmt: skip
+    exporting.run("sh", "-c", "cp -r /srv/lab/checkpoint-4 /tmp/new && "
+                  "sed -i '/base_model_name/s|: *\"[^\"]*\"|: \"nobody/knows\"|' /tmp/new/adapter_config.json && "
+                  "mkdir /home/trainer/runs/other && mv /tmp/new /home/trainer/runs/other/checkpoint-4")  # fmt: skip
     value = wait_for(exporting, lambda one: len(one["jobs"]) == 2 and ended(one), 280)
-    assert sorted(job["state"] for job in value["jobs"]) == ["failed", "succeeded"], value["jobs"]
+    assert {job["run"]: job["state"] for job in value["jobs"]} == {"run": "succeeded", "other": "failed"}, value["jobs"]
     said = [json.loads(line) for line in errors(exporting).splitlines()]
-    assert said and {one["level"] for one in said} == {"error"} and {one["step"] for one in said} == {9}
+    assert said and {one["level"] for one in said} == {"error"} and {one["run"] for one in said} == {"other"}
     assert any("Fix: " in one["message"] for one in said), said

@@ -1,0 +1,124 @@
+"""Tells, for `ckptd check`, whether this box has the memory and the disk for exports of the models that the checkpoints need.
+
+The estimates are those by which the runner admits a stage. Nothing is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from daemon.config.paths import StatePaths
+from daemon.config.settings import Settings
+from daemon.contract.errors import CkptdError
+from daemon.contract.formats.stages import ModelSize, StageSpec
+from daemon.contract.jobs.plan import plan
+from daemon.journal.attempts import Measured
+from daemon.journal.database import reading
+from daemon.journal.overview import measured_by_stage
+from daemon.operating.readability import ModelFound
+from daemon.running.rules.estimates import Estimate, estimate
+from daemon.system.box import free_disk, human, memory
+
+
+@dataclass
+class Capacity:
+    """What came of it, as sentences."""
+
+    facts: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """Variants that no checkpoint would get, and bases that are nowhere while no other one is needed."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
+    """Compare what exports of these models need with the box's memory and the room at the output."""
+    answer = Capacity()
+    missing = [one for one in models if one.missing]
+    for one in missing:
+        sentence = f"base: {_checkpoints(one)} the base model {one.name or 'that they do not name'}: {one.missing}"
+        (answer.problems if len(missing) == len(models) else answer.warnings).append(sentence)
+    known = [one for one in models if not one.missing]
+    stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0)
+    measured = _measured(settings)
+    needs = {one.name: _needs(one, stages, measured, settings.merge.dtype) for one in known}
+    total, _ = memory()
+    allowed = int(total * settings.limits.memory_fraction)
+    too_large = {one.name: _too_large(settings.variants, stages, needs[one.name], allowed) for one in known}
+    for one in known:
+        if mine := too_large[one.name]:
+            for_all = any(all(name in other for other in too_large.values()) for name in mine)
+            (answer.problems if for_all else answer.warnings).append(_of_memory(one, settings, mine, allowed, total))
+        answer.warnings += _of_disk(one, settings, _written(needs[one.name]))
+    if known:
+        largest = max(known, key=lambda one: one.parameters)
+        peak, written = _peak(needs[largest.name]), _written(needs[largest.name])
+        answer.facts["an export"] = (
+            f"of {largest.name}: about {human(peak)} of memory and {human(written)} on disk, without what is measured later"
+        )
+    return answer
+
+
+def _checkpoints(model: ModelFound) -> str:
+    return f"{model.checkpoints} checkpoints need" if model.checkpoints != 1 else "1 checkpoint needs"
+
+
+def _measured(settings: Settings) -> Mapping[str, Sequence[Measured]]:
+    """What stages took before; nothing where there is no journal, or none that this user may read."""
+    try:
+        with reading(StatePaths(settings.state_directory).journal) as connection:
+            return measured_by_stage(connection)
+    except (FileNotFoundError, PermissionError, CkptdError):
+        return {}
+
+
+def _needs(
+    model: ModelFound, stages: Sequence[StageSpec], measured: Mapping[str, Sequence[Measured]], dtype: str
+) -> dict[str, Estimate]:  # fmt: skip
+    size = ModelSize(model.stored_bytes, model.parameters)
+    return {spec.name: estimate(spec, size, measured.get(spec.name, ()), dtype) for spec in stages}
+
+
+def _peak(needs: Mapping[str, Estimate]) -> int:
+    """Bytes of memory of the stage that needs most."""
+    return max(one.memory for one in needs.values())
+
+
+def _written(needs: Mapping[str, Estimate]) -> int:
+    """Bytes that all stages write together: an export lies whole in its staging folder before it is published."""
+    return sum(one.disk for one in needs.values())
+
+
+def _too_large(variants: Sequence[str], stages: Sequence[StageSpec], needs: Mapping[str, Estimate], allowed: int) -> dict[str, int]:
+    """Variant that could never be made or checked → bytes of memory of the stage that keeps it from that."""
+    by_name = {spec.name: spec for spec in stages}
+
+    def most(name: str) -> int:
+        return max([needs[name].memory, *(most(other) for other in by_name[name].needs if other in by_name)])
+
+    checks = {spec.checks: spec.name for spec in stages if spec.checks}
+    peaks = {name: max(most(name), most(checks[name]) if name in checks else 0) for name in variants if name in by_name}
+    return {name: peak for name, peak in peaks.items() if peak > allowed}
+
+
+def _of_memory(model: ModelFound, settings: Settings, too_large: Mapping[str, int], allowed: int, total: int) -> str:
+    fitting = [name for name in settings.variants if name not in too_large]
+    is_one = len(too_large) == 1
+    instead = f"leave {'it' if is_one else 'them'} out ({', '.join(fitting)} would fit)" if fitting else "export on a larger box"
+    return (
+        f"export.variants: {', '.join(too_large)} can't be made and checked of {model.name}"
+        f" ({model.parameters / 1e9:.1f} billion parameters):"
+        f" {'it needs' if is_one else 'they need'} up to about {human(max(too_large.values()))} of memory,"
+        f" and limits.memory_fraction allows {human(allowed)} of {human(total)}; {instead}, or raise limits.memory_fraction"
+    )
+
+
+def _of_disk(model: ModelFound, settings: Settings, written: int) -> list[str]:
+    free, reserve = free_disk(settings.output.directory), int(settings.limits.disk_reserve)
+    if written <= free - reserve:
+        return []
+    return [
+        f"output.directory: an export of {model.name} writes about {human(written)}; {human(free)} are free in {settings.output.directory},"
+        f" of which limits.disk_reserve keeps {human(reserve)}, so that exports would wait; free space there, or point output.directory"
+        " at a larger disk"
+    ]

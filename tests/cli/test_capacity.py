@@ -1,0 +1,109 @@
+"""`ckptd check` against the models that the checkpoints need: are they there, and has this box memory and disk for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.contract.formats.stages import ModelSize
+from daemon.journal.attempts import Measured
+from daemon.operating import capacity
+from daemon.operating.readability import ModelFound
+from tests.service import QUICK
+
+BASE = "made/up"
+
+
+def base_of(folder: Path, parameters: int) -> Path:
+    """A model of so many parameters in bf16: a header, and a hole for the values."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 2 * parameters]}}).encode()
+    with open(folder / "model.safetensors", "wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header)
+        stream.truncate(8 + len(header) + 2 * parameters)
+    return folder
+
+
+def check(folder: Path, checkpoint: Path, *, bases: Path, variants: Sequence[str] = ("pytorch", "onnx"), more: str = "") -> dict[str, Any]:
+    """The answer of `ckptd check --json` where one checkpoint needs the base made/up."""
+    taken = folder / "runs" / "run" / checkpoint.name
+    shutil.copytree(checkpoint, taken)
+    adapter = json.loads((taken / "adapter_config.json").read_text())
+    (taken / "adapter_config.json").write_text(json.dumps({**adapter, "base_model_name_or_path": BASE}))
+    config = folder / "config.toml"
+    config.write_text(
+        f'[watch]\nroots = ["{folder}/runs"]\n[output]\ndirectory = "{folder}/exports"\n[state]\ndirectory = "{folder}/state"\n'
+        f'[base]\nsearch = ["{bases}"]\n[export]\nvariants = {json.dumps(list(variants))}\n[validate]\n{QUICK}{more}'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "daemon", "check", "--json", "--config", str(config)], capture_output=True, text=True, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_variants_for_which_no_memory_would_ever_do_are_named_with_what_fits(tmp_path: Path, pico_checkpoint: Path) -> None:
+    base_of(tmp_path / "bases" / "made" / "up", 70 * 10**9)
+    told = check(tmp_path, pico_checkpoint, bases=tmp_path / "bases", more="[limits]\ndisk_reserve = 0\n")
+    (problem,) = [one for one in told["problems"] if one.startswith("export.variants")]
+    assert problem.startswith("export.variants: pytorch, onnx can't be made and checked of made/up (70.0 billion parameters)")
+    assert "limits.memory_fraction allows" in problem and "export on a larger box" in problem
+    (room,) = [one for one in told["warnings"] if one.startswith("output.directory")]
+    assert "an export of made/up writes about" in room and "point output.directory at a larger disk" in room
+    assert told["facts"]["an export"].startswith("of made/up: about ")
+
+
+def test_a_base_that_is_nowhere_is_told_before_any_export_fails(tmp_path: Path, pico_checkpoint: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    told = check(tmp_path, pico_checkpoint, bases=tmp_path / "bases")
+    (problem,) = [one for one in told["problems"] if one.startswith("base:")]
+    assert problem.startswith("base: 1 checkpoint needs the base model made/up: no folder with its config.json and weights exists")
+    assert 'set base.map."made/up"' in problem
+
+
+def test_a_model_that_fits_is_said_with_what_an_export_takes(tmp_path: Path, pico_checkpoint: Path) -> None:
+    base_of(tmp_path / "bases" / "made" / "up", 10**6)
+    told = check(tmp_path, pico_checkpoint, bases=tmp_path / "bases")
+    assert not [one for one in told["problems"] + told["warnings"] if "made/up" in one]
+    assert "MiB of memory and" in told["facts"]["an export"] or "GiB of memory and" in told["facts"]["an export"]
+
+
+def judged(
+    models: Sequence[ModelFound], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: dict[str, list[Measured]]
+) -> capacity.Capacity:
+    from daemon.config.settings import Settings
+
+    monkeypatch.setattr(capacity, "memory", lambda: (10 << 30, 9 << 30))
+    monkeypatch.setattr(capacity, "free_disk", lambda folder: 1 << 40)
+    monkeypatch.setattr(capacity, "_measured", lambda settings: measured)
+    settings = {"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}, "export": {"variants": ["pytorch", "onnx"]}}
+    return capacity.capacity_of(Settings.model_validate(settings), models)
+
+
+def test_what_was_measured_for_that_size_counts_more_than_the_formula(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    size = ModelSize(10**9, 5 * 10**8)
+    model = ModelFound("one", 3, "", size.stored_bytes, size.parameters)
+    assert judged([model], monkeypatch, tmp_path, {}).problems == []
+    found = judged([model], monkeypatch, tmp_path, {"onnx": [Measured(size, 9 << 30, 0, 1.0)]})
+    (problem,) = found.problems
+    assert "onnx can't be made and checked of one (0.5 billion parameters): it needs up to about 10.3 GiB" in problem
+    assert "leave it out (pytorch would fit)" in problem
+
+
+def test_what_only_some_models_need_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small, large = ModelFound("small", 1, "", 2 * 10**6, 10**6), ModelFound("large", 1, "", 140 * 10**9, 70 * 10**9)
+    found = judged([small, large, ModelFound("gone", 2, "it is nowhere; put it there")], monkeypatch, tmp_path, {})
+    assert found.problems == []
+    assert [one.split(":")[0] for one in found.warnings] == ["base", "export.variants"]
+    assert "2 checkpoints need the base model gone: it is nowhere; put it there" in found.warnings[0]
