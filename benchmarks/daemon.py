@@ -142,7 +142,7 @@ def idle_beside(trees: dict[str, Path], settle: float, seconds: float) -> dict[s
 
 def memory_over(folder: Path, jobs: int) -> dict[str, float]:
     """Resident MiB of the daemon after so many jobs: number → figure. Trainers keep their last checkpoints alone, as they do for weeks."""
-    from daemon.operating.status import snapshot
+    from daemon.operating.monitoring.status import snapshot
 
     config, found, done = write_config(folder), dict[str, float](), 0
     process = psutil.Popen(_common.python(str(Path(__file__).parent / "_toy_daemon.py"), str(config)), stdout=subprocess.DEVNULL)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from daemon.operating.status import snapshot
+from daemon.operating.monitoring.status import snapshot
 
 QUICK = "samples = 2\nnew_tokens = 6\nspeed_tokens = 0\n"
 ENDED = ("succeeded", "partial", "failed", "superseded", "cancelled")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.cli.markup import say_lines
+from daemon.cli.views.markup import say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
-from daemon.cli.markup import say, say_lines
+from daemon.cli.views.markup import say, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 

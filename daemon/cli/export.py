@@ -24,7 +24,7 @@ from daemon.checkpoints.inspection import Inspection, fingerprint, identify, ins
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
-from daemon.cli.tables import ExportView
+from daemon.cli.views.tables import ExportView
 from daemon.config.paths import existing, foreground_state, prepare
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
@@ -37,9 +37,9 @@ from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now
 from daemon.operating import logs
-from daemon.operating.live import ExportLive, of_export
+from daemon.operating.monitoring.live import ExportLive, of_export
+from daemon.operating.monitoring.status import JobStatus, snapshot
 from daemon.operating.service import Engine, engine, work_now
-from daemon.operating.status import JobStatus, snapshot
 from daemon.running.waits import SOON, Waiting
 from daemon.system.threads import Supervised
 from daemon.watching.intake import damaged, run_name

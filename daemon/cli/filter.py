@@ -14,7 +14,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.journal.rows import ENDED_JOB
 
 if TYPE_CHECKING:
-    from daemon.operating.status import JobStatus
+    from daemon.operating.monitoring.status import JobStatus
 
 OPEN, ENDED = "open", "ended"
 STATES = ("pending", "running", "waiting", "paused", "stopped", *ENDED_JOB, OPEN, ENDED)

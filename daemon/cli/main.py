@@ -25,7 +25,7 @@ from daemon.cli.common import (
     refuse_second_journal,
 )
 from daemon.cli.filter import STATES, Filter
-from daemon.cli.markup import say, say_error
+from daemon.cli.views.markup import say, say_error
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -129,7 +129,7 @@ def explain(
     json_: JsonOption = False,
 ) -> None:
     """Tell what is in a checkpoint, what is missing and since when, and what has become of it. Exit code 1: not complete."""
-    from daemon.operating.explain import explain as look
+    from daemon.operating.monitoring.explain import explain as look
 
     settings = load_settings(config, of_daemon=True, own_state=True)
     try:
@@ -142,7 +142,7 @@ def explain(
     if json_:
         print_json(value)
     else:
-        from daemon.cli.explanation import print_explanation
+        from daemon.cli.views.explanation import print_explanation
 
         print_explanation(value)
     if not value.complete:
@@ -161,7 +161,7 @@ def status(
 ) -> None:
     """Tell what is going on: the daemon, its roots, open and recent exports."""
     from daemon.config.instances import running
-    from daemon.operating.status import snapshot
+    from daemon.operating.monitoring.status import snapshot
 
     if watch and json_:
         raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "give one of the two")
@@ -171,7 +171,7 @@ def status(
         return
     folder = load_settings(config, of_daemon=True).state_directory
     if watch:
-        from daemon.cli import status as view
+        from daemon.cli.views import status as view
 
         view.watch(lambda: snapshot(folder))
         return
@@ -179,7 +179,7 @@ def status(
     if json_:
         print_json(value)
     else:
-        from daemon.cli import status as view
+        from daemon.cli.views import status as view
 
         view.print_status(value, everything=everything)
         if config is None and not value.daemon.running and others:
@@ -213,8 +213,8 @@ def list_(
     json_: JsonOption = False,
 ) -> None:
     """List checkpoints that were taken, with their step, loss and results."""
-    from daemon.cli import status as view
-    from daemon.operating.status import snapshot
+    from daemon.cli.views import status as view
+    from daemon.operating.monitoring.status import snapshot
 
     wanted = Filter.of(run, state or (), since)
     jobs = [job for job in snapshot(load_settings(config, of_daemon=True).state_directory, limit=10_000).jobs if wanted.takes(job)]
@@ -235,7 +235,7 @@ def show(
     if json_:
         print_json(value)
     else:
-        from daemon.cli.details import print_job
+        from daemon.cli.views.details import print_job
 
         print_job(value)
 
@@ -248,13 +248,13 @@ def compare(
     json_: JsonOption = False,
 ) -> None:
     """Compare two exports: quality, size, speed, and what they say to the same prompt."""
-    from daemon.operating.comparison import compare as side_by_side
+    from daemon.operating.monitoring.comparison import compare as side_by_side
 
     value = side_by_side(load_settings(config, of_daemon=True, own_state=True).state_directory, a, b)
     if json_:
         print_json(value)
     else:
-        from daemon.cli.comparison import print_comparison
+        from daemon.cli.views.comparison import print_comparison
 
         print_comparison(value)
 
@@ -268,7 +268,7 @@ def logs(
     json_: JsonOption = False,
 ) -> None:
     """Show the daemon's log for people to read."""
-    from daemon.cli.tables import print_log
+    from daemon.cli.views.tables import print_log
     from daemon.config.paths import StatePaths
 
     print_log(StatePaths(load_settings(config, of_daemon=True).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
@@ -278,13 +278,13 @@ def logs(
 def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Check configuration and environment; say everything that is wrong at once."""
     settings = load_settings(config, own_state=True)
-    from daemon.operating.doctor import examine
+    from daemon.operating.diagnosis.doctor import examine
 
     value = examine(settings, configuration_of(config))
     if json_:
         print_json(value)
     else:
-        from daemon.cli.tables import print_check
+        from daemon.cli.views.tables import print_check
 
         print_check(value)
     if value.problems:
@@ -294,13 +294,13 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
 @app.command()
 def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Tell what can be made here, and what is missing for the rest."""
-    from daemon.operating.doctor import formats_here
+    from daemon.operating.diagnosis.doctor import formats_here
 
     value = formats_here(load_settings(config, own_state=True).state_directory)
     if json_:
         print_json(value)
     else:
-        from daemon.cli.tables import print_formats
+        from daemon.cli.views.tables import print_formats
 
         print_formats(value)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
-from daemon.cli.markup import say, terminal
+from daemon.cli.views.markup import say, terminal
 from daemon.contract.values import Json
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, load_settings
-from daemon.cli.markup import say
+from daemon.cli.views.markup import say
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.journal.journal import Journal
-    from daemon.operating.status import JobDetails
+    from daemon.operating.monitoring.status import JobDetails
 
 OPEN = ("pending", "running")
 _LISTED = 5
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 def find_job(settings: Settings, wanted: str) -> JobDetails:
     """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one, and where there is no journal."""
     from daemon.config.paths import existing
-    from daemon.operating.status import find, ids
+    from daemon.operating.monitoring.status import find, ids
 
     existing(settings.state_directory)
     jobs = find(settings.state_directory, wanted)

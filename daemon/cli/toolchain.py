@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, load_settings, print_json
-from daemon.cli.markup import say, say_error
+from daemon.cli.views.markup import say, say_error
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings

@@ -1,1 +1,1 @@
-"""The composition root, and what operators see: status, logs, metrics, explanations."""
+"""The composition root; `monitoring/`: what people are told, `diagnosis/`: what `ckptd check` asks, `integrity/`: fsck and repair."""

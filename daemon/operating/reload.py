@@ -12,7 +12,7 @@ from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.operating.live import read_live
+from daemon.operating.monitoring.live import read_live
 from daemon.system.lock import is_locked
 from daemon.system.threads import reason_of
 

@@ -31,11 +31,12 @@ from daemon.contract.jobs.options import Work
 from daemon.contract.version import __version__
 from daemon.journal.journal import Journal
 from daemon.journal.rows import ENDED_JOB, OPEN_JOB, JobRow, now
-from daemon.operating import last_end, logs, metrics, systemd
+from daemon.operating import last_end, logs, systemd
 from daemon.operating.disk_watch import DiskWatch
 from daemon.operating.integrity.maintenance import JournalMaintenance, open_journal
-from daemon.operating.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
-from daemon.operating.outlook import starved
+from daemon.operating.monitoring import metrics
+from daemon.operating.monitoring.live import Condition, ConfigLoad, LiveWriter, live_file, read_live
+from daemon.operating.monitoring.outlook import starved
 from daemon.operating.reload import changed_for_good, reread
 from daemon.operating.ticks import Ticks
 from daemon.publishing.notifier import Notifier

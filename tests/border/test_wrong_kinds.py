@@ -14,7 +14,7 @@ from daemon.checkpoints.inspection import inspect
 from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import OtherCode
-from daemon.operating.explain import CheckpointExplanation, explain
+from daemon.operating.monitoring.explain import CheckpointExplanation, explain
 from handlers.merge import merge_adapter
 from handlers.merge.adapters.adapter import read_adapter
 from handlers.models.folder import ModelFolder

@@ -16,8 +16,8 @@ import pytest
 
 from daemon.contract.formats.stages import ModelSize
 from daemon.journal.attempts import Measured
-from daemon.operating import capacity
-from daemon.operating.readability import ModelFound
+from daemon.operating.diagnosis import capacity
+from daemon.operating.diagnosis.readability import ModelFound
 from tests.service import QUICK
 
 BASE = "made/up"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.cli.details import print_job
 from daemon.cli.filter import Filter
+from daemon.cli.views.details import print_job
 from daemon.config.paths import StatePaths, foreground_state, prepare
 from daemon.contract.errors import Fault, UsageError
 from daemon.contract.fault_codes import FaultCode
@@ -21,9 +21,9 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, StageRow
-from daemon.operating.live import LiveFile, StageProgress, write_live
-from daemon.operating.outlook import Earlier, about, job_left, stage_left, starved, starving
-from daemon.operating.status import JobStatus, find, snapshot
+from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
+from daemon.operating.monitoring.outlook import Earlier, about, job_left, stage_left, starved, starving
+from daemon.operating.monitoring.status import JobStatus, find, snapshot
 from daemon.running.executor import CpuShare
 from daemon.system.lock import locked
 from tests.cli.test_bad_input import ckptd

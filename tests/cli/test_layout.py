@@ -12,11 +12,11 @@ from rich.cells import cell_len
 from rich.text import Span, Text
 
 from daemon.cli.filter import STATES
-from daemon.cli.layout import LEAST_WIDTH, hanging, middle, wrap
-from daemon.cli.status import handles, jobs_lines, status_lines
+from daemon.cli.views.layout import LEAST_WIDTH, hanging, middle, wrap
+from daemon.cli.views.status import handles, jobs_lines, status_lines
 from daemon.contract.text import printable
-from daemon.operating.live import IncompleteState, RootState
-from daemon.operating.status import DaemonState, JobStatus, Snapshot, StageStatus
+from daemon.operating.monitoring.live import IncompleteState, RootState
+from daemon.operating.monitoring.status import DaemonState, JobStatus, Snapshot, StageStatus
 from tests.cli.test_tables import CONTROLLED
 
 TITLES = ["job", "run", "step", "loss", "state", "what"]

@@ -22,8 +22,8 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.text import printable
 from daemon.operating import logs
-from daemon.operating.live import IncompleteState, LiveFile, write_live
-from daemon.operating.status import snapshot
+from daemon.operating.monitoring.live import IncompleteState, LiveFile, write_live
+from daemon.operating.monitoring.status import snapshot
 from daemon.system.lock import locked
 from tests.detection.helpers import copy_of
 from tests.selection.conftest import Desk

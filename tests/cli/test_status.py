@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli.status import print_status
+from daemon.cli.views.status import print_status
 from daemon.journal.overview import JournalCare
-from daemon.operating import live
-from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, LiveWriter, RootState, StageProgress, read_live, write_live
-from daemon.operating.status import snapshot
+from daemon.operating.monitoring import live
+from daemon.operating.monitoring.live import (
+    ConfigLoad,
+    IncompleteState,
+    LiveFile,
+    LiveWriter,
+    RootState,
+    StageProgress,
+    read_live,
+    write_live,
+)
+from daemon.operating.monitoring.status import snapshot
 from daemon.system.lock import locked
 from daemon.watching.tracker import Incomplete
 

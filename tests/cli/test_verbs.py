@@ -20,7 +20,7 @@ HEAVY = {"torch", "transformers", "peft", "onnx", "onnxruntime", "numpy", "jinja
 
 
 def test_help_and_the_daemon_load_nothing_heavy() -> None:
-    code = "import sys, daemon.cli, daemon.operating.service, daemon.cli.tables; print(*sys.modules)"
+    code = "import sys, daemon.cli, daemon.operating.service, daemon.cli.views.tables; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert not loaded & HEAVY
 

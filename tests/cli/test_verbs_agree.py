@@ -24,7 +24,7 @@ from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent, UsageError
 from daemon.journal.journal import Journal
-from daemon.operating.explain import CheckpointExplanation, RunExplanation, explain
+from daemon.operating.monitoring.explain import CheckpointExplanation, RunExplanation, explain
 from daemon.watching.intake import Intake
 from daemon.watching.tracker import Tracker
 from tests.simulation.files import make_weights

@@ -9,8 +9,8 @@ import pytest
 
 from daemon.config.paths import foreground_state, make_private, prepare
 from daemon.config.settings import Settings
-from daemon.operating import metrics
-from daemon.operating.doctor import examine, not_of_group
+from daemon.operating.diagnosis.doctor import examine, not_of_group
+from daemon.operating.monitoring import metrics
 from daemon.system.private import inherited_umask, private_files
 
 

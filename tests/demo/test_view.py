@@ -14,7 +14,7 @@ from daemon.cli.demo import ASKED, results
 from daemon.cli.demo.setup import configure
 from daemon.cli.demo.view import Training, changes, live
 from daemon.config.loading import load
-from daemon.operating.status import DaemonState, JobStatus, Snapshot, StageStatus
+from daemon.operating.monitoring.status import DaemonState, JobStatus, Snapshot, StageStatus
 
 NAMES = ("merge", "pytorch", "onnx", "onnx-int8", "reference", "report")
 VARIANTS = ("pytorch", "onnx", "onnx-int8")

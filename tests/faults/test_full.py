@@ -22,11 +22,11 @@ from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.journal import Journal
 from daemon.operating import disk_watch
+from daemon.operating.diagnosis.doctor import examine
 from daemon.operating.disk_watch import DiskWatch
-from daemon.operating.doctor import examine
 from daemon.operating.integrity.maintenance import JournalMaintenance
-from daemon.operating.live import LiveFile, LiveWriter, read_live, write_live
-from daemon.operating.status import snapshot
+from daemon.operating.monitoring.live import LiveFile, LiveWriter, read_live, write_live
+from daemon.operating.monitoring.status import snapshot
 from daemon.system import disks
 from daemon.system.disks import Place, Refusals, Shortage, probe, short_of_room, write_padded
 from daemon.system.lock import locked

@@ -16,8 +16,8 @@ from daemon.config.loading import load
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import Format, FormatEntry, Limits, Thresholds, Variant
 from daemon.contract.values import Frozen
-from daemon.operating.declared_code import flaws
-from daemon.operating.doctor import examine, formats_here
+from daemon.operating.diagnosis.declared_code import flaws
+from daemon.operating.diagnosis.doctor import examine, formats_here
 
 LIMITS = Limits("flat", cache=1e-3, padding=1e-3)
 
@@ -173,7 +173,7 @@ def test_an_engines_class_that_does_not_exist_is_said_without_loading_its_librar
 
 
 def test_check_refuses_a_chosen_variant_that_its_package_has_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("daemon.operating.doctor.flaws", lambda spec: ["its entry is wrong"] if spec.name == "onnx" else [])
+    monkeypatch.setattr("daemon.operating.diagnosis.doctor.flaws", lambda spec: ["its entry is wrong"] if spec.name == "onnx" else [])
     file = tmp_path / "config.toml"
     file.write_text(f'[state]\ndirectory = "{tmp_path}"\n[output]\ndirectory = "{tmp_path}/out"\n[export]\nvariants = ["pytorch"]\n')
     assert examine(load(file)).problems == ()

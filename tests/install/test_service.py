@@ -17,7 +17,7 @@ import pytest
 from daemon.config.loading import load
 from daemon.installing import rights, unit_texts
 from daemon.installing.actions import Record, Undo, read_record, taking_back
-from daemon.operating.doctor import examine
+from daemon.operating.diagnosis.doctor import examine
 from tests.cli.test_bad_input import ckptd, one_sentence
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may install for a whole box")

@@ -16,7 +16,7 @@ from daemon.contract.errors import Permanent, Retryable, UsageError
 from daemon.journal import database
 from daemon.journal.database import SCHEMA_VERSION, reading
 from daemon.journal.journal import Journal
-from daemon.operating.status import snapshot
+from daemon.operating.monitoring.status import snapshot
 from tests.journal.conftest import enter
 
 PROGRAM = """

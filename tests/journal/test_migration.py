@@ -24,7 +24,7 @@ from daemon.journal.outbox import Dropped, Target
 from daemon.journal.overview import seen_as
 from daemon.journal.sql import statements
 from daemon.operating.integrity.maintenance import open_journal
-from daemon.operating.status import find, snapshot
+from daemon.operating.monitoring.status import find, snapshot
 from daemon.running.workers import procfs
 from daemon.running.workers.executor import LocalExecutor
 from tests.journal.conftest import STAGES, WORK, enter, reference

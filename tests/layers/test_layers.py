@@ -21,8 +21,8 @@ HEAVY = (
         "daemon.cli",
         "daemon.operating.service",
         "daemon.cli.export",
-        "daemon.cli.tables",
-        "daemon.operating.doctor",
+        "daemon.cli.views.tables",
+        "daemon.operating.diagnosis.doctor",
         "daemon.publishing.notifier",
     ],
 )

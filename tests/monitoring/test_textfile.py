@@ -17,7 +17,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
-from daemon.operating.metrics import METRICS, Counted, Figures, render, table
+from daemon.operating.monitoring.metrics import METRICS, Counted, Figures, render, table
 from tests.journal.conftest import STAGES, enter, reference
 from tests.runner.conftest import ROOT, Toy, copied
 

@@ -23,7 +23,7 @@ from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId
-from daemon.operating.live import LiveFile, write_live
+from daemon.operating.monitoring.live import LiveFile, write_live
 from daemon.operating.service import engine
 from daemon.publishing import closing, lending
 from daemon.running import output_cache

@@ -16,7 +16,7 @@ from daemon.config.paths import prepare
 from daemon.config.settings import Settings
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow
-from daemon.operating.status import Snapshot, snapshot
+from daemon.operating.monitoring.status import Snapshot, snapshot
 from daemon.running.runner import Runner
 from daemon.running.workers.executor import LocalExecutor
 from daemon.watching.intake import Intake

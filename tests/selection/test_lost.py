@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from daemon.cli.status import print_status
+from daemon.cli.views.status import print_status
 from tests.detection.helpers import change_weights
 from tests.selection.conftest import Desks
 

@@ -11,7 +11,7 @@ import pytest
 
 from daemon.checkpoints.inspection import identify
 from daemon.cli.export import retry_job
-from daemon.operating.explain import CheckpointExplanation, explain
+from daemon.operating.monitoring.explain import CheckpointExplanation, explain
 from tests.detection.helpers import change_weights, copy_of, plain_adapter
 from tests.selection.conftest import Desks
 

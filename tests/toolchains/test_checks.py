@@ -27,7 +27,7 @@ from daemon.contract.jobs.figures import LiveFigures
 from daemon.contract.jobs.messages import Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import facts_of
-from daemon.operating.doctor import examine, formats_here
+from daemon.operating.diagnosis.doctor import examine, formats_here
 from daemon.toolchains.registry import IN_USE, MANIFEST, Manifest, Toolchains, definitions
 from handlers.onnx.format import FORMAT
 from handlers.validate import record

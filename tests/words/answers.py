@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
-from daemon.operating.comparison import Comparison
-from daemon.operating.doctor import Diagnosis, FormatsHere
-from daemon.operating.explain import CheckpointExplanation, RunExplanation
+from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
-from daemon.operating.status import JobDetails, JobStatus, Snapshot
+from daemon.operating.monitoring.comparison import Comparison
+from daemon.operating.monitoring.explain import CheckpointExplanation, RunExplanation
+from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
 from daemon.publishing.verification import Verification
 from daemon.toolchains.registry import Manifest, ToolchainHere

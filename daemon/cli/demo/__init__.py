@@ -25,11 +25,11 @@ from rich.live import Live
 from daemon.cli.demo import processes, results
 from daemon.cli.demo.setup import configure, prepare
 from daemon.cli.demo.view import ENDED, Training, changes, live
-from daemon.cli.markup import escape, escape_lines
+from daemon.cli.views.markup import escape, escape_lines
 from daemon.contract.errors import CkptdError, Permanent, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.options import ExportOptions
-from daemon.operating.status import snapshot
+from daemon.operating.monitoring.status import snapshot
 
 ASKED = ExportOptions().variants
 """What is exported: the demo's configuration leaves that as it is."""

@@ -18,7 +18,7 @@ from rich.text import Text
 from daemon.cli.demo.view import STYLES
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
-from daemon.operating.status import Snapshot
+from daemon.operating.monitoring.status import Snapshot
 
 
 @dataclass(frozen=True)

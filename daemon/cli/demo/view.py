@@ -16,7 +16,7 @@ from rich.text import Text
 
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.values import Json
-from daemon.operating.status import JobStatus, Snapshot
+from daemon.operating.monitoring.status import JobStatus, Snapshot
 
 MARKS = {"succeeded": "✓", "failed": "✗", "running": "▸", "skipped": "–"}
 STYLES = {"succeeded": "green", "passed": "green", "failed": "red", "partial": "yellow", "running": "cyan", "unverified": "yellow"}

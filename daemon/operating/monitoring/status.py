@@ -36,8 +36,8 @@ from daemon.journal.rows import ENDED_JOB, AttemptRow, JobRow, StageRow
 from daemon.operating.disk_watch import advice
 from daemon.operating.last_end import LastEnd
 from daemon.operating.last_end import read as read_last_end
-from daemon.operating.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
-from daemon.operating.outlook import CROWDED, Earlier, job_left, retrying, stage_left, starved, starving
+from daemon.operating.monitoring.live import ConfigLoad, IncompleteState, LiveFile, RootState, StageProgress, read_live
+from daemon.operating.monitoring.outlook import CROWDED, Earlier, job_left, retrying, stage_left, starved, starving
 from daemon.publishing.closing import target_of
 from daemon.running.executor import CpuShare
 from daemon.running.rules import ready

@@ -13,19 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.layout import duration
-from daemon.cli.markup import escape, say, say_error, styled, terminal
+from daemon.cli.views.layout import duration
+from daemon.cli.views.markup import escape, say, say_error, styled, terminal
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
-from daemon.operating.outlook import about, stage_left, starved, starving
+from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
 from daemon.system.box import human
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from daemon.journal.rows import StageRow
-    from daemon.operating.doctor import Diagnosis, FormatsHere, ProcessorHere
-    from daemon.operating.status import JobStatus
+    from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere, ProcessorHere
+    from daemon.operating.monitoring.status import JobStatus
     from daemon.running.children import Running
 
 

@@ -27,7 +27,7 @@ from daemon.contract.errors import CkptdError, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.journal.database import reading
 from daemon.journal.overview import seen_as
-from daemon.operating.status import Snapshot, snapshot
+from daemon.operating.monitoring.status import Snapshot, snapshot
 from daemon.watching.intake import digest_of_fingerprint
 from daemon.watching.observers import innermost_first
 from daemon.watching.scan import Scanner, ScanRules, rules_of

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from daemon.cli.layout import Cell, Column, duration, hanging, table
-from daemon.cli.markup import STATE_STYLE, terminal
-from daemon.cli.status import pace, width_of
+from daemon.cli.views.layout import Cell, Column, duration, hanging, table
+from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.cli.views.status import pace, width_of
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB
 
 if TYPE_CHECKING:
-    from daemon.operating.status import JobDetails, StageStatus
+    from daemon.operating.monitoring.status import JobDetails, StageStatus
 
 _FACTS = ("run", "step", "epoch", "loss", "best_metric", "state", "method", "rank", "base", "checkpoint", "target")
 _TIMES = ("created", "started", "ended")

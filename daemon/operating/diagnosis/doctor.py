@@ -19,11 +19,11 @@ from daemon.contract.answers import ask
 from daemon.contract.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.jobs.plan import check_of, spec_of
-from daemon.operating.capacity import capacity_of
-from daemon.operating.declared_code import flaws
+from daemon.operating.diagnosis.capacity import capacity_of
+from daemon.operating.diagnosis.declared_code import flaws
+from daemon.operating.diagnosis.readability import tried
 from daemon.operating.disk_watch import advice, places_of
-from daemon.operating.live import read_live
-from daemon.operating.readability import tried
+from daemon.operating.monitoring.live import read_live
 from daemon.publishing.notifier import place_of
 from daemon.publishing.sending import fault_of
 from daemon.system.box import free_disk, human, memory

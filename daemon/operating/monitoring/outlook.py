@@ -1,6 +1,6 @@
 """What is to be expected of an open export: what it waits for, and how long it will take by what earlier ones took. Pure.
 
-Called by `daemon.operating.status`. An estimate is never more precise than it can be: it comes from the medians of a few earlier exports of
+Called by `status`. An estimate is never more precise than it can be: it comes from the medians of a few earlier exports of
 the same run or base, and from the progress of what runs; where there is nothing to estimate from there is none.
 """
 

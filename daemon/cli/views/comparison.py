@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.text import Text
 
-from daemon.cli.layout import Cell, Column, duration, hanging, middle, table
-from daemon.cli.markup import STATE_STYLE, terminal
-from daemon.cli.status import width_of
-from daemon.operating.comparison import ComparedArtifact, ComparedExport, Comparison
+from daemon.cli.views.layout import Cell, Column, duration, hanging, middle, table
+from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.cli.views.status import width_of
+from daemon.operating.monitoring.comparison import ComparedArtifact, ComparedExport, Comparison
 from daemon.system.box import human
 
 _COLUMNS = (

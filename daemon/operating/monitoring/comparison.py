@@ -16,7 +16,7 @@ from typing import Any
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
-from daemon.operating.status import find, ids
+from daemon.operating.monitoring.status import find, ids
 
 REPORT = "report.json"
 MOST_BYTES = 64 << 20

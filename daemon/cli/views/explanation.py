@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from daemon.cli.markup import escape, terminal
+from daemon.cli.views.markup import escape, terminal
 from daemon.contract.text import local_time
-from daemon.operating.explain import CheckpointExplanation, FileRow, RunExplanation
+from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
 from daemon.system.box import human
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _LISTED = 40
 
 
 def print_explanation(value: CheckpointExplanation | RunExplanation) -> None:
-    """The answer of `daemon.operating.explain.explain`, for people."""
+    """The answer of `daemon.operating.monitoring.explain.explain`, for people."""
     console = terminal(soft_wrap=True)
     if isinstance(value, RunExplanation):
         _print_run(console, value)

@@ -16,7 +16,7 @@ from daemon.contract.jobs.plan import plan
 from daemon.journal.attempts import Measured
 from daemon.journal.database import reading
 from daemon.journal.overview import measured_by_stage
-from daemon.operating.readability import ModelFound
+from daemon.operating.diagnosis.readability import ModelFound
 from daemon.running.rules.estimates import Estimate, estimate
 from daemon.system.box import free_disk, human, memory
 

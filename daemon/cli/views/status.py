@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from daemon.cli.layout import LEAST_WIDTH, Cell, Column, duration, fits, hanging, table
-from daemon.cli.markup import STATE_STYLE, terminal
+from daemon.cli.views.layout import LEAST_WIDTH, Cell, Column, duration, fits, hanging, table
+from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
-from daemon.operating.outlook import about
+from daemon.operating.monitoring.outlook import about
 
 if TYPE_CHECKING:
     from daemon.journal.overview import TargetState
-    from daemon.operating.live import RootState
-    from daemon.operating.status import JobStatus, Snapshot, StageStatus
+    from daemon.operating.monitoring.live import RootState
+    from daemon.operating.monitoring.status import JobStatus, Snapshot, StageStatus
 
 FEW = 5
 """Directories of one kind that `ckptd status` lists; `--all` lists them all."""

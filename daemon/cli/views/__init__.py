@@ -1,0 +1,1 @@
+"""What people see in the terminal: the layout, and a module for what each verb prints."""

@@ -1,0 +1,1 @@
+"""What `ckptd check` and `ckptd formats` look at: settings, rights, what is installed."""
