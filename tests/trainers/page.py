@@ -17,24 +17,25 @@ PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 INTRODUCTION = """\
 # Does it work with my trainer?
 
-This table is written by a test. Each trainer ran, in a few steps on a small model and on a CPU, beside one running `ckptd run`; every
-directory that it saved was exported exactly once, or is listed in `ckptd status` with the reason why not; each export was loaded by the
-loader named here, in the trainer's own environment, and compared with what the live model answered at that step. The difference is the
-largest one, divided by the root mean square of that answer.
+A test writes this table. Each trainer ran a few steps on a small model and on a CPU, while one `ckptd run` was running. Every
+directory that a trainer saved was exported exactly once, or `ckptd status` lists it with the reason why not. Each export was loaded by the
+loader named here, in the trainer's own environment, and compared with the outputs of the live model at that step. The difference is the
+largest one, divided by the root mean square of these outputs.
 
 """
 NOTES = """
 
-**exported**: merged, checked, published as `{run}/step-N`, and as `{run}/final` where the name has no number. **known already**: the
-trainer saved there once more, file by file, what it had saved in a checkpoint; that is exported once. **failed, with the reason**:
-the export ended as failed, nothing was published, and `ckptd status` and the report say why and what to do. **refused**: it is listed
-in `ckptd status` under "seen, not watched", with the command that converts it into something that can be exported.
+**exported**: merged, checked, published as `{run}/step-N`, or as `{run}/final` if the name has no number. **known already**: the trainer
+saved the same files there that it had already saved in a checkpoint; they are exported once. **failed, with the reason**: the export
+failed, nothing was published, and `ckptd status` and the report say why and what to do. **refused**: `ckptd status` lists the directory
+under "seen, not watched", with the command that converts it into a form that can be exported.
 
-What is not in this table is found by its content all the same: [what is taken for a checkpoint](checkpoints.md). Ask
-`ckptd explain DIRECTORY` about one of yours. To run the table yourself: `TRAINERS_TEST_RESULTS=FILE pytest tests/trainers -m slow`, which
-installs the libraries into environments of their own; then `python -m tests.trainers.page FILE > docs/trainers.md`.
+ckptd also finds checkpoints of trainers that are not in this table, by their content: [what is taken for a checkpoint](checkpoints.md). To
+check one of your directories, run `ckptd explain DIRECTORY`. To make the table yourself, run
+`TRAINERS_TEST_RESULTS=FILE pytest tests/trainers -m slow`, which installs the libraries into separate environments, and then
+`python -m tests.trainers.page FILE > docs/trainers.md`.
 """
-HEAD = ("trainer", "version", "it writes", "what becomes of it", "to be set", "loaded by", "difference")
+HEAD = ("trainer", "version", "it writes", "what ckptd does", "what you set", "loaded by", "difference")
 
 
 def page(results: dict[str, Any]) -> str:
@@ -42,7 +43,7 @@ def page(results: dict[str, Any]) -> str:
     rows = [HEAD, tuple("---" for _ in HEAD), *(_row(case, results[case.name]) for case in CASES)]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     ran = [f"- {case.trainer}: {case.note}." for case in CASES if case.note]
-    return INTRODUCTION + table + "\n\nHow they ran, where that is not as on your machine:\n\n" + "\n".join(ran) + NOTES
+    return INTRODUCTION + table + "\n\nThese trainers ran differently from a usual training:\n\n" + "\n".join(ran) + NOTES
 
 
 def _row(case: Case, result: dict[str, Any]) -> tuple[str, ...]:
