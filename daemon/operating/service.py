@@ -229,6 +229,8 @@ class Daemon:
         self._runner.start()
         self._watcher.start()
         self._ticks.start()
+        if self._parts.settings.metrics.textfile:
+            self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
         self._steps["the live file"][0].during(self._write_live)

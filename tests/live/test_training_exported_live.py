@@ -109,9 +109,13 @@ def check_manifest(target: Path, *graphs: str) -> None:
     assert {one["variant"]: one["needs"] for one in report["artifacts"]} == {"pytorch": None, **manifest["needs"]}
 
 
-@pytest.mark.parametrize("graphs", [("onnx",), pytest.param(("onnx", "onnx-int8"), marks=pytest.mark.slow)], ids=" and ".join)
+@pytest.mark.parametrize(
+    ("graphs", "killed_in"),
+    [((), "reference"), *(pytest.param(graphs, "onnx", marks=pytest.mark.slow) for graphs in (("onnx",), ("onnx", "onnx-int8")))],
+    ids=["pytorch", "onnx", "onnx and onnx-int8"],
+)
 def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.1 R1.2 R1.4 R3.1 R3.2 R4.1 R4.2 R6.5
-    make_service: Callable[..., Service], pico_base: Path, pager: tuple[str, list[dict[str, Any]]], graphs: tuple[str, ...]
+    make_service: Callable[..., Service], pico_base: Path, pager: tuple[str, list[dict[str, Any]]], graphs: tuple[str, ...], killed_in: str
 ) -> None:
     url, told = pager
     service = make_service(variants=("pytorch", *graphs), extra=f'[notify]\nurls = ["{url}"]\n')
@@ -120,7 +124,7 @@ def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.
     run = service.root / "mine"
     training = start_training(pico_base, run, steps=4, save_steps=2, save_total_limit=1, pause=2.0)
     try:
-        service.wait_for(lambda v: any(s["name"] == "onnx" and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
+        service.wait_for(lambda v: any(s["name"] == killed_in and s["state"] == "running" for job in v["jobs"] for s in job["stages"]))
         service.kill()
         assert training.wait(120) == 0
         assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-4"], "the trainer rotated the first one away"
@@ -130,7 +134,7 @@ def test_a_run_is_exported_while_it_trains_and_kill_9_changes_nothing(  # R0 R1.
         training.kill()
         training.wait()
     assert [(job["step"], job["state"]) for job in jobs] == [(2, "succeeded"), (4, "succeeded")]
-    assert all(stage["attempts"] == 1 for job in jobs for stage in job["stages"] if stage["name"] != "onnx")
+    assert all(stage["attempts"] == 1 for job in jobs for stage in job["stages"] if stage["name"] != killed_in)
     service.wait_for(lambda v: v["outbox"] == {"delivered": 2}, 30)
     assert [(message["title"], message["type"]) for message in told] == [
         ("mine step 2: succeeded", "success"),

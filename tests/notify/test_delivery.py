@@ -127,6 +127,7 @@ def test_a_finished_export_is_told_with_its_outcome(journal: Journal, service: S
     assert journal.outbox.pending() == 0
 
 
+@pytest.mark.slow
 def test_a_service_that_fails_first_is_told_once_when_it_works_again(journal: Journal, service: Service, file: Path) -> None:
     service.statuses = [500, 503]
     finish(journal, "job", "succeeded", "run step 4")
@@ -205,6 +206,7 @@ def test_what_concerns_no_job_is_announced_once(journal: Journal, service: Servi
     assert [message["message"] for message in service.taken] == ["look at that disk", "again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on", "told"), [(["failed"], ["failure"]), (["succeeded", "partial"], [])])
 def test_a_rebuilt_journal_is_told_as_a_failure_to_those_who_want_failures(
     make_service: Callable[..., Daemon], service: Service, on: list[str], told: list[str]

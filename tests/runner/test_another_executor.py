@@ -157,6 +157,7 @@ def test_what_ended_while_no_daemon_was_there_is_taken_as_it_is(make_queued: Cal
     assert queued.stages_begun().count("merge") == 1
 
 
+@pytest.mark.slow
 def test_a_child_that_died_while_no_daemon_was_there_is_an_attempt_that_is_made_again(make_queued: Callable[..., Queued], add: Add) -> None:
     queued = make_queued()
     queued.held.touch()

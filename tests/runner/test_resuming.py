@@ -167,6 +167,7 @@ def test_a_kept_output_that_was_changed_is_not_used_again(make_toy: Callable[...
     sound(toy)
 
 
+@pytest.mark.slow
 def test_kept_outputs_beyond_the_budget_are_removed_and_shared_ones_cost_nothing(make_toy: Callable[..., Toy], add: Add) -> None:
     toy = make_toy()
     toy.reconfigure("[state]", "kept_size = 0\n[state]")
@@ -178,6 +179,7 @@ def test_kept_outputs_beyond_the_budget_are_removed_and_shared_ones_cost_nothing
     assert kept == [] or all(path.is_symlink() for path in kept)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_dies_again_and_again_in_the_same_stage_sets_it_aside(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.4
     toy = make_toy(extra="[limits]\ncrashes = 2\n")
     add(toy)

@@ -55,6 +55,7 @@ def test_installing_what_is_there_does_nothing(fake: Fake) -> None:
     assert said == [] and fake.installed.folder.stat().st_ino == before
 
 
+@pytest.mark.slow
 def test_a_toolchain_that_fails_its_probe_is_not_installed(tmp_path: Path, wheels: Path) -> None:
     chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, "2.0"))
     with pytest.raises(Permanent, match=r"its probe failed \(RuntimeError: two plus two is five\)") as caught:

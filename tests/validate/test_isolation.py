@@ -35,6 +35,7 @@ def _wait_for_worker(run: Run, variant: str) -> psutil.Process:
     raise AssertionError(f"no worker of {variant} appeared")
 
 
+@pytest.mark.slow
 def test_a_corrupt_graph_and_a_crash_fail_their_own_artifacts_alone(
     validate: Validate, start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
 ) -> None:  # R4.5
