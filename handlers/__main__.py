@@ -61,7 +61,7 @@ def _failed(error: BaseException, stage: str, staging: str) -> StageResult:
         return _failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), stage, staging)
     memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
     cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    remedy = "free memory or raise limits.memory_fraction" if memory else "read the attempt's log; report it if the input looks sound"
+    remedy = "free memory or raise limits.memory_fraction" if memory else "read the attempt's log; report it if the input looks correct"
     fault = Fault(
         code=FaultCode.OUT_OF_MEMORY if memory else FaultCode.UNEXPECTED,
         operation=operation,
@@ -83,7 +83,7 @@ def read_job(job_file: str) -> StageContext:
     except OSError as error:
         raise BadJob(f"{job_file}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise BadJob(f"{job_file} is no JSON") from None
+        raise BadJob(f"{job_file} is not JSON") from None
     version = raw.get("contract", CONTRACT_VERSION) if isinstance(raw, dict) else "?"
     if version != CONTRACT_VERSION:
         raise BadJob(f"it speaks version {version} of the contract and this program version {CONTRACT_VERSION}")
@@ -139,11 +139,11 @@ def _work(context: StageContext, reporter: Reporter) -> StageResult:
     failpoints.point(f"child.{context.stage}.run")
     output: StageOutput = run_stage(context, reporter)
     if not isinstance(output, StageOutput):  # another package's code
-        raise TypeError(f"{context.entry} returned {type(output).__name__} where a StageOutput is due")
+        raise TypeError(f"{context.entry} returned {type(output).__name__} instead of a StageOutput")
     failpoints.point(f"child.{context.stage}.ran")
     reporter.progress(1.0, "sealing files")
     if odd := odd_below(Path(context.staging)):
-        raise _bad_output(context, f"it left {odd[0]!a}, which is neither a file nor a folder, so that it would not be published")
+        raise _bad_output(context, f"it left {odd[0]!a}, which is neither a file nor a folder and can't be published")
     files = seal(Path(context.staging), output.digests)
     failpoints.point(f"child.{context.stage}.sealed")
     try:

@@ -26,10 +26,10 @@ def text(
     name = PurePosixPath(base.name).name if base.name and base.local else base.name
     lines = [
         f"{front_matter(head)}",
-        f"{_code(adapter.method)} adapter alone, without its base. It was loaded over the base by PEFT and compared with the model that was"
-        " trained before it was published.", "",
+        f"{_code(adapter.method)} adapter alone, without its base. Before it was published, PEFT loaded it over the base, and"
+        " the result was compared with the model that was trained.", "",
         f"- Base: {_code(name or 'unknown')}" + (f", commit {_code(base.commit)}" if base.commit else ""),
-        f"- Digest of the base's weights: {_code(digest)} ({_code(FILE)} says of what)",
+        f"- Digest of the base's weights: {_code(digest)} ({_code(FILE)} says which files that covers)",
     ]  # fmt: skip
     if unsuited:
         lines += ["", "Servers that can't use it (newer releases may):", ""]

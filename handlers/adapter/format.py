@@ -11,7 +11,7 @@ _ENGINE = "handlers.adapter.engine"
 
 FORMAT = Format(
     name="pytorch-adapter",
-    about="The adapter alone, for PEFT and for servers that load many adapters over one base (vLLM, TGI, LoRAX).",
+    about="Only the adapter, for PEFT and for servers that load many adapters over one base (vLLM, TGI, LoRAX).",
     order=15,
     engines={
         "adapter": {
@@ -21,7 +21,7 @@ FORMAT = Format(
     variants=(
         Variant(
             "pytorch-adapter", "handlers.adapter.stage:run", 2,
-            about="the adapter alone as safetensors, its base named by name and digest",
+            about="only the adapter, as safetensors, with the name and digest of its base",
             needs=("merge",), heavy=False, threads=1, memory_fixed=900 * MIB, disk_fixed=64 * MIB, disk_stored=0.1,
             settings=("merge.base",), libraries=("torch", "peft", "safetensors"),
             limits=Limits("adapter", cache=1e-3, padding=1e-3, memory_fixed=1200 * MIB, memory_fp32=1.3),
@@ -37,6 +37,6 @@ FORMAT = Format(
         "decoders": "loaded over the base by PEFT and compared with the live model: LoRA, rsLoRA, DoRA, patterns, saved modules, trained "
         "tokens, IA3, LoHa, VeRA",
         "encoder-decoders": "loaded over the base by PEFT and compared with the live model",
-        "encoders and heads": "loaded over the base by PEFT and compared with the live model, heads that the adapter brings included",
+        "encoders and heads": "loaded over the base by PEFT and compared with the live model, including heads that the adapter brings",
     },
 )  # fmt: skip

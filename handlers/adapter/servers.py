@@ -51,42 +51,45 @@ def _vllm(adapter: Adapter) -> Iterator[str]:
         yield "it refuses adapters that bring biases"
     others = [key for key in adapter.shapes if not (_FACTOR.search(key) or _SKIPPED.search(key))]
     if others and not (config.get("use_dora") or saved or _bias(config)):
-        yield f"it refuses tensors that are no factors of a LoRA, here {_short(others)}"
+        yield f"it refuses tensors that are not LoRA factors, here {_short(others)}"
     if (rank := max(_ranks(adapter), default=0)) > VLLM_RANKS[-1]:
-        yield f"it takes ranks up to {VLLM_RANKS[-1]}, this one has {rank}"
+        yield f"it supports ranks up to {VLLM_RANKS[-1]}, and this adapter has rank {rank}"
 
 
 def _tgi(adapter: Adapter, kind: Kind | None) -> Iterator[str]:
     yield from _for_all(adapter)
     if kind is not None and kind != "causal":
-        yield "they load adapters over decoder-only language models alone"
+        yield "they load adapters only over decoder-only language models"
     if adapter.method != "LORA":
         return
     others = sorted(key for key in adapter.shapes if not key.endswith((".lora_A.weight", ".lora_B.weight")))
     if others:
-        yield f"they pass over everything but LoRA's two factors, here {_short(others)}, and so answer otherwise"
+        yield f"they ignore everything except LoRA's two factors, here {_short(others)}, so their outputs are different"
     modules = _modules(adapter)
     if unknown := sorted({module.rpartition(".")[2] for module in modules} - _TGI_MODULES):
-        yield f"they pass over adapters on {', '.join(unknown)}, and so answer otherwise"
+        yield f"they ignore adapters on {', '.join(unknown)}, so their outputs are different"
     if adapter.config.get("layers_to_transform") is not None:
-        yield "they take a kind of module in all layers or in none, and this one changes some layers alone"
+        yield "they support a kind of module only in all layers or in none, and this adapter changes it only in some layers"
 
 
 def _for_all(adapter: Adapter) -> Iterator[str]:
     """What no server of the three can do."""
     if adapter.method != "LORA":
-        yield f"LoRA is the only method taken, and this is {adapter.method}"
+        yield f"LoRA is the only supported method, and this is {adapter.method}"
         return
     config = adapter.config
     if config.get("init_lora_weights") not in PLAIN_INITIALIZERS:
         yield (
-            f"its initializer {config['init_lora_weights']} changed the base, which PEFT repeats and a server does not (saving with "
-            "path_initial_model_for_weight_conversion makes a plain LoRA of it)"
+            f"its initializer {config['init_lora_weights']} changed the base; PEFT repeats this change, but a server does not"
+            " (to save it as a plain LoRA, use path_initial_model_for_weight_conversion)"
         )
     modules = _modules(adapter)
     scales = {round(adapter.scale(module), 9) for module in modules}
     if scales - {round(adapter.plain_scale, 9)}:
-        yield "rank_pattern and alpha_pattern are not read: one scale, of r and lora_alpha, is applied to every module, which is wrong here"
+        yield (
+            "rank_pattern and alpha_pattern are ignored: every module gets the same scale, from r and lora_alpha, which is wrong"
+            " for this adapter"
+        )
 
 
 def _bias(config: Json) -> bool:

@@ -37,16 +37,20 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             FaultCode.NO_ADAPTER,
             "publish the adapter alone",
             "the checkpoint is a full fine-tune, which has no adapter",
-            "leave pytorch-adapter out of export.variants, for this run alone by a ckptd.toml in its directory",
+            "leave pytorch-adapter out of export.variants; to do so only for this run, put a ckptd.toml into its directory",
             path=context.checkpoint.path,
         )
     if context.checkpoint.mixture:
         names = ", ".join(one.name for _, one in context.additions)
-        what = f"the export merges {names} beside it" if names else f"the export merges it by the factor {context.checkpoint.weight:g}"
+        what = (
+            f"the export merges {names} together with it"
+            if names
+            else f"the export merges it with the factor {context.checkpoint.weight:g}"
+        )
         raise Permanent(
             FaultCode.ADAPTER_NOT_ALONE,
             "publish the adapter alone",
-            f"{what}, so the adapter alone is not the model that is verified",
+            f"{what}, so the adapter alone is not the model that was verified",
             "leave pytorch-adapter out of export.variants, or export the checkpoint without merge.add and merge.weight",
             path=context.checkpoint.path,
         )
@@ -87,8 +91,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     output.warnings += [f"{server} can't use this adapter: {'; '.join(reasons)}." for server, reasons in unsuited.items()]
     if named.local:
         output.warnings.append(
-            f"The adapter names its base by a folder of this box ({named.name}), which means nothing to a server elsewhere:"
-            " load the base from a hub by its name when training, or start the server with the right base."
+            f"The adapter names its base by a folder of this machine ({named.name}), which a server on another machine does"
+            " not have: in the training, load the base by its name on a hub, or start the server with the right base."
         )
     return output
 

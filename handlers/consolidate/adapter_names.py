@@ -17,7 +17,7 @@ from daemon.contract.values import Json
 OPERATION = "put the checkpoint's pieces together"
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 _PEFT = "base_model.model."
-_SAVE = "load it in the trainer, save the adapter with save_pretrained and export that"
+_SAVE = "load it in the trainer, save the adapter with save_pretrained and export the result"
 Shape = tuple[int, ...]
 _NAMED = re.compile(
     r"(?P<before>.*\.(?:lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector|hada_\w+|lokr_\w+|ia3_l|oft_\w+|boft_\w+|vera_lambda_\w+"
@@ -44,8 +44,8 @@ def peft_names(names: Collection[str], modules: Collection[str]) -> dict[str, st
     adapters = {match["adapter"] for said in mine.values() if (match := _NAMED.fullmatch(said) or _SAVED.fullmatch(said))}
     chosen = next(iter(adapters)) if len(adapters) == 1 else "default"
     if adapters and chosen not in adapters:
-        raise _refused(f"it holds several adapters ({', '.join(sorted(adapters)[:5])}), none of which is called default",
-                       "save the one that is meant with save_pretrained and export that")  # fmt: skip
+        raise _refused(f"it holds several adapters ({', '.join(sorted(adapters)[:5])}), and none of them is called default",
+                       "save the adapter that you want with save_pretrained and export the result")  # fmt: skip
     found = {name: short for name, said in mine.items() if (short := _without_adapter(said, chosen)) is not None}
     named = _prefixed(found, modules)
     _refuse_twice(named)
@@ -57,7 +57,7 @@ def _refuse_twice(named: Mapping[str, str]) -> None:
     first = dict[str, str]()
     for name, said in named.items():
         if first.setdefault(said, name) != name:
-            raise _refused(f"{first[said]} and {name} are both {said}, and only one of them can be it", _SAVE)
+            raise _refused(f"{first[said]} and {name} both get the name {said}, and only one of them can have it", _SAVE)
 
 
 def refuse_trained_beside(left_out: Mapping[str, Shape], config: Json, base: Mapping[str, Shape]) -> None:
@@ -69,10 +69,13 @@ def refuse_trained_beside(left_out: Mapping[str, Shape], config: Json, base: Map
         own = re.sub(r"\.(?:base_layer|original_module|token_adapter)(?=\.)", "", unwrapped(name).rpartition(_PEFT)[2])
         if name.endswith(".bias") and config.get("bias", "none") != "none":
             raise _refused(
-                f"its adapter_config.json says that biases were trained ({config['bias']}), and {name} lies among the base's", _SAVE
+                f"its adapter_config.json says that biases were trained ({config['bias']}), but {name} is among the base's tensors", _SAVE
             )
         if own in base and base[own] != shape:
-            raise _refused(f"{name} has the shape {list(shape)}, and {own} of the base {list(base[own])}: it was changed for this training",
+            raise _refused((
+                f"{name} has the shape {list(shape)}, but {own} of the base has {list(base[own])}: it was changed for this"
+                " training"
+            ),
                            _SAVE)  # fmt: skip
 
 
@@ -121,8 +124,8 @@ def prefixes(names: Iterable[str]) -> list[str]:
 
 def _unmatched(names: Collection[str]) -> Permanent:
     return _refused(
-        f"its tensors ({', '.join(names)} …) fit the base in no way, or in more than one",
-        "save the adapter with save_pretrained and export that, or name the base that it was trained on with --base",
+        f"its tensors ({', '.join(names)} …) do not match the base, or match it in more than one way",
+        "save the adapter with save_pretrained and export the result, or name the base that it was trained on with --base",
     )
 
 

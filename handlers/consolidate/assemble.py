@@ -87,12 +87,12 @@ def _place_of(folder: Path, tensor: ShardedTensor, piece: Piece) -> tuple[int, t
     except ValueError as error:
         raise damaged(folder / piece.file, f"the piece of {tensor.name} at byte {piece.start:,}: {error}") from None
     if not isinstance(found, StoredTensor):
-        what = getattr(found, "reason", "is no tensor")
+        what = getattr(found, "reason", "is not a tensor")
         raise damaged(folder / piece.file, f"the piece of {tensor.name} at byte {piece.start:,} {what}")
     if found.dtype != tensor.dtype or found.shape != piece.sizes:
         raise damaged(
             folder / piece.file,
-            f"the piece of {tensor.name} at byte {piece.start:,} is {found.dtype} {list(found.shape)}, and .metadata says {tensor.dtype}"
+            f"the piece of {tensor.name} at byte {piece.start:,} is {found.dtype} {list(found.shape)}, but .metadata says {tensor.dtype}"
             f" {list(piece.sizes)}",
         )
     return found.start, found.strides

@@ -109,8 +109,8 @@ def _checked(names: dict[str, str], tensors: Mapping[str, ShardedTensor], expect
         if tensors[name].shape != expected.shapes[said]:
             raise Permanent(
                 FaultCode.CONFIG_MISMATCH, OPERATION,
-                f"{said} has the shape {list(tensors[name].shape)}, and in {expected.whose} {list(expected.shapes[said])}",
-                "put the config.json and tokenizer that this training used into the checkpoint's directory or its run's",
+                f"{said} has the shape {list(tensors[name].shape)}, but in {expected.whose} it has {list(expected.shapes[said])}",
+                "put the config.json and tokenizer that this training used into the checkpoint's directory or its run's directory",
             )  # fmt: skip
     return names
 
@@ -121,22 +121,22 @@ def _unmatched(names: Collection[str], tried: Collection[str]) -> Permanent:
         return Permanent(
             FaultCode.SHARDS_UNMATCHED, OPERATION, f"its tensors have torchtitan's own names ({some} …)",
             "run torchtitan's `scripts/checkpoint_conversion/convert_to_hf.py CHECKPOINT OUTPUT --hf_assets_path BASE --model_name MODEL "
-            "--model_flavor FLAVOR` and `ckptd export OUTPUT`, or train with checkpoint.last_save_in_hf; either way "
-            "copy config.json and tokenizer of the base into that directory",
+            "--model_flavor FLAVOR` and `ckptd export OUTPUT`, or train with checkpoint.last_save_in_hf; in both cases, copy"
+            " config.json and tokenizer of the base into that directory",
         )  # fmt: skip
     if not tried:
         return Permanent(
             FaultCode.BASE_NOT_FOUND,
             OPERATION,
-            f"nothing says which model its tensors ({some} …) are of: there is no config.json and no base",
-            "put the config.json and tokenizer of this training into the checkpoint's directory or its run's, and it is taken by itself; "
-            'or set base.map."" = "/folder/of/the/model", which is for checkpoints that name none, and run `ckptd retry`; '
+            f"it is not known which model its tensors ({some} …) belong to: there is no config.json and no base",
+            "put the config.json and tokenizer of this training into the checkpoint's directory or its run's directory, and it is exported "
+            'automatically; or set base.map."" = "/folder/of/the/model", the base of checkpoints that name none, and run `ckptd retry`; '
             "`ckptd export` takes --base",
         )
     return Permanent(
         FaultCode.SHARDS_UNMATCHED,
         OPERATION,
-        f"its tensors ({some} …) fit {' and '.join(tried)} in no way, or in more than one",
+        f"its tensors ({some} …) do not match {' or '.join(tried)}, or match in more than one way",
         "name the base that was trained with --base, or load the checkpoint in the trainer, call save_pretrained(OUTPUT) and run "
         "`ckptd export OUTPUT`",
     )

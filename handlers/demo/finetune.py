@@ -98,7 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
         prepare_libraries(options.threads)
         if not 1 <= options.save_steps <= options.steps:
             raise UsageError(
-                FaultCode.BAD_STEPS, "start the training", f"{options.save_steps} steps a checkpoint do not fit {options.steps} steps",
+                FaultCode.BAD_STEPS, "start the training", (
+                    f"a checkpoint every {options.save_steps} steps does not fit into {options.steps} steps"
+                ),
                 "give 1 ≤ --save-steps ≤ --steps",
             )  # fmt: skip
         finetune(options.base, options.run, options.steps, options.save_steps, options.threads)

@@ -179,10 +179,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         prepare_libraries(options.threads)
         if options.seconds <= 0:
-            raise UsageError(FaultCode.BAD_SECONDS, "train the base", f"{options.seconds} seconds are no time", "give --seconds above 0")
+            raise UsageError(
+                FaultCode.BAD_SECONDS, "train the base", f"{options.seconds} seconds is not a positive time", "give --seconds above 0"
+            )
         if options.steps < 0:
             raise UsageError(
-                FaultCode.BAD_STEPS, "train the base", f"{options.steps} steps can't be done", "give --steps of 1 or more, or leave it out"
+                FaultCode.BAD_STEPS,
+                "train the base",
+                f"{options.steps} is not a positive number of steps",
+                "give --steps of 1 or more, or leave it out",
             )
         make_base(options.folder, options.seconds, options.steps)
     except UsageError as error:

@@ -78,15 +78,15 @@ def compare(beside: Beside, base: Path, merged: Path, report: Callable[[str], ob
     theirs, why = _headers(files)
     before, after = ModelFolder(base, "base"), ModelFolder(merged, "merged model")
     if before.pickled or before.setting("quantization_config"):
-        why = "the base is quantized or pickled, so that what the adapter changes can't be told from its rounding"
+        why = "the base is quantized or pickled, so the adapter's changes can't be distinguished from rounding"
     if not why:
         compared, equal_to_base, different = _compare(theirs, before, after, _adapter_dtypes(beside.pin), report)
         if different and len(equal_to_base) < compared:
             raise _refusal(beside.checkpoint, different, compared)
         if compared:
             return []
-        why = "none of the weights that the adapter changes is in it under its name and with its shape"
-    return [f"{beside.checkpoint} also holds a whole model ({_some(list(files))}), with which base + adapter was not compared: {why}"]
+        why = "it has none of the weights that the adapter changes, with the same name and shape"
+    return [f"{beside.checkpoint} also holds a whole model ({_some(list(files))}). Base + adapter was not compared with it: {why}"]
 
 
 def _headers(files: dict[str, Path | None]) -> tuple[dict[str, tuple[Path, TensorInfo]], str]:
@@ -160,11 +160,12 @@ def _refusal(checkpoint: Path, different: list[_Difference], compared: int) -> P
     return Permanent(
         FaultCode.MERGED_WEIGHTS_DIFFER,
         "merge the adapter",
-        f"base + adapter is not the whole model that lies beside the adapter: {worst.name} differs by {worst.change:.2g} times what the"
-        f" adapter changes in it ([{worst.place[0]}, {worst.place[1]}] is {worst.theirs:.5g} there and {worst.ours:.5g} by base + adapter),"
-        f" and so do {len(different)} of {compared} weights; the adapter's file is not what was trained, or the model is of another step",
-        "put that model (its weights, config.json and tokenizer) into a directory of its own, which is exported as a full fine-tune; or"
-        " remove its weights from this one, if the adapter is the right one",
+        f"base + adapter is not equal to the whole model in the adapter's directory: {len(different)} of {compared} weights differ,"
+        f" most of all {worst.name}, by {worst.change:.2g} times the change that the adapter makes ([{worst.place[0]}, {worst.place[1]}]"
+        f" is {worst.theirs:.5g} in that model and {worst.ours:.5g} in base + adapter); either the adapter's file is not what was trained,"
+        " or the model is from another step",
+        "put that model (its weights, config.json and tokenizer) into a separate directory, which is exported as a full fine-tune;"
+        " or, if the adapter is the right one, remove the model's weights from this directory",
         path=checkpoint,
     )  # fmt: skip
 

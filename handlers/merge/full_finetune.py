@@ -144,7 +144,7 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
         raise Permanent(
             FaultCode.UNSAFE_PICKLE,
             OPERATION,
-            f"the file holds more than tensors, or is cut short ({said})",
+            f"the file holds more than tensors, or is truncated ({said})",
             "save the model with safe_serialization=True; pickled code is never executed",
             path=path,
         ) from None

@@ -52,7 +52,7 @@ def _check_memory(base: ModelFolder) -> None:
             FaultCode.NOT_ENOUGH_MEMORY,
             OPERATION,
             f"this adapter needs the whole model in memory, about {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB are available",
-            "wait for memory, or merge on a larger box; a plain LoRA on linear layers needs far less",
+            "wait for memory, or merge on a larger machine; a plain LoRA on linear layers needs far less",
             path=base.path,
         )
 
@@ -120,7 +120,7 @@ def _peft_config(adapter: Adapter) -> Any:
     try:
         return PeftConfig.from_pretrained(str(adapter.folder))
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        cause = f"PEFT {__version__} does not take it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
+        cause = f"PEFT {__version__} does not accept it ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
         raise Permanent(FaultCode.BAD_ADAPTER_CONFIG, OPERATION, cause, "save the adapter again with PEFT", path=path) from error
 
 
@@ -242,7 +242,8 @@ def _check_finite(model: Any, adapter: Adapter) -> None:
         if parameter.is_floating_point() and not torch.isfinite(parameter).all():
             sound = all(bool(torch.isfinite(adapter.tensor(key)).all()) for key in adapter.shapes)
             cause = f"{name} holds NaN or infinity after the merge, " + (
-                f"and the adapter's are finite: the base's own are not, or the sum is beyond {str(parameter.dtype).removeprefix('torch.')}"
+                "but the adapter's weights are finite: the base's own are not, or the sum is beyond"
+                f" {str(parameter.dtype).removeprefix('torch.')}"
                 if sound
                 else "as the adapter's weights do"
             )
@@ -270,7 +271,8 @@ def merge_with_peft(adapter: Adapter, base: ModelFolder, output: Path) -> PeftMe
     initializer = adapter.config.get("init_lora_weights")
     if isinstance(initializer, str) and initializer != "gaussian":
         done.warnings.append(
-            f"PEFT ran the initializer {initializer} on the base again; the result relies on it doing so exactly as in training"
+            f"PEFT ran the initializer {initializer} on the base again; the result is right only if this gives exactly the"
+            " same values as in training"
         )
     messages = {" ".join(str(one.message).split())[:300] for one in said if issubclass(one.category, UserWarning)}
     done.warnings.extend(sorted(message for message in messages if "tie_word_embeddings" not in message))  # ties are dealt with below

@@ -65,7 +65,7 @@ def _check_base(context: StageContext) -> None:
         raise Permanent(
             FaultCode.BASE_NOT_WANTED,
             "merge the checkpoint",
-            "it is a full fine-tune, yet a base was given",
+            "it is a full fine-tune, but a base was given",
             "leave the base unset for this run",
             path=context.checkpoint.path,
         )

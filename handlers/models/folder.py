@@ -179,7 +179,7 @@ def _weight_files(folder: Path) -> WeightFiles:
             names = {name if isinstance(name, str) else repr(name) for name in mapping.values()}
             # The same names are written below the output: a path would lead out of it.
             if wrong := sorted(name for name in names if not _PLAIN.fullmatch(name)):
-                raise _bad_index(folder / index, f"it names the file {wrong[0][:80]!r}, which is no plain name of a weight file")
+                raise _bad_index(folder / index, f"it names the file {wrong[0][:80]!r}, which is not a plain name of a weight file")
             return WeightFiles(kind, tuple(sorted(names)), index)
     raise Permanent(
         FaultCode.NO_WEIGHTS,

@@ -19,10 +19,10 @@ _OF_PIN = (PIN_LIST, ".linked", ADDITIONS, BESIDE)
 """What the daemon itself puts into a pin."""
 MOST = 60
 """Names that are told of one folder."""
-_TRAINING = "state of the training, which no reader of a model needs"
+_TRAINING = "training state, which is not needed to use the model"
 _MEASURED = "what the training logged or measured"
 _MERGED = "its values are in the merged weights"
-_OTHER_FORM = "another form of the weights, which is not that of the merged model"
+_OTHER_FORM = "the weights in another form, not those of the merged model"
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), reason)
     for pattern, reason in (
@@ -31,18 +31,18 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"checkpoint-[0-9]+/", "another checkpoint"),
         (r"(all|train|eval|test|predict)_results\.json|events\.out\..*|runs/|logs?/|wandb/|.*\.log|eval/|completed_steps\.json", _MEASURED),
         (r"adapter_(model|config)\..*", _MERGED),
-        (r"(model|pytorch_model|consolidated|ft-model).*\.(safetensors|bin|pth|index\.json)", "the merged weights stand in their place"),
+        (r"(model|pytorch_model|consolidated|ft-model).*\.(safetensors|bin|pth|index\.json)", "the merged weights replace them"),
         (r"ref/", "the trainer's frozen reference adapter"),
         (r".*\.(onnx|onnx\.data|gguf|h5|msgpack|ot|tflite|mlmodel|mlpackage|ckpt|pt|pth|bin|safetensors)", _OTHER_FORM),
         (r"onnx/|openvino/|gguf/|original/|metal/", _OTHER_FORM),
-        (r"README.*|.*\.md|LICENSE.*|NOTICE.*|USE_POLICY.*", "written for people about another model: the export has a README of its own"),
-        (r"\..*|__pycache__/", "hidden: nothing that a model's reader looks for"),
-        (r".*\.py", "code: it is copied only where auto_map of a configuration names it and merge.trust_remote_code allows it"),
+        (r"README.*|.*\.md|LICENSE.*|NOTICE.*|USE_POLICY.*", "a text about another model: the export has its own README"),
+        (r"\..*|__pycache__/", "hidden: programs that load a model do not read it"),
+        (r".*\.py", "code: it is copied only if auto_map of a configuration names it and merge.trust_remote_code allows it"),
         (r"config\.json|generation_config\.json", "the merged model has its own"),
     )
 )
-_TOKENIZER = "one tokenizer and one chat template are published whole, those of the checkpoint where it has them"
-_UNKNOWN = "no file that readers of transformers and sentence-transformers look for, as far as is known here"
+_TOKENIZER = "one complete tokenizer and one chat template are published, those of the checkpoint if it has them"
+_UNKNOWN = "as far as ckptd knows, transformers and sentence-transformers do not read this file"
 
 
 def reason(name: str) -> str:

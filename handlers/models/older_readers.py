@@ -139,7 +139,7 @@ def _long(rope: Json, scaling: Json, config: Json) -> Json:
     """transformers 4 has the length of the first training at the top level, and takes the factor from it."""
     original, most = scaling.get("original_max_position_embeddings"), config.get("max_position_embeddings")
     if original is None or not most:
-        raise UntranslatableError("the rotary embedding 'longrope' does not say the length that it was trained with at first")
+        raise UntranslatableError("the rotary embedding 'longrope' does not say its original training length")
     if rope.get("factor") and rope["factor"] != most / original and rope.get("attention_factor") is None:
         raise UntranslatableError("the rotary embedding 'longrope' has a factor that is not the ratio of its lengths")
     return {"rope_scaling": scaling, "original_max_position_embeddings": original}
@@ -199,7 +199,7 @@ def measured(config: Json) -> Readers:
     """What was found out about a config's model type, see `older_families`; what is written in the config is not looked at."""
     kind = config.get("model_type")
     if kind in NOT_READ:
-        return Readers("5", f"transformers {OLDEST} does not know {kind} as transformers 5 does")
+        return Readers("5", f"transformers {OLDEST} does not know {kind}, or computes something else than transformers 5")
     if kind in READ_EAGERLY:
         return Readers(OLDEST, 'before transformers 5 with attn_implementation="eager"')
     return Readers(OLDEST if kind in READ else None)
@@ -218,7 +218,7 @@ def make_readable(folder: Path) -> Readers:
         except UntranslatableError as error:
             answer = Readers("5", str(error))
         except _ODD:
-            answer = Readers("5", "config.json says in a form of its own what transformers 4 has other names for")
+            answer = Readers("5", "config.json has an unusual form of settings that transformers 4 knows by other names")
     path = folder / "tokenizer_config.json"
     if path.is_file():
         written = read_json(path, "read the tokenizer's configuration")

@@ -49,5 +49,5 @@ def load(options: ValidateOptions) -> tuple[list[str], list[str]]:
             raise Permanent(FaultCode.PROMPTS_EMPTY, operation, "it holds no prompt", remedy, path=path)
     warnings = []
     if options.samples > len(texts):
-        warnings.append(f"{options.samples} samples were asked for and only {len(texts)} {source} are there: all of them were used.")
+        warnings.append(f"{options.samples} samples were requested, but only {len(texts)} {source} exist: all of them were used.")
     return texts[: options.samples], warnings

@@ -72,13 +72,13 @@ def read(folder: Path) -> Chain | None:
         return None
     rows = read_json(folder / MODULES, _OPERATION)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        return Chain((), f"{MODULES} is no list of modules")
+        return Chain((), f"{MODULES} is not a list of modules")
     first, *rest = (_module(row) for row in rows)
     if first.kind != "Transformer" or not first.known or first.folder:
         where = first.folder or "the folder itself"
-        return Chain(tuple(rest), f"{MODULES} begins with {first.kind} in {where}, not with the model beside it")
+        return Chain(tuple(rest), f"{MODULES} begins with {first.kind} in {where}, not with the model in the same folder")
     odd = [f"{one.kind} ({one.folder or 'without a folder'})" for one in rest if not one.known or one.kind not in KNOWN]
-    odd += [f"{one.folder}, which is no module's folder" for one in rest if one.folder and not _FOLDER.fullmatch(one.folder)]
+    odd += [f"{one.folder}, which is not a module's folder" for one in rest if one.folder and not _FOLDER.fullmatch(one.folder)]
     odd = odd or [why for one in rest if (why := _odd_setting(one.kind, setting(folder, one)))]
     if not odd and rest and [one.kind for one in rest].count("Pooling") != 1:
         odd = ["not exactly one Pooling"]
@@ -146,10 +146,13 @@ def place(source: Path, target: Path) -> list[str]:
             if path.is_file() and _FILE.fullmatch(path.name):
                 shutil.copyfile(path, target / module.folder / path.name)
             else:
-                warnings.append(f"{module.folder}/{path.name} was left out: it is no configuration, vocabulary or weights of a module")
+                warnings.append(
+                    f"{module.folder}/{path.name} was left out: it is not a configuration, vocabulary or weights file of a module"
+                )
     if chain.odd:
         warnings.append(
-            f"{chain.odd}: that is unknown here, so it was copied as far as it lies in folders beside the model, and what it makes of the"
-            " model's vectors was not checked: try the folder with SentenceTransformer before it is used"
+            f"{chain.odd}: ckptd does not know this. It was copied as far as it is in subfolders of the model's folder, and"
+            " its effect on the"
+            " model's vectors was not checked: test the folder with SentenceTransformer before you use it"
         )
     return warnings

@@ -23,7 +23,7 @@ BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *TEXTS)
 
 FORMAT = Format(
     name="onnx",
-    about="ONNX graphs for onnxruntime, and for every other runtime that reads the standard's operators.",
+    about="ONNX graphs for onnxruntime, and for every other runtime that supports the operators of the standard.",
     order=20,
     options=OnnxOptions,
     section="onnx",
@@ -47,7 +47,7 @@ FORMAT = Format(
         ),
         Variant(
             "onnx-int8", "handlers.onnx.quantize.int8:run", 2, arithmetic="integers",
-            about="the ONNX graph with int8 weights, dynamic activations, per channel",
+            about="the ONNX graph with int8 weights per channel, and activations quantized at run time",
             needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=3.0, disk_fp32=0.6, libraries=RUNTIME,
             form_of="onnx", level="int8", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=1.0, padding=1.0, noise_share=1.5),
@@ -56,7 +56,7 @@ FORMAT = Format(
         ),
         Variant(
             "onnx-fp16", "handlers.onnx.quantize.fp16:run", 1, arithmetic="half",
-            about="the ONNX graph in half precision, norms and angles in fp32",
+            about="the ONNX graph in half precision, with norms and angles in fp32",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
             form_of="onnx", level="fp16", fallback="onnx",
             limits=Limits("onnx", cache=0.02, padding=0.02, noise_share=1.5),
@@ -65,7 +65,7 @@ FORMAT = Format(
         ),
         Variant(
             "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 2, arithmetic="integers",
-            about="the ONNX graph with int8 weights, and activations of ranges measured on texts",
+            about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
             needs=("onnx",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
@@ -75,7 +75,7 @@ FORMAT = Format(
         ),
         Variant(
             "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 2, arithmetic="blocks",
-            about="the ONNX graph with 8-bit weights in blocks, activations in fp32, or int8 where that is as good",
+            about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=1.5),
@@ -84,7 +84,7 @@ FORMAT = Format(
         ),
         Variant(
             "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 2, arithmetic="blocks",
-            about="the ONNX graph with 4-bit weights in blocks, activations in fp32, or int8 where that is as good",
+            about="the ONNX graph with 4-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,
             form_of="onnx", level="int4", fallback="onnx-int8-weight",
@@ -94,8 +94,10 @@ FORMAT = Format(
         ),
     ),
     families={
-        "decoders": "Qwen3, Qwen3-MoE, Llama, GPT-2: prefill, cached steps, padded batches, past the window; Gemma, Mistral, Phi and "
-        "others by the same code",
+        "decoders": (
+            "Qwen3, Qwen3-MoE, Llama, GPT-2: prefill, cached steps, padded batches, beyond the window; Gemma, Mistral, Phi and"
+            " others with the same code"
+        ),
         "encoder-decoders": "MarianMT, T5, BART: both decoders, their caches, padded batches",
         "encoders and heads": "BERT, RoBERTa, DistilBERT, ModernBERT: every task, padded batches",
     },

@@ -8,7 +8,7 @@ from daemon.contract.formats.declaration import Format, Limits, Thresholds, Vari
 
 FORMAT = Format(
     name="pytorch",
-    about="The merged model as transformers reads it, for PyTorch and for whatever else reads safetensors.",
+    about="The merged model in the form that transformers reads, for PyTorch and other programs that read safetensors.",
     order=10,
     variants=(
         Variant(
@@ -24,8 +24,8 @@ FORMAT = Format(
         ),
     ),
     families={
-        "decoders": "compared with base + adapter, greedy decoding included",
-        "encoder-decoders": "compared with base + adapter, greedy decoding included",
+        "decoders": "compared with base + adapter, including greedy decoding",
+        "encoder-decoders": "compared with base + adapter, including greedy decoding",
         "encoders and heads": "compared with base + adapter",
     },
 )  # fmt: skip

@@ -12,9 +12,10 @@ from daemon.contract.formats.declaration import Format, Variant
 
 INTRO = """# Formats
 
-Written from the formats' declarations: `python -m handlers.report.formats_page > docs/formats.md`. `ckptd formats` says which of them this
-box can make. Another package adds one by an entry point ([writing a format](writing-a-format.md)). The last three columns of a variant's
-row are the defaults of `[validate.thresholds]`: what it must reach against the live model to be published ([validation](validation.md)).
+This page is generated from the formats' declarations: `python -m handlers.report.formats_page > docs/formats.md`. `ckptd formats` says
+which formats this machine can make. Another package can add a format by an entry point ([writing a format](writing-a-format.md)). The last
+three columns of a variant's row are the defaults of `[validate.thresholds]`: the limits that the variant must meet, compared with the live
+model, to be published ([validation](validation.md)).
 """
 
 
@@ -43,7 +44,7 @@ def _format(declared: Format) -> Iterator[str]:
         yield _row(spec)
     traits = sorted(set.intersection(*(set(spec.traits) for spec in declared.variants)) - {"onnx", "graphs", "merged"})
     engines = sorted({spec.limits.engine for spec in declared.variants})
-    yield f"\nChecked by the engine {', '.join(engines)}. All have: {', '.join(traits)}.\n"
+    yield f"\nChecked with the engine {', '.join(engines)}. All variants have: {', '.join(traits)}.\n"
 
 
 def _row(spec: Variant) -> str:

@@ -21,8 +21,8 @@ from handlers.report.usage import Usage
 NEAR = 0.1
 """Share by which speeds, or sizes, may differ and count as equal: repeated measurements differ by as much."""
 RULE = (
-    "Of what passed its check: the {} one; of those within 10 % of it, the one whose answers are nearest to the live model's."
-    " What failed, or was not checked, is never recommended."
+    "The rule: of the artifacts that passed their check, take the {} one; if others are within 10 % of it, take the one of"
+    " them whose outputs are closest to the live model's. An artifact that failed, or was not checked, is never recommended."
 )
 
 
@@ -59,7 +59,7 @@ def _counted(status: Status, verdicts: Sequence[tuple[str, Verdict]], unverified
         parts.append(f"{', '.join(failed)} failed and {'is' if len(failed) == 1 else 'are'} not published")
     for names, what in (
         ([name for name in unchecked if name in unverified], "published unverified"),
-        ([name for name in unchecked if name not in unverified], "not published, since no check could run"),
+        ([name for name in unchecked if name not in unverified], "not published, because no check could run"),
     ):
         if names:
             parts.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}")
@@ -76,7 +76,7 @@ def recommend(report: Report) -> Recommendation:
     usable = usable or [artifact for artifact in report.artifacts if _deploys(artifact) == "over its base"]
     if not usable:
         return Recommendation(
-            sentence="Nothing is recommended: no artifact that can be deployed was compared with the live model and passed.",
+            sentence="Nothing is recommended: no artifact that can be deployed passed a comparison with the live model.",
             rule="",
             best=None,
         )
@@ -165,5 +165,5 @@ def _merits(artifact: Artifact) -> list[str]:
         of_base = f" ({units.times(artifact.size_ratio)} the base's weights)" if artifact.size_ratio is not None else ""
         merits.append(f"{units.size(artifact.size_bytes)}{of_base}")
     if variant is not None and variant.deploys == "over its base":
-        merits.append("needs its base beside it")
+        merits.append("needs its base model too")
     return merits

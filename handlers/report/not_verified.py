@@ -42,7 +42,7 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
         if what == "speed" and facts.work.validation.speed_tokens == 0:
             why = "validate.speed_tokens is 0"
         elif check.verdict is Verdict.FAILED:
-            why = "validation ended at an earlier finding"
+            why = "validation stopped at an earlier problem"
         else:
             why = "validation reports no figure for it"
         yield NotVerified(what=f"{check.variant}: {what}", why=why)
@@ -58,12 +58,12 @@ def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Map
     parts = (
         (adapter.kl, "divergence {:.3g} nats"),
         (adapter.agreement, "agreement {:.3g}"),
-        (adapter.error_max, "largest error {:.3g} deviations"),
+        (adapter.error_max, "largest error {:.3g} standard deviations"),
     )
     effect = ", ".join([text.format(value) for value, text in parts if value is not None][:2])
     return (
-        f"The adapter changes the base's outputs so little ({effect}) that the bare base would meet the thresholds of"
-        f" {', '.join(blind)} too: for these, passing does not prove the merge."
+        f"The adapter changes the base's outputs so little ({effect}) that the base without the adapter would meet the"
+        f" thresholds of {', '.join(blind)} too: for these, a passed check does not prove that the merge is right."
     )
 
 

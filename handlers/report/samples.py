@@ -68,7 +68,7 @@ def cells(sample: Sample) -> tuple[Cell, ...]:
     for variant, text in sample.artifacts.items():
         if text is not None:
             groups.setdefault(text, []).append(variant)
-    found = [] if sample.base is None else [_cell("base, without the fine-tuning", live, sample.base)]
+    found = [] if sample.base is None else [_cell("base, without fine-tuning", live, sample.base)]
     same = groups.pop(live, [])
     found.append(Cell("live model, fine-tuned", f"the same: {', '.join(same)}" if same else "", ((_cut(live), False),)))
     return (*found, *(_cell(", ".join(names), live, text) for text, names in groups.items()))

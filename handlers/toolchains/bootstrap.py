@@ -42,7 +42,7 @@ def hold() -> bool:
 def main() -> None:
     """Run the module that the command line names, as `python -m` would."""
     if not hold():
-        print(f"the toolchain {sys.prefix} is being removed, or was never whole", file=sys.stderr)
+        print(f"the toolchain {sys.prefix} is being removed, or is not complete", file=sys.stderr)
         sys.exit(EXIT_NO_TOOLCHAIN)
     for name in ("PYTHONPATH", "PYTHONHOME"):
         os.environ.pop(name, None)  # of the main environment; this Python ignores them, and what it starts must too

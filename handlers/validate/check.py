@@ -34,7 +34,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """
     variant = next((one for name, one in catalog().variants.items() if name in context.inputs), None)
     if variant is None:
-        cause = "; ".join(["no format that can be read in this Python declares its variant", *catalog().problems])
+        cause = "; ".join(["no format that can be loaded in this Python declares its variant", *catalog().problems])
         remedy = "let the format's declaration import daemon.contract alone, or install there what it imports"
         raise Permanent(FaultCode.ENGINE_MISSING, f"run the stage {context.stage}", cause, remedy)
     reference = record.read_reference(Path(context.inputs["reference"]))
@@ -45,7 +45,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             f"no engine here can run {variant.name}: the model is of the kind {reference.subject.kind}, its engine {variant.limits.engine}"
             f" takes {able}"
         )
-        remedy = f"try {variant.name} on its own platform before it is used"
+        remedy = f"test {variant.name} on its own platform before you use it"
         output.reusable = False  # another engine may come with another version of its package
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
         record.add_check(staging, output, check, None, reporter)

@@ -56,7 +56,7 @@ def generate(folder: Path, prompt: str, tokens: int, *, penalty: float = 1.0, th
     # A source and its translation have positions of their own; a continuation goes on in the prompt's.
     room = tokens if context is None else context - (1 if pair else len(ids))
     if room < 1 or (context is not None and len(ids) > context):
-        cause = f"the prompt has {len(ids)} tokens and the model addresses {context} positions"
+        cause = f"the prompt has {len(ids)} tokens, but the model has only {context} positions"
         raise Permanent(FaultCode.PROMPT_TOO_LONG, _OPERATION, cause, "give a shorter prompt", path=folder)
     decoded = _decode(engine, ids, min(tokens, room), penalty)
     steps = len(decoded.tokens) - 1

@@ -32,8 +32,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         output.reusable = False
         if published:
             record.add_check(staging, output, unrunnable(published, error), None, reporter)
-        what = "Artifacts were compared with the live model alone and speed was not compared with PyTorch"
-        output.warnings.append(f"{what}, since the merged model could not be run: {error.cause}.")
+        what = "Artifacts were compared only with the live model, and speed was not compared with PyTorch"
+        output.warnings.append(f"{what}, because the merged model could not be run: {error.cause}.")
         return output
     record.mark_comparable(staging)
     output.figures["merged"] = record.finite(examination.figures.written())

@@ -72,7 +72,7 @@ class _Timing:
         place = use.find(self._context, toolchain) if toolchain else None
         if toolchain and place is None:
             remedy = f"run `ckptd toolchain install {toolchain}`"
-            cause = f"the toolchain {toolchain} is not installed (`ckptd toolchain install {toolchain}` brings it)"
+            cause = f"the toolchain {toolchain} is not installed (`ckptd toolchain install {toolchain}` installs it)"
             raise WorkerFailed(cause, remedy, code=FaultCode.TOOLCHAIN_MISSING)
         return EngineWorker(name, spec, Path(self._context.temporary), self._context.limits, toolchain=place)
 

@@ -36,7 +36,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if examination.portability:
         reasons.append(examination.portability)
         remedies.append(
-            f"export {variant} again: its weights then leave room for 16 bits; to run this graph as it is, set onnxruntime's session"
+            f"export {variant} again: its new weights then leave room in 16 bits; to run this graph as it is, set onnxruntime's session"
             " option session.x64quantprecision to 1"
         )
     if defects := _defects(figures, own):
@@ -48,7 +48,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if reasons:
         return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written)
     if thresholds is None:
-        reason = f"there are no thresholds for {variant}, so nothing says how far it may be from the live model"
+        reason = f"there are no thresholds for {variant}, so it is not known how far it may be from the live model"
         remedy = f"set validate.thresholds.{variant} (agreement, kl, error)"
         return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy, figures=written)
     return ArtifactCheck(variant=variant, verdict=Verdict.PASSED, figures=written)
@@ -90,7 +90,7 @@ _CHOICES = {
     "token-classification": ("tokens", "its most likely label is"),
     "question-answering": ("starts and ends of answers", "its most likely place is"),
     "fill-mask": ("hidden tokens", "its most likely token is"),
-    "feature-extraction": ("tokens", "its vector is nearest to"),
+    "feature-extraction": ("tokens", "its vector is closest to"),
 }
 """Task → what the positions are, and what agrees there."""
 
@@ -101,8 +101,8 @@ def _distances(figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str,
     positions, agrees = _CHOICES.get(figures.task or "", ("positions", "its most likely token is"))
     if figures.agreement is not None and not figures.agreement >= thresholds.agreement:
         found.append(("agreement", (
-            f"agreement {_show(figures.agreement)} is below the limit {_show(thresholds.agreement)}: at that share of"
-            f" {figures.positions} {positions} {agrees} the live model's"
+            f"agreement {_show(figures.agreement)} is below the limit {_show(thresholds.agreement)}: at only that share of"
+            f" {figures.positions} {positions}, {agrees} the live model's"
         )))  # fmt: skip
     if figures.kl is not None and not figures.kl <= thresholds.kl:
         unit = "a token" if positions == "positions" else "a position"
@@ -118,8 +118,11 @@ def _remedy(variant: str, keys: list[str]) -> str:
     names = " and ".join(f"validate.thresholds.{variant}.{key}" for key in keys)
     plain = fallback(variant) or unquantized(variant)
     if plain is not None:
-        return f"use the variant {plain} instead of {variant}, or loosen {names} knowingly"
-    return f"compare the figure `merged` in report.json to see whether the merge or the export is off, or loosen {names} knowingly"
+        return f"use the variant {plain} instead of {variant}, or relax {names} if you accept the difference"
+    return (
+        f"compare the figure `merged` in report.json to see whether the merge or the export is wrong, or relax {names} if you"
+        " accept the difference"
+    )
 
 
 def unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:

@@ -108,7 +108,7 @@ def test_the_folder_says_which_base_it_belongs_to(pico_base: Path, tmp_path: Pat
 def test_a_base_that_only_this_box_knows_is_told(pico_base: Path, tmp_path: Path) -> None:
     one = publish(helpers.make_adapter(pico_base, tmp_path / "adapter"), pico_base, tmp_path / "work")
     (warning,) = one.output.warnings
-    assert f"by a folder of this box ({pico_base})" in warning
+    assert f"by a folder of this machine ({pico_base})" in warning
     text = (one.folder / "README.md").read_text()
     assert "base_model:" not in text and str(pico_base.parent) not in text and pico_base.name in text
 
@@ -122,20 +122,20 @@ def test_a_plain_lora_suits_all_servers() -> None:
 @pytest.mark.parametrize(
     ("adapter", "vllm", "others"),
     [
-        (adapter_of(*FACTORS, FACTORS[0].replace("lora_A.weight", "lora_magnitude_vector"), use_dora=True), "refuses DoRA", "pass over"),
+        (adapter_of(*FACTORS, FACTORS[0].replace("lora_A.weight", "lora_magnitude_vector"), use_dora=True), "refuses DoRA", "ignore"),
         (adapter_of(*FACTORS, "base_model.model.lm_head.weight", modules_to_save=["lm_head"]), "refuses modules_to_save", "lm_head.weight"),
         (adapter_of(bias="lora_only"), "bring biases", ""),
-        (adapter_of(alpha_pattern={"v_proj": 99}), "one scale", "one scale"),
+        (adapter_of(alpha_pattern={"v_proj": 99}), "the same scale", "the same scale"),
         (adapter_of(init_lora_weights="pissa"), "initializer pissa changed the base", "initializer pissa"),
         (
             adapter_of(*FACTORS, "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"),
             "trainable_tokens_delta",
-            "pass",
+            "ignore",
         ),
         (adapter_of(peft_type="IA3"), "this is IA3", "this is IA3"),
         (adapter_of(r=1024, lora_alpha=2048), "ranks up to 512", ""),
         (adapter_of("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"), "", "c_attn"),
-        (adapter_of(layers_to_transform=[0]), "", "some layers alone"),
+        (adapter_of(layers_to_transform=[0]), "", "only in some layers"),
     ],
 )
 def test_what_a_server_can_not_do_is_said(adapter: Adapter, vllm: str, others: str) -> None:

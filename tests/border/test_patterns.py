@@ -52,7 +52,7 @@ def test_the_first_key_of_a_module_is_pefts(keys: list[str], modules: list[str])
     try:
         theirs = {module: key for module in modules if (key := pefts_first(keys, module)) is not None}
     except re.error:
-        with pytest.raises(Permanent, match="no regular expression"):
+        with pytest.raises(Permanent, match="not a valid regular expression"):
             first_keys(keys, modules, "rank_pattern", FOLDER)
         return
     found = first_keys(keys, modules, "rank_pattern", FOLDER)
@@ -82,7 +82,7 @@ def test_the_modules_that_a_target_names_are_pefts(targets: Any, modules: list[s
     try:
         theirs = {module for module in modules if check_target_module_exists(_Config(targets), module)}
     except re.error:
-        with pytest.raises(Permanent, match="target_modules holds a pattern that is no regular expression"):
+        with pytest.raises(Permanent, match="target_modules contains a pattern that is not a valid regular expression"):
             named(targets, modules, "target_modules", FOLDER)
         return
     assert named(targets, modules, "target_modules", FOLDER) == theirs

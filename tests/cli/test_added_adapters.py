@@ -301,7 +301,7 @@ def test_dora_beside_another_is_refused_by_the_merge_and_the_adapter_alone_is_no
     dora = helpers.make_adapter(made.base, box.folder / "dora", use_dora=True)
     done = box.export("--add", str(dora))
     said = done.stdout + done.stderr
-    assert done.returncode == 1 and "only plain LoRA adapters can be added to one another or weighed" in said
+    assert done.returncode == 1 and "only plain LoRA adapters can be combined or used with a factor" in said
     assert f"({dora})" in said and "and 0 " not in said, "named as its user knows it, not by its pin"
     box.config("")
     (box.folder / "c.toml").write_text((box.folder / "c.toml").read_text().replace('["pytorch"]', '["pytorch", "pytorch-adapter"]'))

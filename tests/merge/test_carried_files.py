@@ -224,13 +224,11 @@ def test_what_is_left_out_is_listed_with_the_reason(pico_base: Path, pico_checkp
     assert everything <= published | left["checkpoint"].keys(), "nothing is left behind silently"
     assert {path.name + "/" * path.is_dir() for path in base.iterdir()} <= published | left["base"].keys()
     assert (
-        left["checkpoint"]["optimizer.pt"]
-        == left["checkpoint"]["global_step4/"]
-        == "state of the training, which no reader of a model needs"
+        left["checkpoint"]["optimizer.pt"] == left["checkpoint"]["global_step4/"] == "training state, which is not needed to use the model"
     )
     assert left["checkpoint"]["adapter_model.safetensors"] == "its values are in the merged weights"
-    assert left["checkpoint"]["poem.xyz"].startswith("no file that readers of transformers")
-    assert left["base"]["added_tokens.json"].startswith("one tokenizer and one chat template are published whole")
-    assert left["base"]["onnx/"].startswith("another form of the weights")
+    assert left["checkpoint"]["poem.xyz"].startswith("as far as ckptd knows, transformers")
+    assert left["base"]["added_tokens.json"].startswith("one complete tokenizer and one chat template are published")
+    assert left["base"]["onnx/"].startswith("the weights in another form")
     assert output.figures["carried"]["tokenizer.json"] == "checkpoint"
     assert not published & (left["checkpoint"].keys() | left["base"].keys())

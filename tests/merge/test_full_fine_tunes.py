@@ -202,7 +202,7 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused_with_what_to_set(table: d
         taken(source, tmp_path / "out", dtype="float16")
     fault = caught.value.fault
     assert (fault.code, fault.path) == ("dtype-overflow", str(source / "model.safetensors"))
-    assert "write w as float16" in fault.sentence() and "it holds -70000, and float16 ends at 65504" in fault.sentence()
+    assert "write w as float16" in fault.sentence() and "it holds -70000, and the largest float16 value is 65504" in fault.sentence()
     assert fault.remedy == 'set merge.dtype to "bfloat16" or "base"'
 
 

@@ -206,7 +206,7 @@ def test_a_link_in_a_circle_under_a_models_weight_name_means_no_weights(tmp_path
 )
 def test_an_index_that_names_more_than_weight_files_beside_it_is_refused(tmp_path: Path, name: Any) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(Permanent, match="no plain name of a weight file") as caught:
+    with pytest.raises(Permanent, match="not a plain name of a weight file") as caught:
         ModelFolder(tmp_path).files  # noqa: B018
     assert caught.value.fault.code == "bad-index"
 

@@ -80,14 +80,14 @@ def test_an_adapter_that_is_not_the_model_beside_it_is_refused_with_the_weight_a
     fault = caught.value.fault
     assert fault.code == FaultCode.MERGED_WEIGHTS_DIFFER
     assert fault.path == str(folder)
-    assert "q_proj.weight differs by" in fault.cause and "2 of 14 weights" in fault.cause
-    assert "directory of its own" in fault.remedy
+    assert "q_proj.weight, by" in fault.cause and "2 of 14 weights" in fault.cause
+    assert "into a separate directory" in fault.remedy
 
 
 def test_a_model_of_another_scale_is_another_model(pico_base: Path, folder: Path, tmp_path: Path) -> None:
     put_model_beside(pico_base, folder, torch.float32)
     helpers.edit_config(folder, lora_alpha=15)
-    with pytest.raises(Permanent, match="is not the whole model that lies beside the adapter"):
+    with pytest.raises(Permanent, match="is not equal to the whole model in the adapter's directory"):
         merge(pico_base, folder, tmp_path)
 
 
@@ -116,9 +116,9 @@ def test_a_model_that_can_t_be_compared_is_said(pico_base: Path, folder: Path, t
     context = helpers.context(tmp_path / "merge", tmp_path / "pin", pico_base)
     reference = context.checkpoint.model_copy(update={"path": str(folder)})
     [warning] = stage.run(context.model_copy(update={"checkpoint": reference}), helpers.reporter()).warnings
-    assert "with which base + adapter was not compared" in warning
+    assert "Base + adapter was not compared with it" in warning
     assert {"removed": "removed or rewritten", "rewritten": "removed or rewritten", "pickled": "is a pickle", "cut off": "can't be read",
-            "other names": "under its name"}[case] in warning  # fmt: skip
+            "other names": "with the same name"}[case] in warning  # fmt: skip
 
 
 def test_what_lies_beside_is_compared_after_rotation_and_from_its_own_place_where_the_pin_has_no_link(
@@ -132,6 +132,6 @@ def test_what_lies_beside_is_compared_after_rotation_and_from_its_own_place_wher
     for pin in ("elsewhere", "linked"):
         context = helpers.context(tmp_path / f"merge-{pin}", tmp_path / pin, pico_base)
         reference = context.checkpoint.model_copy(update={"path": str(folder)})
-        with pytest.raises(Permanent, match="is not the whole model"):
+        with pytest.raises(Permanent, match="is not equal to the whole model"):
             stage.run(context.model_copy(update={"checkpoint": reference}), helpers.reporter())
         shutil.rmtree(folder, ignore_errors=True)

@@ -186,7 +186,7 @@ def test_a_bias_for_a_layer_without_one_is_refused(pico_base: Path, tmp_path: Pa
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", lora_bias=True)
     code, sentence = refusal(adapter, pico_base, tmp_path / "out")
     assert code == "adapter-not-mergeable"
-    assert "the base's layer has none to add it to" in sentence
+    assert "the base's layer has no bias to add it to" in sentence
 
 
 def test_a_grouped_convolution_is_refused(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_grouped_convolution_is_refused(tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     code, sentence = refusal(adapter, base, tmp_path / "out")
     assert code == "adapter-not-mergeable"
-    assert "a convolution in 2 groups" in sentence
+    assert "a convolution with 2 groups" in sentence
 
 
 @pytest.mark.parametrize("initializer", ["lora_ga", "corda"])

@@ -58,9 +58,9 @@ def test_a_key_that_matches_nothing_names_the_module_and_three_near_ones(adapter
     helpers.rewrite(adapter / "adapter_model.safetensors", rename)
     code, sentence = refusal(adapter, pico_base, output)
     assert code == "adapter-key-unmatched"
-    assert "model.layers.7.self_attn.q_proj; the nearest names there are " in sentence
+    assert "model.layers.7.self_attn.q_proj; the most similar names there are " in sentence
     assert "model.layers.1.self_attn.q_proj" in sentence
-    assert sentence.split("nearest names there are ")[1].split(". Fix: ")[0].count(", ") == 2
+    assert sentence.split("most similar names there are ")[1].split(". Fix: ")[0].count(", ") == 2
 
 
 def test_a_foreign_key_in_an_adapter_for_peft_is_not_dropped(pico_base: Path, tmp_path: Path, output: Path) -> None:
@@ -105,7 +105,7 @@ def test_weights_of_another_rank_than_the_configuration_are_refused(adapter: Pat
     helpers.edit_config(adapter, r=8)
     code, sentence = refusal(adapter, pico_base, output)
     assert code == "rank-mismatch"
-    assert "has rank 4 (lora_A) and 4 (lora_B) in the weights, but 8 by adapter_config.json" in sentence
+    assert "has rank 4 (lora_A) and 4 (lora_B) in the weights, but 8 in adapter_config.json" in sentence
 
 
 @pytest.mark.parametrize("which", ["adapter", "base"])
@@ -210,7 +210,7 @@ def test_a_sum_of_finite_adapters_that_overflows_is_not_blamed_on_any_of_them(
     with pytest.raises(Permanent) as error:
         merge_adapter(first, pico_base, output, adapters=[(second, weight)])
     fault = error.value.fault
-    assert fault.code == "non-finite-weights" and fault.cause.startswith("base and adapters are finite, but the sum of them")
+    assert fault.code == "non-finite-weights" and fault.cause.startswith("base and adapters are finite, but their weighted sum")
     assert "--add PATH=WEIGHT" in (fault.remedy or "") and str(pico_base) in str(fault.path)
 
 
@@ -223,7 +223,7 @@ def test_a_tensor_that_the_adapter_replaces_and_the_dtype_cannot_hold_is_not_sai
     )
     code, sentence = refusal(adapter, base, output)
     assert code == "non-finite-weights"
-    assert "what the adapter has in its place is more than float16 can hold, which ends at 6.55e+04" in sentence
+    assert "the adapter's own values for it are beyond the largest float16 value, 6.55e+04" in sentence
 
 
 def test_a_sum_that_float16_cannot_hold_is_an_error(tmp_path: Path, output: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_sum_that_float16_cannot_hold_is_an_error(tmp_path: Path, output: Path
     helpers.rewrite(adapter / "adapter_model.safetensors", lambda table: table[f"{Q_PROJ}.lora_B.weight"].mul_(1e7))
     code, sentence = refusal(adapter, base, output)
     assert code == "non-finite-weights"
-    assert "float16 ends at 6.55e+04" in sentence
+    assert "the largest float16 value is 6.55e+04" in sentence
 
 
 @pytest.mark.parametrize(("added", "fits"), [(15.0, True), (17.0, False)])
@@ -254,7 +254,7 @@ def test_a_sum_beyond_the_largest_value_fits_as_long_as_it_rounds_to_it(tmp_path
         assert helpers.stored(output)[name][0].eq(65504.0).all()
     else:
         code, sentence = refusal(adapter, base, output)
-        assert code == "non-finite-weights" and "the sum reaches 6.552e+04 and float16 ends at 6.55e+04" in sentence
+        assert code == "non-finite-weights" and "the sum reaches 6.552e+04, and the largest float16 value is 6.55e+04" in sentence
 
 
 def test_values_whose_sum_overflows_are_written_as_they_are(tmp_path: Path, output: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_cast_rounds_once(stored: Callable[..., StoredSource]) -> None:
 def test_a_value_that_fp16_cannot_hold_is_an_error_with_name_and_value(stored: Callable[..., StoredSource]) -> None:
     tensor = torch.ones(4, 4)
     tensor[2, 1] = -70000
-    with pytest.raises(Permanent, match=r"write t as float16: it holds -70000, and float16 ends at 65504") as caught:
+    with pytest.raises(Permanent, match=r"write t as float16: it holds -70000, and the largest float16 value is 65504") as caught:
         read(CastSource(stored(tensor), torch.float16), torch.float16, 2)
     assert caught.value.fault.code == "dtype-overflow"
 

@@ -52,7 +52,7 @@ def test_several_adapters_of_which_one_replaces_something_are_refused(pico_base:
     first = helpers.make_adapter(pico_base, tmp_path / "first")
     second = helpers.make_adapter(pico_base, tmp_path / "second", use_dora=True)
     (tmp_path / "out").mkdir()
-    with pytest.raises(Permanent, match="only plain LoRA adapters can be added"):
+    with pytest.raises(Permanent, match="only plain LoRA adapters can be combined"):
         merge_adapter(first, pico_base, tmp_path / "out", adapters=[(second, 1.0)])
 
 
@@ -117,7 +117,7 @@ def test_another_size_of_files_gives_the_same_tensors(pico_base: Path, tmp_path:
 def test_what_only_streaming_can_do_is_refused_for_an_adapter_that_needs_peft(pico_base: Path, tmp_path: Path) -> None:
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", init_lora_weights="olora")
     (tmp_path / "out").mkdir()
-    with pytest.raises(Permanent, match="PEFT's way writes the base's own values"):
+    with pytest.raises(Permanent, match="a merge by PEFT writes the base's own values"):
         merge_adapter(adapter, pico_base, tmp_path / "out", MergeOptions(dtype="float32"))
 
 

@@ -65,7 +65,7 @@ def test_a_configuration_that_transformers_4_wrote_stays_as_it_is_byte_by_byte(t
             "the rotary embedding of modernbert",
         ),
         ("phi3", {"rope_type": "longrope", "rope_theta": 1e4, "factor": 3.0, "short_factor": [1], "long_factor": [1]}, "a Phi 3's"),
-        ("llama", {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1], "long_factor": [1]}, "trained with at first"),
+        ("llama", {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1], "long_factor": [1]}, "original training length"),
         (
             "llama",
             {

@@ -161,7 +161,7 @@ def test_the_last_layers_hidden_states_are_what_is_given_by_default(qwen3: Expor
 def test_layers_can_be_numbers_and_one_that_is_not_there_is_refused(qwen3: Exported, activate: Activate) -> None:
     made = activate(qwen3, layers=(0,), kinds=("attentions", "mlp"))
     assert [output.name for output in read(made.folder).outputs] == ["attentions.0", "mlp.0"]
-    with pytest.raises(Permanent, match="layer 2, 7 was asked for, and the model has 2 layers, 0 to 1") as refusal:
+    with pytest.raises(Permanent, match="layer 2, 7 was requested, but the model has 2 layers, 0 to 1") as refusal:
         activate(qwen3, layers=(0, 2, 7))
     assert refusal.value.fault.code == "no-such-layer"
     with pytest.raises(Permanent, match="name no activation"):
@@ -252,10 +252,10 @@ def drop_output(model: onnx.ModelProto) -> None:
 
 
 BREAKS: list[tuple[Callable[[Path], None], str]] = [
-    (lambda folder: (folder / "model.onnx").unlink(), "model.onnx is not there"),
+    (lambda folder: (folder / "model.onnx").unlink(), "model.onnx is missing"),
     (lambda folder: (folder / "model.onnx").write_bytes(b"cut"), "model.onnx has 3 bytes, not"),
-    (lambda folder: rewrite(folder, lambda value: value["files"][0].update(sha256="0" * 64)), "other content than promised"),
-    (lambda folder: rewrite(folder, lambda value: value["outputs"].pop()), "the graph gives mlp.1, which nobody promised"),
+    (lambda folder: rewrite(folder, lambda value: value["files"][0].update(sha256="0" * 64)), "other content than the contract says"),
+    (lambda folder: rewrite(folder, lambda value: value["outputs"].pop()), "the graph gives mlp.1, which is not in the contract"),
     (lambda folder: rewrite(folder, lambda value: value["outputs"][0].update(name="embedding")), "the graph has no output embedding"),
     (lambda folder: rewrite(folder, lambda value: value["outputs"][0].update(dtype="float16")), "is a tensor(float), not float16"),
     (lambda folder: rewrite(folder, lambda value: value["outputs"][0].update(shape=["batch", "total", 128])), "has the shape"),

@@ -212,7 +212,7 @@ def test_an_untied_head_has_weights_of_its_own(pico_base: Path, tmp_path: Path) 
             "not embedding, layers, norm and head in a row",
             marks=pytest.mark.slow,
         ),
-        ("Granite", {**SMALL, "embedding_multiplier": 6.0, "logits_scaling": 2.0}, "does more to its vectors"),
+        ("Granite", {**SMALL, "embedding_multiplier": 6.0, "logits_scaling": 2.0}, "has other computations besides"),
     ],
 )
 def test_a_model_that_is_more_than_its_layers_stays_one_graph_and_says_why(

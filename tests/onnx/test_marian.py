@@ -149,7 +149,7 @@ def test_a_reader_that_reads_otherwise_than_transformers_is_not_placed(
     for reader, text in ((wrong, ">>deu<<"), (SimpleNamespace(encode=right.encode, decode=str), "How are you?")):
         monkeypatch.setattr(tokenizers, "load", lambda one, reader=reader: reader)
         completed = tokenizer_files.complete(folder)
-        assert completed.form is None and f"the text {text!r} is read otherwise" in str(completed.warning)
+        assert completed.form is None and f"the text {text!r} becomes other tokens" in str(completed.warning)
         assert not (folder / "marian_tokenizer.py").exists()
 
 

@@ -106,7 +106,7 @@ def test_each_thing_given_up_is_a_recorded_fallback(static: Exported) -> None:
         ("first", "legacy-static"),
         ("any number of rows", "one row at a time"),
         ("any length", "a window of fixed size, padded on the right"),
-        ("a KV cache", "no cache: each token costs a pass over all of them"),
+        ("a KV cache", "no cache: each new token needs a pass over all tokens"),
     ]
     assert all("RuntimeError: something new" in one.reason for one in static.output.fallbacks)
     assert graphset.read(static.folder).extra == {"cache": False, "dynamic_axes": "none", "window": 128}

@@ -37,9 +37,9 @@ def export(source: Path, pin: Path, folder: Path, *strategies: Any) -> Exported:
 # R7.2
 def test_warnings_of_a_sound_graph_are_judged_harmless_with_what_was_tried(pico_base: Path, tmp_path: Path) -> None:
     warned = export(pico_base, pico_base, tmp_path, LEGACY).output.warnings
-    judged = [line for line in warned if line.startswith("The tracer warned of")]
+    judged = [line for line in warned if line.startswith("The tracer warned about")]
     assert not any("TracerWarning" in line or "might cause the trace" in line for line in warned)
-    assert any("cache_utils.py, get_seq_length: it fixed whether the cache is empty" in line for line in judged)
+    assert any("cache_utils.py, get_seq_length: it made this constant: whether the cache is empty" in line for line in judged)
     assert any("masking_utils.py, prepare_padding_mask" in line for line in judged)
     tried = "tested on batch 1, 2 and 3, 1, 3, 7, 9 and 23 tokens at once, a past of 0 to 24, padding on the left and right"
     assert judged and all(tried in line for line in judged)
@@ -126,8 +126,8 @@ def test_a_warning_is_told_by_the_function_around_its_line() -> None:
 
 def test_an_unknown_branch_is_rejected_only_where_something_was_not_tried() -> None:
     place = tracer_warnings.Origin("modeling_x.py", "forward")
-    assert "Judged harmless: tested on much" in tracer_warnings.judge([place, place], "much", "")[0]
-    with pytest.raises(tracer_warnings.BakedBranchError, match=r"may turn beyond 4096 tokens"):
+    assert "This is harmless: the graph was tested on much" in tracer_warnings.judge([place, place], "much", "")[0]
+    with pytest.raises(tracer_warnings.BakedBranchError, match=r"may change beyond 4096 tokens"):
         tracer_warnings.judge([place], "much", "beyond 4096 tokens (the sliding window)")
     constant = tracer_warnings.Origin("modeling_x.py", "forward", constant=True)
     assert len(tracer_warnings.judge([constant], "much", "beyond 4096 tokens")) == 1

@@ -153,7 +153,7 @@ def test_what_nobody_verified_is_not_published_unless_the_configuration_says_so(
     one = report_of(facts.unverified(("onnx",)), tmp_path / "one")
     assert [artifact.variant for artifact in one.artifacts if artifact.published] == ["onnx"]
     assert one.verdict == (
-        "Partial: 0 of 3 artifacts passed; onnx is published unverified; pytorch, onnx-int8 are not published, since no check could run."
+        "Partial: 0 of 3 artifacts passed; onnx is published unverified; pytorch, onnx-int8 are not published, because no check could run."
     )
     bare = ArtifactCheck(variant="onnx", verdict=Verdict.UNVERIFIED, reasons=("no engine here can run it",))
     job = facts.made_all(facts.check("pytorch"), bare, facts.check("onnx-int8"))

@@ -181,7 +181,7 @@ def test_the_charts_show_the_figures_to_scale(tmp_path: Path) -> None:
 
 def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
     text = page_of(facts.failed_merge(), tmp_path)
-    assert "tokens decoded a second" not in text and "Distance from the limits" not in text
+    assert "tokens decoded per second" not in text and "Distance from the limits" not in text
     assert "Timeline" in text
 
 

@@ -43,7 +43,7 @@ def examples(text: str) -> dict[str, str]:
 def chats(text: str) -> dict[str, str]:
     """Heading of each artifact → the code block that asks a question; of those that have one."""
     parts = re.findall(r"^## (\S+)/\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    found = {name: re.search(r"^A question.*?^```(?:python|sh)\n(.*?)^```$", part, re.MULTILINE | re.DOTALL) for name, part in parts}
+    found = {name: re.search(r"^To ask a question.*?^```(?:python|sh)\n(.*?)^```$", part, re.MULTILINE | re.DOTALL) for name, part in parts}
     return {name: one[1] for name, one in found.items() if one}
 
 

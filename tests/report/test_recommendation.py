@@ -85,7 +85,7 @@ def test_an_adapter_alone_is_recommended_only_where_it_is_all_there_is(tmp_path:
     adapter = facts.done("check-pytorch-adapter", 7, 1, checks=(facts.check("pytorch-adapter", speed_over_pytorch=9.0),))
     alone = facts.job(*stages, adapter, work=asked("pytorch-adapter"))
     report = report_of(alone, tmp_path / "1")
-    assert chosen(report) == [("fastest", "pytorch-adapter")] and "needs its base beside it" in report.recommendation.sentence
+    assert chosen(report) == [("fastest", "pytorch-adapter")] and "needs its base model too" in report.recommendation.sentence
     onnx = [facts.done("onnx", 8, 1, sizes=(90_000,)), facts.done("check-onnx", 9, 1, checks=(facts.check("onnx"),))]
     both = facts.job(*stages, adapter, *onnx, work=asked("pytorch-adapter", "onnx"))
     assert chosen(report_of(both, tmp_path / "2")) == [("fastest", "onnx")]

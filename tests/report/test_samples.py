@@ -24,13 +24,13 @@ def row(live: str, base: str | None = None, **artifacts: str | None) -> Sample:
 def test_the_base_comes_first_then_the_live_model_with_all_that_write_the_same(tmp_path: Path) -> None:
     found = samples.cells(row("a b", base="a c", pytorch="a b", onnx="a b", int8="b b", int4="b b", odd=None))
     assert [(cell.title, cell.note) for cell in found] == [
-        ("base, without the fine-tuning", "differs where marked"),
+        ("base, without fine-tuning", "differs where marked"),
         ("live model, fine-tuned", "the same: pytorch, onnx"),
         ("int8, int4", "differs where marked"),
     ]
     assert found[0].parts == (("a ", False), ("c", True))
     text = Page(page_of(facts.succeeded(), tmp_path)).text
-    assert "base, without the fine-tuning" in text and "the lamp was out" in text and "the lamp was lit once" in text
+    assert "base, without fine-tuning" in text and "the lamp was out" in text and "the lamp was lit once" in text
 
 
 def test_a_full_fine_tune_has_no_column_for_a_base() -> None:

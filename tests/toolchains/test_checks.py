@@ -221,7 +221,7 @@ def test_an_engine_whose_library_the_toolchain_lacks_passes_nothing_and_names_th
     (check,) = result.checks
     assert check.verdict is Verdict.FAILED
     assert check.reasons == ("it could not be run: its engine can't be imported in the toolchain fake: No module named 'fakelib'",)
-    assert check.remedy == "run `ckptd toolchain check fake`, which says whether it is whole"
+    assert check.remedy == "run `ckptd toolchain check fake`, which says whether it is complete"
 
 
 def test_a_declaration_that_the_toolchain_cannot_read_says_so(bench: Bench) -> None:

@@ -153,7 +153,7 @@ CASES = (
     Case(
         "torchtune_qwen2", "torchtune, LoRA of a Qwen2", "torchtune", "torchtune",
         "the same, but adapter and merged model are different models; the merged model is the right one",
-        tuple(Place(f"epoch_{n}", FAILED, reason="base + adapter is not the whole model that lies beside the adapter") for n in (0, 1)), "",
+        tuple(Place(f"epoch_{n}", FAILED, reason="base + adapter is not equal to the whole model") for n in (0, 1)), "",
         setting="put the merged model into a separate directory, as the export's error says", note=_RECIPE,
     ),
     Case(

@@ -100,7 +100,7 @@ def test_an_adapter_that_is_not_merged_alone_is_not_published_alone(
     weight: float, named: str, made: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
     base, first, second = made
-    with pytest.raises(Permanent, match=f"merges {named} beside it, so the adapter alone is not the model that is verified"):
+    with pytest.raises(Permanent, match=f"merges {named} together with it, so the adapter alone is not the model that was verified"):
         adapter_stage.run(context(tmp_path, base, first, second, weight=weight), helpers.reporter())
 
 
@@ -108,5 +108,5 @@ def test_an_adapter_that_is_not_merged_alone_is_not_published_alone(
 def test_a_factor_is_refused_for_what_is_no_plain_lora(options: dict[str, object], pico_base: Path, tmp_path: Path) -> None:
     adapter = helpers.make_adapter(pico_base, tmp_path / "adapter", **options)
     (tmp_path / "out").mkdir()
-    with pytest.raises(Permanent, match="only plain LoRA adapters can be added to one another or weighed"):
+    with pytest.raises(Permanent, match="only plain LoRA adapters can be combined or used with a factor"):
         merge_adapter(adapter, pico_base, tmp_path / "out", weight=0.5)

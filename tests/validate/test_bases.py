@@ -195,7 +195,7 @@ def test_the_base_that_an_adapter_learnt_against_fits_its_own_data_best(
     ) - {chosen}
     assert figures.tokens == sum(len(sample.ids) - 1 for sample in reference.samples)
     assert all(value > 0 for value in figures.kl.values())
-    said = [warning for warning in reference.warnings if f'merge.base = "{figures.best}" would merge into it' in warning]
+    said = [warning for warning in reference.warnings if f'To merge into that base, set merge.base = "{figures.best}"' in warning]
     assert len(said) == len(reference.warnings) == (learnt != chosen)
     assert not any("built-in" in warning for warning in said)
 

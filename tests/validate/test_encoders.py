@@ -205,7 +205,7 @@ def test_segments_that_training_through_peft_never_saw_are_told(make: Make, tmp_
         through, inside = live(**inputs), live.get_base_model()(**inputs)
         without = live.get_base_model()(**{**inputs, "token_type_ids": torch.zeros_like(inputs["token_type_ids"])})
     assert torch.equal(through.start_logits, without.start_logits) and not torch.allclose(through.start_logits, inside.start_logits)
-    assert "passes no segments (token_type_ids) to the model" in told and told.endswith("feed token_type_ids of 0 to get the latter.")
+    assert "does not pass segments (token_type_ids) to the model" in told and told.endswith("use token_type_ids of 0.")
     # The same adapter without its task type is wrapped by a class that hands everything on.
     adapter = artifacts.copy(model.adapter, tmp_path / "adapter")
     zoo.edit_json(adapter / "adapter_config.json", task_type=None)
@@ -247,7 +247,7 @@ def test_starts_and_ends_that_are_swapped_fail(make: Make, tmp_path: Path) -> No
     artifacts.swap_outputs(folder, *SPANS)
     check = make("spans").bench.check("onnx", folder)
     assert check.verdict is Verdict.FAILED
-    assert "starts and ends of answers its most likely place is the live model's" in check.reasons[1], check.reasons
+    assert "starts and ends of answers, its most likely place is the live model's" in check.reasons[1], check.reasons
 
 
 def test_labels_with_other_names_fail_although_every_figure_is_right(make: Make, tmp_path: Path) -> None:

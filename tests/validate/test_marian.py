@@ -80,7 +80,7 @@ def test_the_stage_runs_its_example(
     passed, check = done.checks.values()
     assert passed.verdict is Verdict.PASSED, passed.reasons
     if broken:
-        assert check.reasons == ("its example.py makes other tokens than the artifact did under examination",)
+        assert check.reasons == ("its example.py gives other tokens than the artifact gave in this check",)
     else:
         assert check.verdict is Verdict.PASSED, check.reasons
         assert check.figures["sample"]["text"] == check.figures["sample"]["reference"] != ""

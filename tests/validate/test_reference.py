@@ -67,7 +67,7 @@ def test_an_adapter_without_effect_passes_and_the_reference_says_how_little_it_d
     done = validate(pin, pico_base, inputs, samples=2, new_tokens=8, speed_tokens=0)
     assert done.checks["pytorch"].verdict is Verdict.PASSED
     told = blindness(effect(done), ["pytorch"], catalog().thresholds)
-    assert told is not None and "the bare base would meet the thresholds of pytorch too" in told
+    assert told is not None and "the base without the adapter would meet the thresholds of pytorch too" in told
 
 
 @pytest.mark.slow

@@ -234,10 +234,10 @@ def test_modules_that_are_unknown_are_said_and_not_guessed(
     add_modules(adapter, *modules)
     _, folder, merged = publish(adapter, model.base)
     (warning,) = merged.warnings
-    assert told in warning and "try the folder with SentenceTransformer before it is used" in warning
+    assert told in warning and "test the folder with SentenceTransformer before you use it" in warning
     assert (folder / "modules.json").read_bytes() == (adapter / "modules.json").read_bytes()
     assert not subject_of(folder).sentence, "vectors of tokens are compared, as of any bare encoder"
-    with pytest.raises(Permanent, match="is used"):
+    with pytest.raises(Permanent, match="before you use it"):
         SentencePooling(folder)
 
 
@@ -252,7 +252,7 @@ def test_a_module_s_folder_can_only_lie_in_the_folder_itself(path: str, model: M
     rows[1]["path"] = path
     (source / "modules.json").write_text(json.dumps(rows))
     (warning,) = sentence.place(source, target)
-    assert "which is no module's folder" in warning
+    assert "which is not a module's folder" in warning
     assert [one.name for one in (tmp_path / "b").iterdir()] == ["target"]
     assert not (target / "1_Pooling").exists()
 

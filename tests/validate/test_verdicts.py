@@ -46,7 +46,7 @@ def test_each_threshold_is_respected_and_named_in_the_remedy(key: str, value: fl
     assert check.verdict is Verdict.FAILED and len(check.reasons) == 1
     assert f"{value:.3g}" in check.reasons[0] and f"limit {getattr(LIMITS, threshold):.3g}" in check.reasons[0]
     taken = "use the variant onnx-int8-weight instead of onnx-int8"
-    assert check.remedy == f"{taken}, or loosen validate.thresholds.onnx-int8.{threshold} knowingly"
+    assert check.remedy == f"{taken}, or relax validate.thresholds.onnx-int8.{threshold} if you accept the difference"
 
 
 @pytest.mark.parametrize("key", ["kl", "error_max", "agreement", "cache_error_max_absolute", "padding_error_max_absolute"])

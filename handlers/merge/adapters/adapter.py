@@ -154,14 +154,14 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
         raise Permanent(
             FaultCode.UNSAFE_PICKLE,
             OPERATION,
-            f"the file holds more than tensors, or is cut short ({str(error).strip().splitlines()[0][:160]})",
+            f"the file holds more than tensors, or is truncated ({str(error).strip().splitlines()[0][:160]})",
             "save the adapter again with safe_serialization=True; pickled code is never executed",
             path=path,
         ) from None
     named = isinstance(table, dict) and all(isinstance(key, str) and is_name(key) for key in table)
     if not named or not all(isinstance(value, torch.Tensor) for value in table.values()):
         raise Permanent(
-            FaultCode.NOT_AN_ADAPTER, OPERATION, "the file is no table of tensors", "save the adapter again with PEFT", path=path
+            FaultCode.NOT_AN_ADAPTER, OPERATION, "the file is not a table of tensors", "save the adapter again with PEFT", path=path
         )
     found: dict[str, torch.Tensor] = table
     return found

@@ -58,7 +58,7 @@ def _check_pair(adapter: Adapter, factors: Factors) -> None:
                 FaultCode.HALF_A_PAIR,
                 OPERATION,
                 f"{factors.module} has lora_{({a, b} & roles).pop()} but not its counterpart",
-                "take another checkpoint; this one was saved while parameters were sharded or was cut",
+                "take another checkpoint; this one was saved while parameters were sharded, or it is truncated",
                 path=adapter.file,
             )
     if not {"A", "embedding_A"} & roles:
@@ -89,8 +89,8 @@ def check_ranks(adapter: Adapter, factors: Factors, experts: int = 1) -> None:
         raise Permanent(
             FaultCode.RANK_MISMATCH,
             OPERATION,
-            f"{module} has rank {a[0]} (lora_A) and {b[1]} (lora_B) in the weights, but {rank} by adapter_config.json",
-            "use weights and adapter_config.json of one and the same save",
+            f"{module} has rank {a[0]} (lora_A) and {b[1]} (lora_B) in the weights, but {rank} in adapter_config.json",
+            "use weights and adapter_config.json from the same save",
             path=adapter.folder,
         )
 

@@ -64,7 +64,7 @@ def nothing_matches(adapter: Adapter, missing: list[str], names: Collection[str]
     return Permanent(
         FaultCode.ADAPTER_KEY_UNMATCHED,
         OPERATION,
-        f"{count} nothing in the base, for example {module}; the nearest names there are {', '.join(nearest)}",
+        f"{count} nothing in the base, for example {module}; the most similar names there are {', '.join(nearest)}",
         f"check that the base is the one the adapter was trained on, which it names {adapter.base_name}",
         path=adapter.folder,
     )

@@ -91,7 +91,7 @@ def _ask(questions: Sequence[_Question], folder: Path) -> list[dict[str, int]]:
         pattern = dict(one.expressions)[said["wrong"]]
         raise Permanent(
             FaultCode.BAD_ADAPTER_CONFIG, OPERATION,
-            f"{one.field} holds a pattern that is no regular expression ({said['why']}): {shown(pattern)}",
+            f"{one.field} contains a pattern that is not a valid regular expression ({said['why']}): {shown(pattern)}",
             f"correct {one.field}, or name the modules in it in plain text", path=path,
         )  # fmt: skip
     return [{one.names[int(name)]: place for name, place in found.items()} for one, found in zip(questions, said["answers"], strict=True)]
@@ -104,7 +104,7 @@ def _too_slow(fields: list[str], code: int, path: Path) -> Permanent:
     )  # fmt: skip
     return Permanent(
         FaultCode.PATTERNS_TOO_SLOW, OPERATION, cause,
-        "name the modules in plain text, or write the pattern without repetitions inside of repetitions; PEFT would hang at it too",
+        "name the modules in plain text, or write the pattern without nested repetitions; PEFT would hang on it too",
         path=path,
     )  # fmt: skip
 

@@ -151,7 +151,7 @@ class _Observer:
                     FaultCode.BASE_CHANGED if model.noun == "base" else FaultCode.CHECKPOINT_CHANGED,
                     self._task.operation,
                     f"the {model.noun}'s file changed while it was read",
-                    f"leave the {model.noun} alone while it is read",
+                    f"do not change the {model.noun} while it is read",
                     path=model.path / one,
                 )
 

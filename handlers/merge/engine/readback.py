@@ -279,11 +279,11 @@ def contradictions(model: ModelFolder) -> list[str]:
         if isinstance(size, int) and rows < size:
             problems.append(f"{embedding} has {rows:,} rows, and config.json's vocab_size is {size:,}")
         if tied is True and head in found and not _same(model, found[head], found[embedding]):
-            problems.append(f"{head} differs from {embedding}, yet config.json ties them, so that one of the two would be lost")
+            problems.append(f"{head} differs from {embedding}, but config.json ties them, so one of the two would be lost")
         if tied is False and head not in found and "CausalLM" in " ".join(model.config.get("architectures") or ()):
-            problems.append(f"config.json does not tie the head to the embeddings, yet there is no {head}")
+            problems.append(f"config.json does not tie the head to the embeddings, but there is no {head}")
     if model.setting("quantization_config") and not any(info.dtype in ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2") for info in found.values()):
-        problems.append("config.json names a quantization, yet no weight is quantized")
+        problems.append("config.json names a quantization, but no weight is quantized")
     return problems
 
 

@@ -250,16 +250,16 @@ class StreamingMerge:
         own = self._adapter.not_finite((output.origin,) if output.origin else operation.keys)
         where, name = own or self._path(output), str(dtype).removeprefix("torch.")
         limit = torch.finfo(dtype).max
-        reaches = f"reaches {largest:.4g} and {name} ends at {limit:.4g}" if math.isfinite(largest) else "is beyond float32"
+        reaches = f"reaches {largest:.4g}, and the largest {name} value is {limit:.4g}" if math.isfinite(largest) else "is beyond float32"
         remedy = "use a base stored as bfloat16 or float32, or take an earlier checkpoint"
         if own is not None:
             cause, remedy = "the adapter's own weights hold NaN or infinity", "take an earlier checkpoint: the training has diverged"
         elif output.origin:
-            cause = f"what the adapter has in its place is more than {name} can hold, which ends at {limit:.4g}"
+            cause = f"the adapter's own values for it are beyond the largest {name} value, {limit:.4g}"
         elif not torch.isfinite(weights.float()).all():
             cause, remedy = "the base's own weights hold NaN or infinity", "restore the base model from its source"
         elif isinstance(operation, Sum):
-            cause = f"base and adapters are finite, but the sum of them, each with its weight, {reaches}"
+            cause = f"base and adapters are finite, but their weighted sum {reaches}"
             remedy = f"give the adapters smaller weights (merge.weight, merge.add, --add PATH=WEIGHT), or {remedy}"
         else:
             cause = f"base and adapter are finite, but the sum {reaches}"

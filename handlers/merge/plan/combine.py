@@ -22,8 +22,9 @@ def _refused(adapter: Adapter, what: str) -> Permanent:
     return Permanent(
         FaultCode.ADAPTERS_NOT_ADDITIVE,
         OPERATION,
-        f"only plain LoRA adapters can be added to one another or weighed, and this one {what}",
-        "merge the adapters one after another, each by an export whose base is the one before, or leave merge.add and merge.weight out",
+        f"only plain LoRA adapters can be combined or used with a factor, and this one {what}",
+        "merge the adapters one after another, each in an export that has the previous export as its base, or leave merge.add"
+        " and merge.weight out",
         path=adapter.folder,
     )
 
@@ -32,7 +33,7 @@ def _plain(adapter: Adapter, output: Output) -> LowRank:
     operation = output.operation
     if isinstance(operation, LowRank) and operation.magnitude is None and output.stored is not None and output.stored.shape == output.shape:
         return operation
-    raise _refused(adapter, f"does something else to {output.module}")
+    raise _refused(adapter, f"makes another kind of change to {output.module}")
 
 
 def combine(matches: Sequence[tuple[Adapter, Matched, float]]) -> Matched:

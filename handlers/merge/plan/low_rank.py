@@ -29,7 +29,8 @@ def _check_convolution(adapter: Adapter, module: str, shape: Shape, a: Shape, b:
         raise Permanent(
             FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
-            f"{module} is a convolution in {a[1] // shape[1]} groups, whose LoRA crosses the groups, which its weights can't",
+            f"{module} is a convolution with {a[1] // shape[1]} groups; its LoRA connects different groups, and merged weights"
+            " can't do that",
             "serve it with PEFT beside its base instead",
             path=adapter.folder,
         )
@@ -84,7 +85,7 @@ def _operation(adapter: Adapter, change: Change, transposed: bool) -> LowRank | 
             FaultCode.DORA_MISMATCH,
             OPERATION,
             f"{change.module} {has} a magnitude, but adapter_config.json says use_dora={bool(config.get('use_dora'))}",
-            "use weights and adapter_config.json of one and the same save",
+            "use weights and adapter_config.json from the same save",
             path=adapter.folder,
         )
     outputs = adapter.shapes[b][0]

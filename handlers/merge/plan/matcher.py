@@ -200,7 +200,7 @@ class _Matcher:
         old, new = self.resized
         left = [n for n, info in self.stored.items() if n not in self.changed and info.shape and old in (info.shape[0], info.shape[-1])]
         if left and old != new:
-            raise NeedsPeft(f"the vocabulary was resized from {old} to {new}, and {left[0]} has to follow")
+            raise NeedsPeft(f"the vocabulary was resized from {old} to {new}, and {left[0]} must be resized too")
 
     def _unmatched(self, missing: list[str]) -> Exception:
         """The error for modules that the model does not have; NeedsPeft for those that it has, but stores under other names."""

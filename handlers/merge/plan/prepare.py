@@ -28,12 +28,12 @@ def refuse_base(base: ModelFolder) -> None:
     """Permanent for a quantized base that can't be dequantized."""
     if not can_unpack(base):
         method = method_of(base)
-        known = "its packed weights can't take a delta" if method in UNMERGEABLE_BASES else "ckptd can't dequantize it"
+        known = "a delta can't be added to its packed weights" if method in UNMERGEABLE_BASES else "ckptd can't dequantize it"
         raise Permanent(
             FaultCode.QUANTIZED_BASE,
             "merge the adapter",
             f"the base is quantized with {method}: {known}",
-            "set the base to the original model in 16 bits that the quantized one was made of",
+            "set the base to the original model in 16 bits that the quantized one was made from",
             path=base.path,
         )
 
@@ -45,11 +45,15 @@ def refuse_peft(adapter: Path, options: MergeOptions, reason: str, *, several: b
     changed = (options.dtype, options.max_shard_size, options.base) != ("base", None, "original")
     if several or changed:
         what = (
-            "only plain LoRA adapters can be added to one another or weighed"
+            "only plain LoRA adapters can be combined or used with a factor"
             if several
-            else "PEFT's way writes the base's own values, dtype and files"
+            else "a merge by PEFT writes the base's own values, dtype and files"
         )
-        remedy = "leave merge.add and merge.weight out" if several else "leave dtype, size of files and the base's values as they are"
+        remedy = (
+            "leave merge.add and merge.weight out"
+            if several
+            else "leave merge.dtype, merge.max_shard_size and merge.base at their defaults"
+        )
         raise Permanent(
             FaultCode.ADAPTERS_NOT_ADDITIVE if several else FaultCode.NEEDS_PEFT,
             "merge the adapter",
@@ -71,7 +75,7 @@ def _unpacked(base: ModelFolder, values: str) -> UnpackedBase:
 
     names = quantized_tensors(base)
     sources = {name: round_trip(base, name, double=values == "dequantized-double") for name in names}
-    said = f"{len(names)} tensors of the base were quantized to nf4 and back before the merge, as a QLoRA training sees them"
+    said = f"{len(names)} tensors of the base were quantized to nf4 and back before the merge, since a QLoRA training sees them so"
     return UnpackedBase(base, base.headers, sources, warnings=(said,))
 
 

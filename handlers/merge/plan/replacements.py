@@ -44,7 +44,8 @@ def rows_of_tokens(adapter: Adapter, change: Change, shape: tuple[int, ...]) -> 
         raise Permanent(
             FaultCode.ADAPTER_FOR_ANOTHER_BASE,
             OPERATION,
-            f"the adapter trained token {outside[0]}, and {change.module} ends at {shape[0] - 1}; its vocabulary was enlarged in training",
+            f"the adapter trained token {outside[0]}, but the last token of {change.module} is {shape[0] - 1}; the vocabulary"
+            " was enlarged in training",
             "set the base to one with the enlarged vocabulary",
             path=adapter.folder,
         )

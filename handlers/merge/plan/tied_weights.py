@@ -126,7 +126,8 @@ def _untied(adapter: Adapter, model: ModelFolder, names: Names, groups: list[_Gr
         raise Permanent(
             FaultCode.ADAPTER_NOT_MERGEABLE,
             OPERATION,
-            f"the adapter changes one of the modules that share a weight, and a {kind} model that is not tied computes something else",
+            f"the adapter changes one of the modules that share a weight, and a {kind} model in which they are separate"
+            " computes different outputs",
             "serve it with PEFT beside its base instead",
             path=adapter.folder,
         )
@@ -158,11 +159,11 @@ def _said(adapter: Adapter, group: _Group) -> str:
     if adapter.config.get("ensure_weight_tying") and len(trained) == len(group.members):
         # Seen with PEFT 0.21: over a base in 16 bits it casts the adapter's tensors to fp32 one by one, and what was shared is no longer.
         return (
-            f"{names} are no longer tied: the adapter was trained with ensure_weight_tying, yet PEFT saved its two halves with different"
-            " values, and the live model uses both, so each is written; to train one, give get_peft_model autocast_adapter_dtype=False or"
-            " load the base in float32"
+            f"{names} are no longer tied: the adapter was trained with ensure_weight_tying, but PEFT saved different values for its two"
+            " parts, and the live model uses both, so each is written; to train only one, call get_peft_model with"
+            " autocast_adapter_dtype=False or load the base in float32"
         )
-    return f"{names} are no longer tied: the adapter changed one of them, or each differently, so each is written"
+    return f"{names} are no longer tied: the adapter changed one of them, or changed them differently, so each is written"
 
 
 def tensor_changes(
@@ -193,7 +194,7 @@ def _check_bias(adapter: Adapter, names: Names, changes: dict[str, Change], abse
             raise Permanent(
                 FaultCode.ADAPTER_NOT_MERGEABLE,
                 OPERATION,
-                f"the adapter has a bias for {module} (lora_bias), and the base's layer has none to add it to",
+                f"the adapter has a bias for {module} (lora_bias), but the base's layer has no bias to add it to",
                 "serve it with PEFT beside its base instead, or train without lora_bias",
                 path=adapter.folder,
             )

@@ -44,9 +44,9 @@ def _part(model: ModelFolder, name: str, packed: str, elements: int | None = Non
     """A small tensor that is needed to unpack the tensor `packed`; Permanent when it is missing or of another size."""
     info = model.headers.get(name)
     if info is None:
-        raise damaged(model.path_of(model.headers[packed]), f"{name} is missing, without which {packed} can't be dequantized")
+        raise damaged(model.path_of(model.headers[packed]), f"{name} is missing; without it, {packed} can't be dequantized")
     if elements is not None and info.elements != elements:
-        raise damaged(model.path_of(info), f"{name} has {info.elements:,} values, where {packed} needs {elements:,}")
+        raise damaged(model.path_of(info), f"{name} has {info.elements:,} values, but {packed} needs {elements:,}")
     return reader(model, name).whole()
 
 
@@ -132,10 +132,10 @@ class FourBitSource:
         absmax = _part(self._model, f"{name}.absmax", name, blocks)
         if not packing.nested_block:
             if absmax.dtype != torch.float32:
-                raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, where bitsandbytes writes fp32")
+                raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, but bitsandbytes writes fp32")
             return absmax
         if absmax.dtype != torch.uint8:
-            raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, where double quantization writes bytes")
+            raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, but double quantization writes bytes")
         outer = _part(self._model, f"{name}.nested_absmax", name, -(-blocks // packing.nested_block))
         code = _part(self._model, f"{name}.nested_quant_map", name, 256)
         state = functional.QuantState(absmax=outer.float(), code=code.float(), blocksize=packing.nested_block, dtype=torch.float32)
@@ -149,9 +149,7 @@ class EightBitSource:
         """Beside `X.weight` there is `X.SCB`, and perhaps `X.weight_format`, which must say row order."""
         info, stem = model.headers[name], name.removesuffix("weight")
         if info.dtype != "I8" or len(info.shape) != 2:
-            raise damaged(
-                model.path_of(info), f"{name} is {info.dtype} with {len(info.shape)} dimensions, where an int8 matrix was expected"
-            )
+            raise damaged(model.path_of(info), f"{name} is {info.dtype} with {len(info.shape)} dimensions, but an int8 matrix was expected")
         order = f"{stem}weight_format"
         if order in model.headers and _part(model, order, name, 1).item() != 0:
             raise damaged(model.path_of(info), f"{name} is stored in the tile order of one GPU type, which an old bitsandbytes wrote")
@@ -192,9 +190,9 @@ class ScaledFp8Source:
         """Rows and columns of the weight for one scale; Permanent when weight and scales don't fit."""
         path, shape = self._reader.path, self.shape
         if scale.dtype not in ("F32", "F16", "BF16"):
-            raise damaged(path, f"{self._scale_name} is stored as {scale.dtype}, which is no scale that can be read")
+            raise damaged(path, f"{self._scale_name} is stored as {scale.dtype}, which can't be read as a scale")
         if len(shape) < 2 or min(shape) < 1:
-            raise damaged(path, f"{self.name} is in fp8 with the shape {list(shape)}, where a matrix was expected")
+            raise damaged(path, f"{self.name} is in fp8 with the shape {list(shape)}, but a matrix was expected")
         if scale.elements == 1:
             return shape[-2], shape[-1]
         grid = scale.shape if len(scale.shape) == len(shape) else (*scale.shape, 1) if len(scale.shape) == len(shape) - 1 else None

@@ -45,9 +45,9 @@ def read_into(descriptor: int, view: memoryview, offset: int, path: Path) -> Non
             raise Permanent(
                 FaultCode.TRUNCATED_WEIGHTS,
                 "read the weights",
-                f"the file ends at byte {offset + done:,} while {len(view) - done:,} more were expected; "
+                f"the file ends at byte {offset + done:,}, but {len(view) - done:,} more bytes were expected; "
                 "it has changed since its header was read",
-                "leave the model alone while it is read, or restore it",
+                "do not change the model while it is read, or restore it",
                 path=path,
             )
         done += count

@@ -55,7 +55,7 @@ def unpack(model: ModelFolder) -> UnpackedBase:
     if method is None or not can_unpack(model):
         raise Permanent(
             FaultCode.QUANTIZED_BASE, "open the base", f"it is quantized with {method}, which can't be dequantized here",
-            "set the base to the original model in 16 bits that the quantized one was made of", path=model.path,
+            "set the base to the original model in 16 bits that the quantized one was made from", path=model.path,
         )  # fmt: skip
     dtype = _written_dtype(model)
     packed, dropped = (_bitsandbytes if method == "bitsandbytes" else _fp8)(model, dtype)

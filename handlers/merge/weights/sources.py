@@ -40,7 +40,7 @@ def torch_dtype(name: str, path: Path) -> torch.dtype:
         raise Permanent(
             FaultCode.UNKNOWN_DTYPE,
             "read the weights",
-            f"{name} is no dtype that can be read",
+            f"{name} is not a dtype that can be read",
             "save the model in 16 or 32 bits",
             path=path,
         )
@@ -152,7 +152,7 @@ def check_overflow(exact: torch.Tensor, rounded: torch.Tensor, name: str, path: 
         raise Permanent(
             FaultCode.DTYPE_OVERFLOW,
             f"write {name} as {dtype}",
-            f"it holds {worst:.6g}, and {dtype} ends at {torch.finfo(rounded.dtype).max:.6g}",
+            f"it holds {worst:.6g}, and the largest {dtype} value is {torch.finfo(rounded.dtype).max:.6g}",
             f'set merge.dtype to {wider}"base"',
             path=path,
         )

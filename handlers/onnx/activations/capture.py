@@ -63,7 +63,7 @@ def chosen_layers(wanted: Literal["last", "all"] | tuple[int, ...], count: int) 
         return tuple(range(count))
     beyond = [str(number) for number in wanted if number >= count]
     if beyond:
-        cause = f"layer {', '.join(beyond)} was asked for, and the model has {count} layers, 0 to {count - 1}"
+        cause = f"layer {', '.join(beyond)} was requested, but the model has {count} layers, 0 to {count - 1}"
         raise Permanent(FaultCode.NO_SUCH_LAYER, OPERATION, cause, f"set onnx.layers to numbers from 0 to {count - 1}")
     return tuple(dict.fromkeys(wanted))
 

@@ -54,11 +54,11 @@ def _of_files(folder: Path, agreed: Contract) -> list[str]:
     for promise in agreed.files:
         path = folder / promise.file
         if not path.is_file():
-            found.append(f"{promise.file} is not there")
+            found.append(f"{promise.file} is missing")
         elif path.stat().st_size != promise.size:
             found.append(f"{promise.file} has {path.stat().st_size:,} bytes, not {promise.size:,}")
         elif hosted(path) != promise:
-            found.append(f"{promise.file} has other content than promised, or is to be hosted under a name that is not its content's")
+            found.append(f"{promise.file} has other content than the contract says, or its hosting name does not match its content")
     if content_version(agreed.outputs, agreed.files) != agreed.content:
         found.append(f"the content version {agreed.content} is not that of the outputs and files listed")
     return found
@@ -76,7 +76,9 @@ def _of_ports(agreed: Contract, ports: dict[str, tuple[str, tuple[int | str, ...
         if shape != output.shape:
             found.append(f"{output.name} has the shape {list(shape)}, not {list(output.shape)}")
     named = {name for name in ports if name.split(".")[0] in MEANINGS}
-    return found + [f"the graph gives {name}, which nobody promised" for name in sorted(named - {output.name for output in agreed.outputs})]
+    return found + [
+        f"the graph gives {name}, which is not in the contract" for name in sorted(named - {output.name for output in agreed.outputs})
+    ]
 
 
 def _of_values(agreed: Contract, call: Call, steps: Sequence[dict[str, np.ndarray]]) -> list[str]:

@@ -107,7 +107,7 @@ class WithActivations:
     def shaped(self, form: Form) -> WithActivations:
         """The plain family's other form, with activations; NotApplicableError for fixed axes, which activations.json can't describe."""
         if form.axes != "all":
-            raise NotApplicableError("activations have only graphs whose axes are all dynamic")
+            raise NotApplicableError("activations need a graph in which all axes are dynamic")
         return WithActivations(shaped(self.plain, form), self.torchs, self._added, self.folder)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:

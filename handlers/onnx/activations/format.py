@@ -13,14 +13,14 @@ TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dyn
 
 FORMAT = Format(
     name="onnx-activations",
-    about="The ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as further outputs.",
+    about="The ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as additional outputs.",
     order=30,
     options=OnnxOptions,
     section="onnx",
     variants=(
         Variant(
             "onnx-activations", "handlers.onnx.activations.stage:run", 2,
-            about="the ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as further outputs",
+            about="the ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as additional outputs",
             needs=("merge", "onnx"), memory_fixed=1200 * MIB, memory_fp32=3.2, disk_fp32=2.2,
             settings=("onnx.layers", "onnx.kinds", "export.opset"), libraries=("torch", "transformers", "onnx", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
@@ -47,8 +47,8 @@ FORMAT = Format(
         ),
     ),
     families={
-        "decoders": "Qwen3, and Llama and GPT-2 with other heads: every kind of activation against torch's own",
-        "encoder-decoders": "none: the export says so",
-        "encoders and heads": "BERT, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA: every kind of activation against torch's own",
+        "decoders": "Qwen3, and Llama and GPT-2 with other heads: every kind of activation compared with torch's",
+        "encoder-decoders": "not possible: the export says so",
+        "encoders and heads": "BERT, ModernBERT, DeBERTa-v2, DistilBERT, ELECTRA: every kind of activation compared with torch's",
     },
 )  # fmt: skip

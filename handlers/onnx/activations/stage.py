@@ -58,7 +58,7 @@ def size_warning(outputs: Sequence[ActivationOutput]) -> str:
     fixed = sum(4 * int(output.shape[-1]) for output in outputs if output.kind != "attentions")
     heads = sum(int(output.shape[1]) for output in outputs if output.kind == "attentions")
     pairs = f", and {4 * heads:,} bytes more for each token that it may attend to" if heads else ""
-    return f"all layers were asked for: the {len(outputs)} outputs take {fixed:,} bytes for each token{pairs}"
+    return f"all layers were requested: the {len(outputs)} outputs take {fixed:,} bytes for each token{pairs}"
 
 
 def _derived(source: Path, graphs: GraphSet, torchs: Torchs, shapes: dict[str, tuple[int | str, ...]], context: StageContext) -> Path:
@@ -82,11 +82,14 @@ def _finish_derived(written: Path, graphs: GraphSet, context: StageContext) -> G
 def _source_graphs(folder: Path) -> GraphSet:
     graphs = read(folder)
     if graphs.family not in FAMILIES or len(graphs.graphs) != 1:
-        cause = f"a model of the family {graphs.family} with {len(graphs.graphs)} graphs is not one graph of a language model or an encoder"
+        cause = (
+            f"a model of the family {graphs.family} with {len(graphs.graphs)} graphs is not a single graph of a language model or"
+            " an encoder"
+        )
         raise Permanent(FaultCode.NO_ACTIVATIONS, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     fixed = [port.name for port in graphs.graphs[0].inputs if port.name == "input_ids" and port.shape != ("batch", "sequence")]
     if fixed:
-        cause = f"the exported graph's {fixed[0]} have a fixed size, and activations are given for any batch and length"
+        cause = f"the exported graph's {fixed[0]} have a fixed size, but activations need a dynamic batch and length"
         raise Permanent(FaultCode.FIXED_AXES, OPERATION, cause, "leave the onnx-activations variants out", path=folder)
     return graphs
 

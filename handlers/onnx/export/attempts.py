@@ -49,7 +49,7 @@ class AllStrategiesFailedError(Permanent):
 
     def __init__(self, failures: Sequence[StrategyFailure], path: str) -> None:
         self.failures = tuple(failures)
-        tried = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures) or "no strategy is for this model"
+        tried = "; ".join(f"{failure.strategy}: {failure.reason}" for failure in failures) or "there is no export strategy for this model"
         remedy = next((failure.diagnosis.manual for failure in failures if failure.diagnosis.manual), "read the attempt's log")
         cause = f"no strategy gave a graph that agrees with torch: {tried}"
         super().__init__(FaultCode.EXPORT_FAILED, OPERATION, cause, f"{remedy}; or leave the onnx variants out", path=path)

@@ -37,9 +37,9 @@ class Symptom:
 
 UNKNOWN = Diagnosis(
     "unknown",
-    "an error that is not known here",
+    "an unknown error",
     None,
-    "read the attempt's log, and report it with the reproduction to the exporter's makers",
+    "read the attempt's log, and report it with the reproduction to the exporter's developers",
 )
 
 _TRACER_MAP = Diagnosis(
@@ -49,7 +49,7 @@ _TRACER_MAP = Diagnosis(
     "build the model's masks by arithmetic on positions instead of vmap",
 )  # fmt: skip
 _DATA_DEPENDENT = Diagnosis(
-    "data-dependent", "the model's code takes a branch that depends on values, which a graph can't",
+    "data-dependent", "the model's code takes a branch that depends on values, which a graph can't do",
     ("dynamo-rewritten", "dynamo-experts", "dynamo-patched", "dynamo-sdpa", "legacy-rewritten", "legacy-eager", "dynamo-no-cache",
      "dynamo-window", "legacy-static"),
     "replace the branch at the line that the log names with torch.where, or with a table that is looked up",
@@ -84,18 +84,18 @@ _MEMORY = Diagnosis(
     "free memory, give the daemon more by limits.memory_fraction, or split the model with onnx.layers_per_graph",
 )  # fmt: skip
 _NAMES = Diagnosis(
-    "names-missing", "the graph lost inputs or outputs: the exporter took what does not change in its sample for a constant",
+    "names-missing", "the graph lost inputs or outputs: the exporter treated values that do not change in its sample as constants",
     ("dynamo-sdpa", "dynamo-rewritten", "legacy-eager", "legacy-rewritten", "dynamo-no-cache"),
-    "see that each input is used by the model's code",
+    "make sure that the model's code uses each input",
 )  # fmt: skip
 _MISMATCH = Diagnosis(
-    "graph-differs", "the graph computes something else than torch: most often a branch that was traced one way only",
+    "graph-differs", "the graph computes something else than torch: the usual cause is a branch of which only one side was traced",
     ("dynamo-rewritten", "dynamo-eager", "dynamo-sdpa", "legacy-rewritten", "legacy-eager", "legacy-sdpa", "dynamo-one-row",
      "dynamo-no-cache", "dynamo-window", "legacy-static"),
     "compare the graph with the model layer by layer, at the lengths that the error names",
 )  # fmt: skip
 _BRANCH = Diagnosis(
-    "baked-branch", "the tracer fixed a branch whose other side can't be tried here",
+    "baked-branch", "the tracer fixed a branch, and its other side can't be tested here",
     ("dynamo-eager", "dynamo-rewritten", "legacy-rewritten", "dynamo-sdpa"), "replace the branch in the model's code with torch.where",
 )  # fmt: skip
 _ATTENTION = Diagnosis(
@@ -105,12 +105,15 @@ _ATTENTION = Diagnosis(
     "use a strategy with eager attention",
 )  # fmt: skip
 _INVALID = Diagnosis(
-    "invalid-graph", "the exporter wrote a graph that breaks the standard or that onnxruntime does not take",
+    "invalid-graph", "the exporter wrote a graph that violates the standard or that onnxruntime does not accept",
     ("dynamo-sdpa", "dynamo-rewritten", "legacy-eager", "legacy-rewritten", "dynamo-opset", "dynamo-no-cache"),
     "set export.opset to 18 if it is another",
 )  # fmt: skip
 _NOT_INSTALLED = Diagnosis(
-    "not-installed", "that way needs something that is not installed here", None, "install what the error names, or leave that way out"
+    "not-installed",
+    "this strategy needs something that is not installed here",
+    None,
+    "install what the error names, or leave this strategy out",
 )
 
 SYMPTOMS: tuple[Symptom, ...] = (

@@ -257,7 +257,9 @@ def _fallbacks(climbed: StrategyResult[Built], first: str, context: StageContext
         wanted, taken = LOSSES[loss]
         if loss == "opset":
             wanted, taken = f"opset {opset}", f"opset {climbed.result.opset}"
-        limit = f"{strategy.name} writes no newer one" if loss == "opset" and not strategy.other_opset else "nothing that keeps it worked"
+        limit = (
+            f"{strategy.name} writes no newer one" if loss == "opset" and not strategy.other_opset else "no strategy that keeps it worked"
+        )
         found.append(Fallback(wanted=wanted, taken=taken, reason=f"{limit}: {reasons}" if reasons else limit))
     return found
 

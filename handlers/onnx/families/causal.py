@@ -146,7 +146,7 @@ class Causal:
         if not form.cache:
             return Uncached(self.task, form)
         if form.axes not in ("all", "lengths"):
-            raise NotApplicableError("a graph with a cache needs its lengths dynamic")
+            raise NotApplicableError("a graph with a cache needs dynamic lengths")
         return Causal(self.task, form)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:

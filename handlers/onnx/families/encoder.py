@@ -154,7 +154,7 @@ def _refuse_other_than_text(model: Any, folder: Path) -> None:
     if "input_ids" not in parameters or getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise unsupported(folder, f"{architecture(folder)} does not read token ids but {getattr(model, 'main_input_name', 'other inputs')}")
     if "pixel_values" in parameters or "input_features" in parameters:
-        raise unsupported(folder, f"{architecture(folder)} reads images or sound beside text")
+        raise unsupported(folder, f"{architecture(folder)} reads images or sound in addition to text")
 
 
 def refer(model: Any, folder: Path, task: Task) -> EncoderReference:
@@ -191,7 +191,7 @@ class Encoder:
     def shaped(self, form: Form) -> Encoder:
         """Itself, with or without a cache, since it has none; NotApplicableError for fixed axes."""
         if form.axes != "all":
-            raise NotApplicableError("encoders have only graphs whose axes are all dynamic")
+            raise NotApplicableError("the graph of an encoder must have all axes dynamic")
         return self
 
     def tested(self, reference: EncoderReference) -> str:

@@ -83,7 +83,7 @@ def tokenize(folder: Path, texts: Sequence[str], *, longest: int = MAX_TOKENS) -
     vocabulary = int(setting(config, "vocab_size") or tokenizer.size)
     largest = max(max(row) for row in rows)
     if largest >= vocabulary:
-        cause = f"it gives the token {largest}, and the model has {vocabulary}"
+        cause = f"it gives the token {largest}, but the model has only {vocabulary} tokens"
         raise Permanent(
             FaultCode.TOKENIZER_MISMATCH, OPERATION, cause, "give the base the tokenizer that belongs to the model", path=folder
         )
@@ -175,4 +175,4 @@ def _filled(port: Port, ids: list[int], past: int, pool: dict[str, np.ndarray]) 
         return np.zeros([1, *(size if isinstance(size, int) else 0 for size in port.shape[1:])], dtype)
     if port.name in pool:
         return pool[port.name].astype(dtype, copy=False)
-    raise UnknownInputError(f"nothing is known to fill the input {port.name} with")
+    raise UnknownInputError(f"it is not known which values the input {port.name} needs")

@@ -70,7 +70,7 @@ def _marian(tokenizer: Any, folder: Path) -> Completed:
     for text in (*TEXTS, *inside):
         ids, made = list(tokenizer(text)["input_ids"]), list(tokenizer(text_target=text)["input_ids"])
         if reader.encode(text) != ids or reader.decode(made) != tokenizer.decode(made, skip_special_tokens=True):
-            return _unread(f"the text {text!r} is read otherwise without transformers than with it")
+            return _unread(f"the text {text!r} becomes other tokens without transformers than with it")
     examples.place_marian(folder)
     return Completed("marian")
 

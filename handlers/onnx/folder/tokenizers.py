@@ -17,7 +17,7 @@ from daemon.contract.fault_codes import FaultCode
 
 MARIAN = ("source.spm", "vocab.json")
 """Files of a tokenizer that has no tokenizer.json."""
-REMEDY = "give the base the files of a tokenizer that transformers turns into a tokenizer.json, or those of a Marian"
+REMEDY = "put a tokenizer into the base's folder that transformers can convert to a tokenizer.json, or the files of a Marian tokenizer"
 
 
 class FolderTokenizer(Protocol):
@@ -67,7 +67,11 @@ class _Marian:
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         raise Permanent(
-            FaultCode.NO_PAIRS, "load the tokenizer", "a Marian's tokenizer knows no pairs", "leave the variant out", path=self._folder
+            FaultCode.NO_PAIRS,
+            "load the tokenizer",
+            "a Marian tokenizer does not support pairs of texts",
+            "leave the variant out",
+            path=self._folder,
         )
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -79,7 +83,7 @@ def load(folder: Path, operation: str = "load the tokenizer") -> FolderTokenizer
     path = folder / "tokenizer.json"
     marian = all((folder / name).is_file() for name in MARIAN)
     if not path.is_file() and not marian:
-        cause = f"there is no tokenizer.json, and no {' with '.join(MARIAN)}, so texts can't be read without another folder"
+        cause = f"there is no tokenizer.json, and no {' with '.join(MARIAN)}, so this folder alone can't turn texts into tokens"
         raise Permanent(FaultCode.TOKENIZER_NOT_FOUND, operation, cause, REMEDY, path=path)
     try:
         return _Json(path) if path.is_file() else _Marian(folder)

@@ -14,7 +14,7 @@ LIBRARIES = ("torch", "transformers", "onnx", "onnxruntime", "onnxruntime-genai"
 
 FORMAT = Format(
     name="onnx-genai",
-    about="Folders that onnxruntime-genai runs on CPUs and GPUs, tokenizer, cache and search included.",
+    about="Folders that onnxruntime-genai runs on CPUs and GPUs, with tokenizer, cache and search.",
     order=40,
     options=OnnxOptions,
     section="onnx",
@@ -39,7 +39,7 @@ FORMAT = Format(
         ),
         Variant(
             "onnx-genai-int4", "handlers.onnx.genai.int4:run", 2, arithmetic="blocks",
-            about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, activations in fp32 or int8",
+            about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, and activations in fp32 or int8",
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(
                 "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",
@@ -53,8 +53,8 @@ FORMAT = Format(
         ),
     ),
     families={
-        "decoders": "Qwen3, Llama: logits, decoding, padded batches; others that onnxruntime-genai's builder knows by the same code",
-        "encoder-decoders": "none: the export says so",
-        "encoders and heads": "none: the export says so",
+        "decoders": "Qwen3, Llama: logits, decoding, padded batches; others that onnxruntime-genai's builder knows, with the same code",
+        "encoder-decoders": "not possible: the export says so",
+        "encoders and heads": "not possible: the export says so",
     },
 )  # fmt: skip

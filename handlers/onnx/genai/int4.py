@@ -47,7 +47,7 @@ def _algorithm(options: OnnxOptions) -> tuple[str, list[Fallback]]:
     """The algorithm to use, and what it stands for."""
     if options.algorithm != "hqq":
         return options.algorithm, []
-    reason = "onnxruntime-genai's builder offers rounding to nearest and k-quant alone"
+    reason = "onnxruntime-genai's builder offers only rounding to nearest and k-quant"
     return "k-quant", [Fallback(wanted="the algorithm hqq", taken="k-quant, which searches the values too", reason=reason)]
 
 

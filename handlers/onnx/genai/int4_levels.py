@@ -68,15 +68,25 @@ def choose(trials: dict[int, LevelMeasurement], flips: int, by_rows: float) -> L
     """The level to run at, from what was measured of both; `flips`: tokens that the fast one changes without a near-tie; `by_rows`: its
     difference where a processor rounds most coarsely."""
     exact, fast = trials[EXACT], trials[FAST]
-    for error, where in ((fast.error, ""), (by_rows, " up to, on ARM64,")):
+    for error, where in ((fast.error, ""), (by_rows, " (the largest value, on ARM64)")):
         if not error <= ERROR:
-            reason = f"level {FAST} differs from it by{where} {error:.3g} of the logits' deviation, more than {ERROR:g}"
+            reason = (
+                f"level {FAST} differs from the exact level by {error:.3g} standard deviations of the logits{where}, more than {ERROR:g}"
+            )
             return LevelChoice(EXACT, reason, trials, by_rows)
     if flips:
-        return LevelChoice(EXACT, f"level {FAST} changes the most likely token at {flips} places that are no near-ties", trials, by_rows)
+        return LevelChoice(
+            EXACT,
+            f"level {FAST} changes the most likely token at {flips} places where the best two tokens are not almost equal",
+            trials,
+            by_rows,
+        )
     if fast.milliseconds > SLOWER * exact.milliseconds:
         return LevelChoice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
-    reason = f"it differs from level {EXACT} by {fast.error:.3g} of the logits' deviation and changes no clear choice"
+    reason = (
+        f"it differs from level {EXACT} by {fast.error:.3g} standard deviations of the logits and changes no token that was"
+        " clearly the most likely"
+    )
     return LevelChoice(FAST, reason, trials, by_rows)
 
 

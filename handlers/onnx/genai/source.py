@@ -63,12 +63,12 @@ def check_supported(folder: Path) -> None:
     name = architecture(folder)
     config = read_json(folder / "config.json", OPERATION)
     if name not in SUPPORTED:
-        raise unsupported(folder, f"{name} is not among the architectures that onnxruntime-genai's builder is known to build right")
+        raise unsupported(folder, f"{name} is not an architecture that onnxruntime-genai's builder is known to build correctly")
     if (scaling := rope_type(config)) not in SUPPORTED[name]:
         raise unsupported(folder, f"onnxruntime-genai's builder does not build the {scaling!r} scaling of rotary angles of {name}")
     if wide := _as_wide_as_the_vocabulary(folder, config):
         raise unsupported(
-            folder, f"{wide} has as many outputs as the vocabulary has tokens: the builder would take it for the output layer"
+            folder, f"{wide} has as many outputs as the vocabulary has tokens: the builder would treat it as the output layer"
         )
 
 
@@ -98,7 +98,13 @@ def prepare(context: StageContext) -> Path:
     copy_tokenizer(Path(context.pin), Path(context.base) if context.base else None, folder)
     if not (folder / "tokenizer.json").is_file():
         cause = "neither the checkpoint nor the base has a tokenizer.json, and onnxruntime-genai runs no model without one"
-        raise Permanent(FaultCode.TOKENIZER_NOT_FOUND, OPERATION, cause, "give the base a fast tokenizer", path=Path(context.pin))
+        raise Permanent(
+            FaultCode.TOKENIZER_NOT_FOUND,
+            OPERATION,
+            cause,
+            "put a fast tokenizer (tokenizer.json) into the base's folder",
+            path=Path(context.pin),
+        )
     return folder
 
 

@@ -92,7 +92,7 @@ def _other_opset(context: StageContext, taken: object) -> list[Fallback]:
     wanted = context.work.export.opset
     if wanted == taken:
         return []
-    reason = "onnxruntime-genai's builder writes this one alone; onnxruntime-genai runs it whatever other runtimes take"
+    reason = "onnxruntime-genai's builder writes only this one, and onnxruntime-genai runs it, even if other runtimes do not"
     return [Fallback(wanted=f"opset {wanted}", taken=f"opset {taken}", reason=reason)]
 
 

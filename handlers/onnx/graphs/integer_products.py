@@ -117,14 +117,15 @@ class Portability:
         if wrong:
             worst = max(wrong, key=lambda one: one.overflowing)
             return (
-                f"{len(wrong)} of {len(self.products)} integer products overflow on processors without VNNI: there two neighbouring"
-                f" products of uint8 activations and int8 weights are added in 16 bits, and in {worst.overflowing:.1%} of the groups of"
-                f" weights of {worst.name} ({worst.operator}) the sum can reach {worst.largest:,}, where 16 bits hold {HIGHEST:,}"
+                f"{len(wrong)} of {len(self.products)} integer products overflow on processors without VNNI: these add two"
+                " neighbouring products of uint8 activations and int8 weights in 16 bits, and in"
+                f" {worst.overflowing:.1%} of the groups of weights of {worst.name} ({worst.operator}) the sum can reach"
+                f" {worst.largest:,}, but the largest value in 16 bits is {HIGHEST:,}"
             )
         unknown = [one for one in self.products if one.exact is None]
         if unknown:
             return (
-                f"nothing in the graph tells whether {len(unknown)} of {len(self.products)} integer products overflow on processors without"
+                f"the graph does not show whether {len(unknown)} of {len(self.products)} integer products overflow on processors without"
                 f" VNNI: the weights of {unknown[0].name} ({unknown[0].operator}) are computed, of unknown type, or rounded by onnxruntime"
             )
         return None
@@ -246,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif found.products:
         print(found.fault or f"{len(found.products)} integer products, none overflows 16 bits: right on {found.needs}")
     else:
-        print("no int8 products: there is nothing that could overflow, and nothing else was checked")
+        print("no int8 products: nothing can overflow, and nothing else was checked")
     return 1 if found.fault else 0
 
 

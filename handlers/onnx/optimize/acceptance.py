@@ -116,7 +116,7 @@ def check_ports(session: onnxruntime.InferenceSession, graph: Graph) -> None:
     for found, wanted in ((session.get_inputs(), graph.inputs), (session.get_outputs(), graph.outputs)):
         for value, port in zip(found, wanted, strict=True):
             if value.name != port.name or tuple("" if size is None else size for size in value.shape) != port.shape:
-                raise UndoneError(f"{value.name} {value.shape} stands where {port.name} {list(port.shape)} was")
+                raise UndoneError(f"{value.name} {value.shape} is in the place of {port.name} {list(port.shape)}")
 
 
 def check_size(before: int, after: int) -> None:

@@ -136,7 +136,7 @@ class Maker:
             return generator.integers(0, self._vocabulary(), sizes).astype(port.dtype)
         if port.dtype.startswith("float"):
             return generator.standard_normal(sizes).astype(port.dtype)
-        raise UnknownInputError(f"nothing is known to fill the input {port.name} with")
+        raise UnknownInputError(f"it is not known which values the input {port.name} needs")
 
     def _vocabulary(self) -> int:
         sizes = [setting(self.config, key) for key in ("vocab_size", "decoder_vocab_size")]

@@ -86,7 +86,7 @@ def optimize(
     try:
         played = _played(folder, graphs, options)
     except (UnplayedError, RuntimeError) as error:
-        told = (f"optimized graphs were compared on random inputs alone: {_told(error)}",)
+        told = (f"optimized graphs were compared only on random inputs: {_told(error)}",)
     bench = Bench(folder, graphs)
     reports: list[StepReport] = []
     errors: list[float] = []

@@ -125,11 +125,16 @@ def choose(trials: dict[int, LevelMeasurement], by_rows: float | None = None) ->
     worse = MUCH_WORSE if exact.milliseconds > MUCH_FASTER * fast.milliseconds else WORSE
     limit = max(worse * exact.error, NEGLIGIBLE)
     if not fast.error <= limit:
-        reason = f"at level {FAST} the error is {fast.error:.3g} of the outputs' deviation, at level {EXACT} {exact.error:.3g}"
+        reason = f"at level {FAST} the error is {fast.error:.3g} of the outputs' standard deviation, at level {EXACT} {exact.error:.3g}"
         return LevelChoice(EXACT, reason, trials, by_rows)
     if by_rows is not None and not by_rows <= limit:
-        reason = f"at level {FAST} the error is up to {by_rows:.3g} of the outputs' deviation on ARM64, at level {EXACT} {exact.error:.3g}"
+        reason = (
+            f"at level {FAST} the error is up to {by_rows:.3g} of the outputs' standard deviation on ARM64, at level {EXACT}"
+            f" {exact.error:.3g}"
+        )
         return LevelChoice(EXACT, reason, trials, by_rows)
     if fast.milliseconds > SLOWER * exact.milliseconds:
         return LevelChoice(EXACT, f"level {FAST} is not faster here", trials, by_rows)
-    return LevelChoice(FAST, f"its error is {fast.error:.3g} of the outputs' deviation, level {EXACT}'s {exact.error:.3g}", trials, by_rows)
+    return LevelChoice(
+        FAST, f"its error is {fast.error:.3g} of the outputs' standard deviation, level {EXACT}'s {exact.error:.3g}", trials, by_rows
+    )

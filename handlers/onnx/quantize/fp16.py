@@ -106,7 +106,7 @@ def _figures(converted: list[Converted], made: GraphSet, size: int, source_bytes
 def _warn(converted: list[Converted], peaks: dict[str, float], output: StageOutput) -> None:
     if peaks:
         name = max(peaks, key=lambda name: peaks[name])
-        text = f"{len(peaks)} values come near the end of fp16's range, {name} reached {peaks[name]:.3g}: their nodes stay fp32"
+        text = f"{len(peaks)} values come close to the limit of fp16's range ({name} reached {peaks[name]:.3g}): their nodes stay fp32"
         output.warnings.append(text)
     too_large = sorted({name for one in converted for name in one.too_large})
     if too_large:
@@ -116,7 +116,7 @@ def _warn(converted: list[Converted], peaks: dict[str, float], output: StageOutp
         output.warnings.append(f"{flushed / elements:.1%} of the weights are too small for fp16 and became zero")
     ratio = output.figures["size_ratio_to_onnx"]
     if isinstance(ratio, float) and ratio >= SMALL_ENOUGH:
-        output.warnings.append(f"the fp16 graph is {ratio:.0%} of the fp32 one")
+        output.warnings.append(f"the size of the fp16 graph is {ratio:.0%} of the fp32 one")
 
 
 def _verify(context: StageContext, calls: list[GraphRun], made: GraphSet, output: StageOutput) -> None:

@@ -51,6 +51,6 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     warnings = (
         []
         if ratio < SMALL_ENOUGH
-        else [f"the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32"]
+        else [f"the size of the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32"]
     )
     return StageOutput(figures=_figures(total, made, size, source_bytes), warnings=warnings)

@@ -102,7 +102,7 @@ class Int8Rewriter(Rewriter):
             try:
                 values, scales = quantize_matrix(array_of(weight), channel, multiplied=multiplied)
             except ValueError as error:
-                remedy = "leave the int8 variants out, or train the checkpoint again: products with such a weight mean nothing"
+                remedy = "leave the int8 variants out, or train the checkpoint again: products with such a weight have no meaning"
                 raise Permanent(
                     FaultCode.NOT_FINITE, OPERATION, f"the weight {weight.name} can't be rounded to int8: {error}", remedy
                 ) from error

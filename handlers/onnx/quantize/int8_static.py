@@ -194,10 +194,10 @@ def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
     warnings = []
     if texts < asked:
         warnings.append(
-            f"{asked} texts to calibrate with were asked for and {texts} could be used; validate.prompts can name a file of more"
+            f"{asked} calibration texts were requested, but only {texts} could be used; validate.prompts can name a file with more texts"
         )
     if total < FEW_TOKENS or (isinstance(share, float) and share < LITTLE_VOCABULARY):
-        warnings.append(f"ranges were calibrated with {total} tokens, {share:.2%} of the vocabulary: too few to stand for the model's use")
+        warnings.append(f"ranges were calibrated with {total} tokens, {share:.2%} of the vocabulary: too few to represent the model's use")
     if ratio >= SMALL_ENOUGH:
-        warnings.append(f"the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32")
+        warnings.append(f"the size of the int8 graph is {ratio:.0%} of the fp32 one: most of its weights are of a kind that stays in fp32")
     return warnings

@@ -75,7 +75,9 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
         output.figures["accuracy_level"] = asked
     ratio = made.size(staging) / source.size(folder)
     if ratio >= small_enough:
-        output.warnings.append(f"{variant} is {ratio:.0%} of the fp32 graph: most of its weights are of a kind that stays in fp32")
+        output.warnings.append(
+            f"the size of {variant} is {ratio:.0%} of the fp32 graph: most of its weights are of a kind that stays in fp32"
+        )
     return output
 
 

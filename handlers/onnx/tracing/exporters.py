@@ -59,7 +59,7 @@ def dynamo(request: Request) -> ir.Model:
             verbose=False,
         )
     if program is None:
-        raise RuntimeError("torch.onnx.export gave no program")
+        raise RuntimeError("torch.onnx.export returned no program")
     return program.model
 
 

@@ -20,7 +20,7 @@ Loss = Literal["opset", "batching", "cache", "dynamic lengths"]
 LOSSES: dict[Loss, tuple[str, str]] = {
     "opset": ("the operator set asked for", "another operator set"),
     "batching": ("any number of rows", "one row at a time"),
-    "cache": ("a KV cache", "no cache: each token costs a pass over all of them"),
+    "cache": ("a KV cache", "no cache: each new token needs a pass over all tokens"),
     "dynamic lengths": ("any length", "a window of fixed size, padded on the right"),
 }
 """Property that a strategy may give up → (what was wanted, what it gives instead)."""

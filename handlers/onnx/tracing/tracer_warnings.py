@@ -66,7 +66,7 @@ RULES: tuple[WarningRule, ...] = (
 )  # fmt: skip
 """The first row that matches counts."""
 
-_ELSE = WarningRule(".*", ".*", "something that is not known here", "for other shapes", lengths=True)
+_ELSE = WarningRule(".*", ".*", "something unknown", "for other shapes", lengths=True)
 
 
 @lru_cache(maxsize=64)
@@ -100,12 +100,16 @@ def judge(places: Iterable[Origin], tested: str, untested: str) -> list[str]:
     for place in dict.fromkeys(places):
         found = rule(place)
         if place.constant:
-            lines.append(f"The tracer warned of {place}: it fixed a value there. Judged harmless: tested on {tested}.")
+            lines.append(
+                f"The tracer warned about {place}: it made a value constant there. This is harmless: the graph was tested on {tested}."
+            )
             continue
         if found.lengths and untested:
-            raise BakedBranchError(f"{place}: the tracer fixed {found.about}, which may turn {untested}; that was not tried")
-        what = f"it fixed {found.about}, which would turn {found.turns}"
-        lines.append(f"The tracer warned of {place}: {what}. Judged harmless: tested on {tested}.")
+            raise BakedBranchError(
+                f"{place}: the tracer made this constant: {found.about}. It may change {untested}, and that was not tested"
+            )
+        what = f"it made this constant: {found.about}. It would change {found.turns}"
+        lines.append(f"The tracer warned about {place}: {what}. This is harmless: the graph was tested on {tested}.")
     return lines
 
 

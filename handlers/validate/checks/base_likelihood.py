@@ -65,7 +65,7 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
         figures, reason = None, error.cause if isinstance(error, WorkerFailed) else str(error)
     if figures is None:
         if asked:
-            reference.warnings.append(f"The bases that the adapter may have learnt against were not compared: {reason}.")
+            reference.warnings.append(f"The bases on which the adapter may have been trained were not compared: {reason}.")
         return BasesFigures(chosen=chosen, skipped=reason)
     if warning := better(figures, own=bool(context.work.validation.prompts)):
         reference.warnings.append(warning)
@@ -75,9 +75,9 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
 def _unfit(reference: Reference, base: Path) -> str | None:
     """Why there is nothing to compare, as a clause."""
     if reference.subject.kind != "causal":
-        return "only a language model says how likely its text is"
+        return "only a language model gives a probability of its text"
     if stored_quantized(base):
-        return "the base is stored quantized, so there is one form of it"
+        return "the base is stored quantized, so there is only one form of it"
     if not reference.readable:
         return "neither checkpoint nor base has a tokenizer, so there is no text"
     return None if any(_scored(sample) for sample in reference.samples) else "no prompt has a second token"
@@ -136,9 +136,10 @@ def better(figures: BasesFigures, *, own: bool) -> str | None:
     error = figures.error.get(best) if figures.error and best else None
     if nll is None or best is None or error is None or nll[chosen] - nll[best] <= MARGIN * error:
         return None
-    caution = "" if own else ", which the built-in ones are not: set validate.prompts before you believe this"
+    caution = "" if own else "; the built-in prompts are not, so set validate.prompts first"
     return (
-        f"The samples fit the adapter on the {best} base better: {nll[best]:.4g} nats a token against {nll[chosen]:.4g} on the {chosen} one"
-        f" (they differ by {nll[chosen] - nll[best]:.2g} ± {error:.1g}, {figures.tokens} tokens)."
-        f' merge.base = "{best}" would merge into it. The prompts should be the run\'s own data{caution}.'
+        f"The adapter fits the {best} base better: the prompts have {nll[best]:.4g} nats per token there and {nll[chosen]:.4g}"
+        f" on the {chosen}"
+        f" base (the difference is {nll[chosen] - nll[best]:.2g} ± {error:.1g}, {figures.tokens} tokens)."
+        f' To merge into that base, set merge.base = "{best}". This is reliable only if the prompts are the run\'s own data{caution}.'
     )

@@ -49,12 +49,12 @@ class Degeneration:
         remedy = "Look at the run's loss and at the weights of the adapters, and export an earlier checkpoint."
         if compared and self._apart <= SAME * self._largest:
             return [
-                f"The live model gives the same output {where}: it no longer depends on what it is asked, so that the checks, which compare"
-                f" with it, say nothing. {remedy}"
+                f"The live model gives the same output {where}: it no longer depends on its input. The checks compare with"
+                f" this model, so they prove nothing. {remedy}"
             ]
         if np.inf > self._doubt > CERTAIN:
             return [
-                f"The live model gives one choice all of the probability {where}: its outputs are saturated, so that the checks, which"
-                f" compare with it, say little. {remedy}"
+                f"The live model gives one choice all of the probability {where}: its outputs are saturated. The checks"
+                f" compare with this model, so they prove little. {remedy}"
             ]
         return []

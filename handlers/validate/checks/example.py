@@ -49,5 +49,5 @@ def check(folder: Path, text: str, tokens: Sequence[int] | None, threads: int) -
     except ValueError:
         return f"its {NAME} does not answer in JSON"
     if tokens is not None and (not made or list(made) != list(tokens)[: len(made)]):  # it stops at an end token, the examination doesn't
-        return f"its {NAME} makes other tokens than the artifact did under examination"
+        return f"its {NAME} gives other tokens than the artifact gave in this check"
     return None

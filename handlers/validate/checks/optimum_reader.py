@@ -119,12 +119,14 @@ def sentence(variant: str, figures: ForeignFigures | None) -> str | None:
     if figures is None:
         return None
     if figures.failed is not None:
-        return f"{variant}: {figures.engine} can't read it, which says nothing about its use elsewhere: {figures.failed}"
+        return f"{variant}: {figures.engine} can't read it (other programs may be able to): {figures.failed}"
     if figures.differs:
         return (
             f"{variant}: {figures.engine} computes other outputs from the same files (max |Δ| {figures.error_max_absolute:.3g}):"
-            " don't use it with optimum before you know why"
+            " don't use it with optimum until you know why"
         )
     if figures.greedy_identical is False:
-        return f"{variant}: {figures.engine} computes the same outputs in one pass and decodes other tokens: its cache is used otherwise"
+        return (
+            f"{variant}: {figures.engine} computes the same outputs in one pass but decodes other tokens: it uses the cache in another way"
+        )
     return None

@@ -42,4 +42,4 @@ def check(folder: Path, arithmetic: str = "float") -> tuple[CheckFigures, str | 
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines()
         why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return CheckFigures(), f"whether its integer products overflow on other processors could not be found out: {why}"
+    return CheckFigures(), f"it is not known whether its integer products overflow on other processors: {why}"

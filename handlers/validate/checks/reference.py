@@ -115,8 +115,8 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     hide = _hidden(live, subject, readable, fallbacks)
     room, count = _room(subject, about.context_length, options.new_tokens)
     if count < options.new_tokens * (subject.kind != "encoder") or any(len(one.ids) > room for one in rows):
-        what = f" and runs to {count} tokens" if subject.kind != "encoder" else ""
-        warnings.append(f"The model addresses {about.context_length} positions: prompts were cut to {room}{what}.")
+        what = f", and continuations to {count}" if subject.kind != "encoder" else ""
+        warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
     asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head)
     samples, total = [], 0
@@ -138,7 +138,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     warnings += degeneration.warnings()
     kept = sum(len(sample.keep) for sample in samples)
     if kept < total:
-        warnings.append(f"Logits were compared at {kept} of {total} positions, evenly spaced, to bound the disk space they take.")
+        warnings.append(f"Logits were compared at {kept} of {total} positions, evenly spaced, to limit the disk space that they need.")
     unit = spread.unit(subject.head)
     sides = padding_sides(live, subject, samples, unit, warnings)
     warnings += segments.lost(live, samples, unit)
@@ -305,12 +305,14 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
         except WorkerFailed as failure:
             if failure.code == FaultCode.WORKER_LOST:
                 raise
-            warnings.append(f"The live model takes no batch of texts that is padded on the {side}, so none was tried: {failure.cause}.")
+            warnings.append(
+                f"The live model does not accept a batch of texts with padding on the {side}, so none was tested: {failure.cause}."
+            )
             continue
         if in_deviations(error, unit) <= PADDING_LIMIT:
             found.append(side)
         elif side == "right":
-            warnings.append("The live model itself says something else when texts are padded, so padded batches were not checked.")
+            warnings.append("The live model itself gives different outputs when texts are padded, so padded batches were not checked.")
     return found
 
 

@@ -30,13 +30,13 @@ def lost(live: EngineWorker, samples: Iterable[Sample], unit: float) -> list[str
     except WorkerFailed as failure:
         if failure.code == FaultCode.WORKER_LOST:
             raise
-        return [f"Whether PEFT's wrapper passes segments to the model could not be found out: {failure.cause}."]
+        return [f"It is not known whether PEFT's wrapper passes segments to the model: {failure.cause}."]
     deviations = in_deviations(max((error for error in errors if error is not None), default=0.0), unit)
     if deviations <= NOISE:
         return []
     return [
-        "PEFT's wrapper for question answering passes no segments (token_type_ids) to the model, so an adapter that was trained"
-        " through it has never seen a second one; the live model and the artifacts were run with two, as the tokenizer gives them,"
-        f" which moves their logits by up to {deviations:.3g} standard deviations from what the wrapper gives: feed token_type_ids of"
-        " 0 to get the latter."
+        "PEFT's wrapper for question answering does not pass segments (token_type_ids) to the model, so an adapter that was"
+        " trained with it has never seen a second segment. The live model and the artifacts were run with two segments, as"
+        f" the tokenizer gives them. This changes their logits by up to {deviations:.3g} standard deviations from those of the"
+        " wrapper. To get the wrapper's outputs, use token_type_ids of 0."
     ]

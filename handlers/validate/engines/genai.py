@@ -84,8 +84,13 @@ class GenaiEngine:
         return [int(token) for token in self._own_tokenizer().encode(text)]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Never asked of a language model; onnxruntime-genai's tokenizer knows no pairs."""
-        raise Permanent(FaultCode.NO_PAIRS, "load the tokenizer", "onnxruntime-genai's tokenizer knows no pairs", "leave the variant out")
+        """Never asked of a language model; onnxruntime-genai's tokenizer does not support pairs of texts."""
+        raise Permanent(
+            FaultCode.NO_PAIRS,
+            "load the tokenizer",
+            "onnxruntime-genai's tokenizer does not support pairs of texts",
+            "leave the variant out",
+        )
 
     def text(self, ids: list[int]) -> str:
         return str(self._own_tokenizer().decode(np.array(ids, np.int32)))

@@ -139,7 +139,7 @@ def _mix(model: Any, spec: EngineSpec) -> None:
         if unplaced:
             raise Permanent(
                 FaultCode.ADAPTERS_NOT_ADDITIVE, "load the live model",
-                f"PEFT can't put this adapter beside the checkpoint's: {unplaced[0]}", "leave it out of merge.add", path=folder,
+                f"PEFT can't load this adapter together with the checkpoint's: {unplaced[0]}", "leave it out of merge.add", path=folder,
             )  # fmt: skip
         weights[name] = weight
     if spec.additions:
@@ -163,7 +163,7 @@ def _labels(base: Path, task: str, saved: dict[str, tuple[int, ...]]) -> int:
     """Number of labels of the head that the adapter brings: the rows of its last layer."""
     heads = [shape[0] for name, shape in saved.items() if name.endswith(".weight") and ".lora_" not in name and len(shape) == 2]
     if not heads:
-        cause = f"the base is no model for {task}, and the adapter brings no head for it"
+        cause = f"the base is not a model for {task}, and the adapter brings no head for it"
         raise Permanent(FaultCode.NO_HEAD, "load the live model", cause, "train with modules_to_save naming the head", path=base)
     return min(heads)
 

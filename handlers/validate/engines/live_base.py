@@ -58,9 +58,9 @@ def why_not(adapter: Path, base: Path) -> str | None:
     try:
         match_all([(read_adapter(adapter), 1.0)], ModelFolder(base, "base"), "dequantized")
     except NeedsPeft as reason:
-        return f"another base than the original can't be merged into, since {reason}"
+        return f"the adapter can be merged only into the original base, because {reason}"
     except Permanent as error:
-        return f"another base than the original can't be merged into, since {error.fault.cause}"
+        return f"the adapter can be merged only into the original base, because {error.fault.cause}"
     return None
 
 

@@ -35,7 +35,7 @@ class SentencePooling:
         """
         chain = sentence.read(folder)
         if chain is not None and chain.odd:
-            remedy = "try the folder with SentenceTransformer before it is used"
+            remedy = "test the folder with SentenceTransformer before you use it"
             raise Permanent(FaultCode.CONFIG_MISMATCH, "make a vector of a text", chain.odd, remedy, path=folder)
         self._modes: tuple[str, ...] = ("mean",)
         self._steps: list[Step] = []

@@ -95,7 +95,7 @@ class TorchModel:
             if folder is None:
                 raise Permanent(
                     FaultCode.TOKENIZER_NOT_FOUND, "load the tokenizer", "the folder holds no tokenizer files",
-                    "put the tokenizer's files beside the model", path=self._tokenizer_folders[0],
+                    "put the tokenizer's files into the model's folder", path=self._tokenizer_folders[0],
                 )  # fmt: skip
             try:
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -110,7 +110,7 @@ class EngineWorker:
             if not ready:
                 self._process.kill()
                 cause = f"it gave no answer to `{command}` within {seconds:.0f} s and was ended"
-                remedy = "give the export more threads or a quieter box, then retry the job"
+                remedy = "give the export more threads or a less busy machine, then retry the job"
                 raise WorkerFailed(cause, remedy, self._stderr_end(), transient=True)
             block = os.read(descriptor, 1 << 16)
             if not block:
@@ -127,7 +127,7 @@ class EngineWorker:
         last = next((line.strip() for line in reversed(end.splitlines()) if line.strip()), "")
         said = f"; it last said: {last[:300]}" if last else ""
         if code == -signal.SIGKILL:
-            cause = f"its process was killed by SIGKILL, as the kernel does when memory runs out{said}"
+            cause = f"its process was killed by SIGKILL, which the kernel does when memory runs out{said}"
             return WorkerFailed(cause, "free memory or raise limits.memory_fraction, then retry the job", end, transient=True)
         if code < 0:
             cause = f"its process was ended by {signal.Signals(-code).name}{said}"

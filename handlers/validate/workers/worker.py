@@ -143,7 +143,7 @@ def _missing(error: Exception) -> protocol.Failure:
     where = f" in the toolchain {name}" if name else ""
     remedy = "install ckptd's dependencies again, or those of the package that brings the format"
     if name:
-        remedy = f"run `ckptd toolchain check {name}`, which says whether it is whole"
+        remedy = f"run `ckptd toolchain check {name}`, which says whether it is complete"
     cause = f"its engine can't be imported{where}: {error}"
     return protocol.Failure(code=FaultCode.ENGINE_MISSING, cause=cause, remedy=remedy, details=_traceback())
 

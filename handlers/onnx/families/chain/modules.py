@@ -116,11 +116,11 @@ def obstacle(folder: Path, task: Task) -> str:
             torch.manual_seed(5)
             model: Any = getattr(transformers, task.auto).from_config(small, dtype=torch.float32, attn_implementation="eager").eval()
     except Exception as error:  # whatever a configuration of an unknown kind raises
-        return f"no small model of its configuration can be built to try the division on ({type(error).__name__}: {error})"
+        return f"no small model of its configuration can be built to test the division ({type(error).__name__}: {error})"
     stack = getattr(model, "model", None)
     lost = [name for name in _PARTS if not hasattr(stack, name)] + [name for name in ("lm_head",) if not hasattr(model, name)]
     if lost:
-        return f"its modules are not embedding, layers, norm and head in a row (no {', '.join(lost)})"
+        return f"its modules are not embedding, layers, norm and head in sequence (missing: {', '.join(lost)})"
     try:
         return _unequal(model)
     except Exception as error:  # a model whose forward expects what a part of it does not have
@@ -140,4 +140,4 @@ def _unequal(model: Any) -> str:
     (logits,) = HeadModel(model)(states)
     if torch.allclose(logits, whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max())):
         return ""
-    return "it does more to its vectors than its embedding, its layers and its head do, so a chain of them computes something else"
+    return "it has other computations besides its embedding, its layers and its head, so a chain of these computes something else"

@@ -152,7 +152,7 @@ class Seq2Seq:
     def shaped(self, form: Form) -> Seq2Seq:
         """The family that makes graphs of `form`; NotApplicableError for fixed axes, which would serve one length of source only."""
         if form.axes != "all":
-            raise NotApplicableError("an encoder-decoder needs its batch and lengths dynamic")
+            raise NotApplicableError("an encoder-decoder needs a dynamic batch and dynamic lengths")
         return Seq2Seq(self.task, cache=form.cache)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
@@ -162,7 +162,7 @@ class Seq2Seq:
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise
-            raise unsupported(folder, f"{architecture(folder)} is no encoder-decoder of text to transformers") from None
+            raise unsupported(folder, f"{architecture(folder)} is not an encoder-decoder of text for transformers") from None
         reads = getattr(model.get_encoder(), "main_input_name", "input_ids")
         if reads != "input_ids" or model.main_input_name != "input_ids":
             raise unsupported(folder, f"its encoder reads {model.main_input_name}, not the tokens of a text")
