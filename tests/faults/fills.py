@@ -275,8 +275,9 @@ class Sweep:
             tally.bad("twice" if exports else "lost", f"{name}: exported to {exports}")
         with closing(self._read()) as raw:
             counted = raw.execute("SELECT name, failures, crashes FROM stage WHERE job = ? AND failures + crashes > 0", (job,)).fetchall()
+            faults = raw.execute("SELECT stage, number, fault FROM attempt WHERE job = ? AND fault IS NOT NULL", (job,)).fetchall()
         if counted:
-            tally.bad("counted", f"{name}: {job} has counted attempts: {counted}", len(counted))
+            tally.bad("counted", f"{name}: {job} has counted attempts: {counted}; their faults: {faults}", len(counted))
 
     def _look_for_halves(self, name: str) -> list[Path]:
         below = self.service.exports / f"run-{self._count}"

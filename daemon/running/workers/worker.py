@@ -61,6 +61,8 @@ class Worker:
         self._interrupted = False
         self._kill_at: float | None = None
         self._exited_at: float | None = None
+        self._room = ""
+        """The folder that had no room when the child ended."""
         self._ended: StageResult | None = None
         self._log = AttemptLog(self.folder / LOG_FILE, self.bounds.log_size)
         limits = order.context.limits.model_copy(update={"parent_pid": os.getpid()})
@@ -129,8 +131,10 @@ class Worker:
         if self._channel.read():
             self._heard = now
         self._log.trim()
-        if self._exited_at is None and self._has_exited():
+        if self._exited_at is None and (status := self._status()) is not None:
             self._exited_at = now
+            # At once: a disk that was full when the child could not even say so may have room a moment later.
+            self._room = self._no_room() if status else ""
         if self._exited_at is not None:
             return self._close(now, self._exited_at)
         if now >= self._look_at:
@@ -145,14 +149,16 @@ class Worker:
             self._deadline += gap
             self._heard = now
 
-    def _has_exited(self) -> bool:
-        """Whether the child has ended. It stays a zombie, so that its id and its session's stay its own until all is swept."""
+    def _status(self) -> int | None:
+        """The exit code or signal of a child that has ended, None while it runs. It stays a zombie, so that its id and its session's stay
+        its own until all is swept."""
         if self.process.returncode is not None:
-            return True
+            return self.process.returncode
         try:
-            return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return True
+            return 0  # somebody else has waited for it
+        return None if found is None else found.si_status
 
     def _look(self, now: float) -> None:
         pids = self._enclosure.inside()
@@ -236,7 +242,7 @@ class Worker:
         killed = events["oom_kill"] > 0 or procfs.oom_kills() > self._oom_kills_before
         return Death(
             code=code, memory=self.memory, limit=self.bounds.memory, at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
-            out_of_memory=killed, no_room="" if code == 0 else self._no_room(),
+            out_of_memory=killed, no_room="" if code == 0 else self._room or self._no_room(),
             refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
         )  # fmt: skip
 
