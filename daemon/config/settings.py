@@ -189,6 +189,7 @@ class LimitSettings(Section):
     stages: int = Field(default=2, ge=1, le=64)
     threads: int = Field(default=0, ge=0, le=1024)
     priority: Literal["idle", "low", "normal"] = "idle"
+    raise_priority_hours: float = Field(default=0.0, ge=0)
     memory_fraction: float = Field(default=0.8, gt=0, le=1)
     memory_reserve: ByteSize = Field(default=ByteSize(256 << 20), ge=0, validate_default=True)
     disk_reserve: ByteSize = Field(default=ByteSize(1 << 30), ge=0, validate_default=True)

@@ -76,12 +76,21 @@ class Progress:
     message: str = "starting"
 
 
+WANTING, STARVED = 0.3, 0.5
+"""Cores that an attempt must be ready to use, and the share of these that it has to get, so that it does not count as starved."""
+
+
 @dataclass(frozen=True)
 class CpuShare:
     """CPU time that an attempt got of late, and what it could have used, in cores."""
 
     got: float
     wanted: float
+
+    @property
+    def starved(self) -> bool:
+        """Whether other processes keep the attempt from most of the CPU time that it could use."""
+        return self.wanted >= WANTING and self.got < STARVED * self.wanted
 
 
 class Attempt(Protocol):

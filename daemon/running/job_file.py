@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from daemon.config.paths import Paths
@@ -47,6 +48,7 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
     consolidated = whole.folder if whole and whole.name != spec.name and whole.state == "succeeded" else None
     base = None if consolidated and job.checkpoint.method == "full" else job.base
     folder = paths.attempt(job.id, spec.name, number)
+    priority = priority_of(limits, job)
     return StageContext(
         job=job.id,
         stage=spec.name,
@@ -72,14 +74,24 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
             threads=threads,
             device=limits.device,
             resumable=spec.resumable,
-            nice=_NICE[limits.priority],
-            idle=limits.priority == "idle",
+            nice=_NICE[priority],
+            idle=priority == "idle",
         ),
     )
 
 
 _NICE = {"idle": 19, "low": 10, "normal": 0}
-"""`limits.priority` → nice value; each step of 5 is about a third of the share."""
+"""Priority → nice value; each step of 5 is about a third of the share."""
+
+
+def priority_of(limits: LimitSettings, job: JobRow) -> str:
+    """The priority of a job's next attempt: that of the configuration, one class higher for a job that has waited long enough."""
+    classes = list(_NICE)
+    number = classes.index(limits.priority)
+    age = datetime.now(UTC) - datetime.fromisoformat(job.created)
+    if limits.raise_priority_hours and age >= timedelta(hours=limits.raise_priority_hours):
+        number = min(number + 1, len(classes) - 1)
+    return classes[number]
 
 
 def staging_of(paths: Paths, attempt: AttemptId) -> Path:

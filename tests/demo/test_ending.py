@@ -89,7 +89,7 @@ def test_a_training_that_fails_ends_the_demo_with_a_sentence_and_exit_code_1(pla
     process = play("None, 1, -5.0")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "Could not run the demo's process 'base'" in err and "no time" in err and "Traceback" not in err
+    assert "Could not run the demo's process 'base'" in err and "is not a positive time" in err and "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -89,10 +89,10 @@ def test_fine_tuning_leaves_only_the_last_checkpoint_and_tells_what_was_saved_an
     ("arguments", "sentence"),
     [
         (["handlers.demo.make_base", "{full}"], "not an empty folder"),
-        (["handlers.demo.make_base", "{new}", "--seconds", "0"], "no time"),
-        (["handlers.demo.make_base", "{new}", "--steps", "-1"], "can't be done"),
+        (["handlers.demo.make_base", "{new}", "--seconds", "0"], "is not a positive time"),
+        (["handlers.demo.make_base", "{new}", "--steps", "-1"], "is not a positive number"),
         (["handlers.demo.finetune", "{full}", "{new}"], "no config.json"),
-        (["handlers.demo.finetune", "{full}", "{new}", "--steps", "2", "--save-steps", "3"], "do not fit"),
+        (["handlers.demo.finetune", "{full}", "{new}", "--steps", "2", "--save-steps", "3"], "does not fit"),
     ],
 )
 def test_bad_arguments_end_with_one_sentence_and_exit_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_an_fp8_release_opens_like_its_16_bit_original(tmp_path: Path) -> None:
     ("form", "change", "cause"),
     [
         ("nf4", lambda t, n: t.pop(f"{n}.absmax"), "absmax is missing"),
-        ("nf4-double", lambda t, n: t.update({f"{n}.absmax": t[f"{n}.absmax"][:-1].clone()}), "where .* needs"),
+        ("nf4-double", lambda t, n: t.update({f"{n}.absmax": t[f"{n}.absmax"][:-1].clone()}), "but .* needs"),
         ("nf4", lambda t, n: t.update({f"{n}.quant_state.bitsandbytes__nf4": torch.zeros(4, dtype=torch.uint8)}), "not what bitsandbytes"),
         ("nf4", lambda t, n: t.update({n: t[n][:-1].clone()}), "packed bytes, but is said to be"),
         ("nf4", lambda t, n: t.pop(f"{n}.quant_state.bitsandbytes__nf4"), "belongs to no packed tensor"),

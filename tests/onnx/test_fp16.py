@@ -156,7 +156,7 @@ def test_a_model_whose_activations_overflow_is_measured_and_kept_sound(qwen3: Ex
     source = scaled(qwen3.folder, tmp_path / "source", 1e6)
     made = derived("fp16", source, tmp_path / "made")
     (warning,) = made.output.warnings
-    assert "come near the end of fp16's range" in warning
+    assert "come close to the limit of fp16's range" in warning
     error, _ = distance(source, made.folder)
     assert error < 0.02
     model = onnx.shape_inference.infer_shapes(onnx.load(made.folder / "model.onnx"))

@@ -251,7 +251,7 @@ def test_a_sliding_window_of_all_layers_is_kept(build: Build, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("kind", "settings", "words"),
     [
-        ("GPT2LMHead", {"vocab_size": 320, "n_embd": 64, "n_layer": 1, "n_head": 2}, "GPT2LMHeadModel is not among"),
+        ("GPT2LMHead", {"vocab_size": 320, "n_embd": 64, "n_layer": 1, "n_head": 2}, "GPT2LMHeadModel is not an architecture"),
         ("Llama", SMALL | {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, "'linear' scaling"),
         ("Llama", SMALL | {"intermediate_size": 320}, "mlp.gate_proj.weight has as many outputs as the vocabulary"),
     ],

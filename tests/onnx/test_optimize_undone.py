@@ -54,7 +54,7 @@ def test_what_the_model_itself_refuses_is_undone_from_the_last_step_on(
         ("past", "InvalidArgument|onnxruntime|ONNXRuntime|differs"),
         ("renamed", r"outputs changed: missing \['logits'\], unexpected \['scores'\]"),
         ("reordered", "outputs changed their order"),
-        ("fixed", "^logits .* stands where logits"),
+        ("fixed", "^logits .* is in the place of logits"),
         ("unknown", "Frobnicate"),
         ("opset", "opset 19 instead of 18"),
         ("double", "larger: "),

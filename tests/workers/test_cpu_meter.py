@@ -50,6 +50,25 @@ def test_nothing_is_said_too_early_or_where_the_kernel_does_not_count(monkeypatc
     assert share_after([(at, {}) for at in range(9)], monkeypatch) is None
 
 
+def kept_waiting(looks: list[tuple[float, Times]], monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds for which others had the CPU, after these looks."""
+    meter = CpuMeter()
+    for clock, times in looks:
+        monkeypatch.setattr(procfs, "cpu_times", lambda _pids, times=times: times)
+        meter.look([1], clock)
+    return round(meter.kept_waiting, 2)
+
+
+def test_only_time_in_which_a_child_was_ready_and_hardly_ran_is_no_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept_waiting([(at, {7: (0.03 * at, 0.97 * at, True)}) for at in range(11)], monkeypatch) == 9.7
+    assert kept_waiting([(at, {7: (0.0, 0.0, True)}) for at in range(11)], monkeypatch) == 10.0
+    assert (
+        kept_waiting([(at, {7: (0.6 * at, 0.4 * at, True)}) for at in range(11)], monkeypatch) == 0.0
+    )  # it shares the CPU with another one
+    assert kept_waiting([(at, {7: (0.0, 0.0, False)}) for at in range(11)], monkeypatch) == 0.0  # it hangs
+    assert kept_waiting([(at, {7: (1.0 * at, 0.0, True)}) for at in range(11)], monkeypatch) == 0.0  # it spins
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="this kernel does not count")
 def test_the_kernels_figures_of_a_busy_process_grow() -> None:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])

@@ -39,7 +39,7 @@ def test_a_stage_of_another_version_is_a_bad_job(start: Start) -> None:
     ("text", "words"),
     [
         ('{"contract": 99}', "version 99"),
-        ("{", "no JSON"),
+        ("{", "is not JSON"),
         ("[]", "version ?"),
         ('{"contract": 1, "job": "x"}', "stage: Field required"),
         (None, "No such file"),

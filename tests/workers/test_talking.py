@@ -46,6 +46,16 @@ def test_a_pause_of_the_daemon_is_not_the_childs_silence(start: Start, monkeypat
     worker.process.send_signal(signal.SIGCONT)
 
 
+def test_a_child_that_gets_no_cpu_is_neither_hung_nor_late_as_long_as_that_lasts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = procfs.cpu_times
+    monkeypatch.setattr(procfs, "cpu_times", lambda _pids: {7: (0.0, 0.0, True)})  # ready to run, and others do
+    worker = start("sleeps", silence=2.5, timeout=2.5, **SHORT)
+    until(worker, lambda: time.monotonic() - worker.started > 6)
+    assert worker._kill_at is None
+    monkeypatch.setattr(procfs, "cpu_times", real)
+    assert fault_of(wait(worker)).code in ("hung", "timeout")
+
+
 def test_garbage_among_the_progress_is_dropped(start: Start) -> None:  # R6.1
     worker = start("garbage_progress")
     assert wait(worker).outcome is Outcome.SUCCEEDED

@@ -17,8 +17,6 @@ LATEST = 5
 """Earlier durations of a stage that count."""
 TELLING = 0.2
 """Share of a stage that must be done before its progress says how long the rest takes."""
-WANTING, STARVED = 0.3, 0.5
-"""Cores that an attempt must be ready to use, and the share of these that it has to get, so that it does not count as starved."""
 CROWDED = 8.0
 """Stages that count as running side by side at the most."""
 
@@ -40,7 +38,7 @@ class Earlier:
 
 def starved(share: CpuShare | None) -> bool:
     """Whether other processes keep an attempt from most of the CPU time that it could use."""
-    return share is not None and share.wanted >= WANTING and share.got < STARVED * share.wanted
+    return share is not None and share.starved
 
 
 def starving(share: CpuShare) -> str:

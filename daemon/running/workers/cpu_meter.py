@@ -24,6 +24,8 @@ class CpuMeter:
         self._threads: dict[int, tuple[float, float, bool]] = {}
         self._at: float | None = None
         self._watched = self._got = self._wanted = 0.0
+        self.kept_waiting = 0.0
+        """Seconds in which other processes had the CPU time that these ones were ready to use, while they were starved of it."""
 
     def look(self, pids: Iterable[int], now: float) -> None:
         """Take in what the processes had up to `now`, by the monotonic clock."""
@@ -43,6 +45,8 @@ class CpuMeter:
         self._watched += passed
         self._got = kept * self._got + (1 - kept) * got / passed
         self._wanted = kept * self._wanted + (1 - kept) * (got + waited) / passed
+        if CpuShare(got / passed, (got + waited) / passed).starved:
+            self.kept_waiting += passed * waited / (got + waited)
 
     @property
     def share(self) -> CpuShare | None:

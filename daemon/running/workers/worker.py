@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import structlog
@@ -159,7 +159,7 @@ class Worker:
         self._oom_kills_before, self._oom_kills = self._oom_kills, procfs.oom_kills()
         self.memory = self._enclosure.memory(pids, self.bounds.memory)
         self.peak = max(self.peak, self.memory)
-        self._meter.look(pids, now)
+        self._excuse(pids, now)
         self._look_at = now + (QUICK_LOOK_SECONDS if len(pids) > self.bounds.processes // 4 else LOOK_SECONDS)
         if len(pids) > self.bounds.processes:
             cause = f"it had {len(pids)} processes at the same time, and may have {self.bounds.processes}"
@@ -168,6 +168,14 @@ class Worker:
         elif self.bounds.memory and self.memory > self.bounds.memory:
             cause = f"its processes took {mib(self.memory)} of memory, and may take {mib(self.bounds.memory)}; it was ended"
             self._end(FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this box")
+
+    def _excuse(self, pids: Collection[int], now: float) -> None:
+        """Let time in which other processes kept the child from the CPU count for nothing: it is slow then, neither late nor hung."""
+        before = self._meter.kept_waiting
+        self._meter.look(pids, now)
+        waited = self._meter.kept_waiting - before
+        self._deadline += waited
+        self._heard = min(now, self._heard + waited)
 
     def _judge(self, now: float) -> None:
         if self._kill_at is not None:
