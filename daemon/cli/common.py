@@ -30,7 +30,7 @@ ConfigOption = Annotated[
         help="Configuration file. Default: $CKPTD_CONFIG, then ~/.config/ckptd/config.toml, then /etc/ckptd/config.toml.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def own_config() -> Path:

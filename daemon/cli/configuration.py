@@ -14,7 +14,7 @@ from daemon.cli.views.markup import say, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
-app = typer.Typer(help="The configuration that counts, and where each value comes from.", no_args_is_help=True)
+app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 60
 Names = tuple[str, ...]
@@ -42,11 +42,11 @@ def set_values(given: list[str] | None) -> None:
 @app.command()
 def show(
     key: Annotated[str, typer.Argument(help="Only this section or key, for example limits or limits.jobs.")] = "",
-    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only values that differ from the defaults.")] = False,
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Print the values that count, as TOML, each with its origin. Secrets in notify.urls are left out."""
+    """Print the effective values as TOML, each with its origin. Secrets in notify.urls are not printed."""
     from daemon.config import layers
     from daemon.config.suggestions import nearest
 
@@ -72,8 +72,10 @@ def show(
 
 
 @app.command()
-def preset(name: Annotated[str, typer.Argument(help="The preset; without one, all are listed.")] = "", json_: JsonOption = False) -> None:
-    """Print what a preset stands for, as TOML to copy and change."""
+def preset(
+    name: Annotated[str, typer.Argument(help="Name of the preset; without a name, all presets are listed.")] = "", json_: JsonOption = False
+) -> None:
+    """Print the values of a preset, as TOML that you can copy and change."""
     from daemon.config.presets import PRESETS
     from daemon.config.suggestions import nearest
 
@@ -90,7 +92,7 @@ def preset(name: Annotated[str, typer.Argument(help="The preset; without one, al
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Send a test message to each service of notify.urls, and tell what each answered. Exit code 1: one did not take it."""
+    """Send a test message to each service of notify.urls, and print each answer. Exit code 1: a service did not accept it."""
     import socket
     import time
 

@@ -61,7 +61,7 @@ class ExportedJob(JobStatus):
     """A job that was exported in the foreground."""
 
     report: Json | None
-    """What its report.json holds; None where none was written."""
+    """The contents of its report.json; None if there is no report."""
 
 
 def is_published(target: Path) -> bool:

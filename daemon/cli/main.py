@@ -43,7 +43,7 @@ EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
 
 app = typer.Typer(
     name="ckptd",
-    help="Turns finished training checkpoints into verified, deployable models, by itself.",
+    help="Turns finished training checkpoints into verified, deployable models, automatically.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -60,16 +60,18 @@ def _common(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A value of the configuration, above all others: --set limits.jobs=2. Repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a value for this command; it overrides all others: --set limits.jobs=2. Repeatable."
+        ),
     ] = None,
 ) -> None:
-    """Turns finished training checkpoints into verified, deployable models, by itself."""
+    """Turns finished training checkpoints into verified, deployable models, automatically."""
     configuration.set_values(set_)
 
 
 @app.command()
 def run(config: ConfigOption = None) -> None:
-    """Watch the configured roots and export what appears there: the service."""
+    """Run the service: watch the configured roots and export the checkpoints that appear there."""
     settings = load_settings(config, need_roots=True, serves=True)
     refuse_second_journal(configuration_of(config), settings)
     from daemon.config.instances import announced
@@ -96,9 +98,9 @@ def export(
     ] = None,
     config: ConfigOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to publish in, instead of output.directory.")] = None,
-    base: Annotated[Path | None, typer.Option("--base", help="Folder of the base model, instead of looking for it.")] = None,
+    base: Annotated[Path | None, typer.Option("--base", help="Folder of the base model. Default: ckptd searches for it.")] = None,
     add: Annotated[
-        list[str] | None, typer.Option("--add", metavar="PATH[=WEIGHT]", help="An adapter to merge too, instead of merge.add. Repeatable.")
+        list[str] | None, typer.Option("--add", metavar="PATH[=WEIGHT]", help="Another adapter to merge, instead of merge.add. Repeatable.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Export again even if this checkpoint has been exported.")] = False,
     json_: JsonOption = False,
@@ -124,11 +126,11 @@ def _for_somebody_who_waits(settings: Settings) -> Settings:
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in one.")],
+    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in it.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Tell what is in a checkpoint, what is missing and since when, and what has become of it. Exit code 1: not complete."""
+    """Show the files of a checkpoint, what is missing and since when, and what ckptd did with it. Exit code 1: not complete."""
     from daemon.operating.monitoring.explain import explain as look
 
     settings = load_settings(config, of_daemon=True, own_state=True)
@@ -152,14 +154,14 @@ def explain(
 @app.command()
 def status(
     config: ConfigOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="List every directory, not the first few of each kind.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List all directories, not only the first few of each kind.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit code 1 where the daemon does not run or is unwell, for health checks.")
+        bool, typer.Option("--exit-code", help="Exit with code 1 if the daemon does not run or is unwell, for health checks.")
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Tell what is going on: the daemon, its roots, open and recent exports."""
+    """Show the current state: the daemon, its roots, open and recent exports."""
     from daemon.config.instances import running
     from daemon.operating.monitoring.status import snapshot
 
@@ -205,14 +207,14 @@ def _print_daemons(found: list[Instance], *, json_: bool) -> None:
 @app.command("list")
 def list_(
     config: ConfigOption = None,
-    run: Annotated[str, typer.Option("--run", help="Only runs of this name; * and ? stand for any characters.")] = "",
+    run: Annotated[str, typer.Option("--run", help="Only runs with this name; it may contain the wildcards * and ?.")] = "",
     state: Annotated[
         list[str] | None, typer.Option("--state", help=f"Only exports in this state: {', '.join(STATES)}. Repeatable.")
     ] = None,
-    since: Annotated[str, typer.Option("--since", help='Only checkpoints taken since then: "2h", "3d", "2026-01-31".')] = "",
+    since: Annotated[str, typer.Option("--since", help='Only checkpoints that were taken after this time: "2h", "3d", "2026-01-31".')] = "",
     json_: JsonOption = False,
 ) -> None:
-    """List checkpoints that were taken, with their step, loss and results."""
+    """List the checkpoints that were taken, with their step, loss and results."""
     from daemon.cli.views import status as view
     from daemon.operating.monitoring.status import snapshot
 
@@ -226,11 +228,11 @@ def list_(
 
 @app.command()
 def show(
-    job: Annotated[str, typer.Argument(help="Id of the job, its beginning, or its last part.")],
+    job: Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show one export: its stages, attempts, errors and where it lies."""
+    """Show one export: its stages, attempts, errors and folder."""
     value = queue.find_job(load_settings(config, of_daemon=True), job)
     if json_:
         print_json(value)
@@ -242,12 +244,14 @@ def show(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="An export: its folder, or its job's id, beginning or last part.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="An export: its folder, or the id of its job, or the beginning or last part of the id.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other export, in the same form.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Compare two exports: quality, size, speed, and what they say to the same prompt."""
+    """Compare two exports: quality, size, speed, and their answers to the same prompt."""
     from daemon.operating.monitoring.comparison import compare as side_by_side
 
     value = side_by_side(load_settings(config, of_daemon=True, own_state=True).state_directory, a, b)
@@ -263,11 +267,11 @@ def compare(
 def logs(
     config: ConfigOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the latest lines to show first.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of latest lines to show first.")] = 50,
     job: Annotated[str, typer.Option("--job", help="Only the lines of this job.")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Show the daemon's log for people to read."""
+    """Show the daemon's log in a readable form."""
     from daemon.cli.views.tables import print_log
     from daemon.config.paths import StatePaths
 
@@ -276,7 +280,7 @@ def logs(
 
 @app.command()
 def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Check configuration and environment; say everything that is wrong at once."""
+    """Check the configuration and this machine, and list everything that is wrong."""
     settings = load_settings(config, own_state=True)
     from daemon.operating.diagnosis.doctor import examine
 
@@ -293,7 +297,7 @@ def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Tell what can be made here, and what is missing for the rest."""
+    """List the variants that this machine can make, and what is missing for the others."""
     from daemon.operating.diagnosis.doctor import formats_here
 
     value = formats_here(load_settings(config, own_state=True).state_directory)
@@ -307,9 +311,9 @@ def formats(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
 @app.command()
 def demo(
-    keep: Annotated[Path | None, typer.Option("--keep", help="New folder in which all files are kept.")] = None,
+    keep: Annotated[Path | None, typer.Option("--keep", help="Keep all files in this new folder.")] = None,
 ) -> None:
-    """Train a small model and export its checkpoints live: the whole way in a few minutes."""
+    """Train a small model and export its checkpoints live: all steps in a few minutes."""
     from daemon.cli.demo import main as show_demo
 
     raise typer.Exit(show_demo(keep))

@@ -37,12 +37,12 @@ def register(app: typer.Typer) -> None:
 
 def verify_command(
     path: Annotated[
-        Path | None, typer.Argument(help="An export, one folder of it, or a run's folder. Default: all of output.directory.")
+        Path | None, typer.Argument(help="An export, a folder in an export, or a run's folder. Default: all exports in output.directory.")
     ] = None,
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Compare published exports with their manifests. Exit code 1: something differs; 2: no export there."""
+    """Compare published exports with their manifests. Exit code 1: there is a difference; 2: there is no export."""
     settings = load_settings(config)
     from daemon.publishing.verification import to_verify, verify
 
@@ -93,10 +93,10 @@ def _size(exports: list[Path]) -> int:
 
 def fsck_command(
     config: ConfigOption = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Read every published file, pin and finished output, too.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read every published file, pin and finished output.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Check journal and disk: nothing lost, nothing twice, nothing half. Exit code 1: something is wrong."""
+    """Check journal and disk: find what is lost, duplicated or half finished. Exit code 1: there is a problem."""
     found = [_examined(load_settings(config), state, deep=deep) for state in _states(load_settings(config).state_directory)]
     if json_:
         print_json({"sound": not any(one.findings for one in found), "states": found})
@@ -134,11 +134,13 @@ def _print_findings(one: Findings) -> None:
 
 def prune_command(
     config: ConfigOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only tell what would be removed, and why the rest is kept.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only show what would be removed, and why the other exports are kept.")
+    ] = False,
     run: Annotated[str, typer.Option("--run", help="Only exports of this run.")] = "",
     json_: JsonOption = False,
 ) -> None:
-    """Remove exports that no rule of `retention` keeps."""
+    """Remove the exports that no rule of `retention` keeps."""
     import time
 
     from daemon.config.paths import prepare

@@ -15,27 +15,27 @@ from daemon.cli.main import app
 from daemon.contract.version import __version__
 
 _DESCRIPTION = (
-    "ckptd watches the directories where trainers write. Once a checkpoint is complete it is merged, quantized, exported and checked"
-    " against the model as it was trained, and published with a report. `ckptd init` writes a first configuration, `ckptd install-service`"
-    " makes the service, `ckptd status` tells what is going on."
+    "ckptd watches the directories where trainers write. When a checkpoint is complete, ckptd merges, quantizes and exports it, compares"
+    " the artifacts with the trained model, and publishes them with a report. `ckptd init` writes a first configuration,"
+    " `ckptd install-service` creates the service, `ckptd status` shows the current state."
 )
 _EXITS = (
     ("0", "Done."),
-    ("1", "The export failed, or a check found something; the verb's own text says which."),
+    ("1", "The export failed, or a check found a problem; see the text of the command."),
     ("2", "Wrong usage or configuration."),
-    ("3", "Partial: some artifacts failed."),
-    ("70", "A thread of the daemon could not be kept alive."),
-    ("75", "Temporary: no memory, no disk, no network."),
+    ("3", "Partial: some variants failed, the others are published."),
+    ("70", "A thread of the daemon failed and could not be restarted."),
+    ("75", "Temporary failure: not enough memory or disk, or no network; try again later."),
 )
 _ENVIRONMENT = (
-    ("CKPTD_CONFIG", "Configuration file, where --config names none."),
-    ("CKPTD_SECTION__KEY", "Overrides the key of that section, for example CKPTD_WATCH__SETTLE_SECONDS."),
+    ("CKPTD_CONFIG", "Configuration file, if --config is not given."),
+    ("CKPTD_SECTION__KEY", "Overrides one key of the configuration, for example CKPTD_WATCH__SETTLE_SECONDS."),
 )
 _FILES = (
     ("/etc/ckptd/config.toml", "Configuration of the system's service."),
-    ("~/.config/ckptd/config.toml", "Configuration of a user's own."),
+    ("~/.config/ckptd/config.toml", "Configuration of a user."),
     ("/var/lib/ckptd", "State of the system's service: journal, pins, logs."),
-    ("~/.local/state/ckptd", "State of a user's own."),
+    ("~/.local/state/ckptd", "State of a user's daemon."),
 )
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 OPEN = ("pending", "running")
 _LISTED = 5
 """Jobs that are named where an id is not enough."""
-JobArgument = Annotated[str, typer.Argument(help="Id of the job, its beginning, or its last part.")]
-MaybeJob = Annotated[str, typer.Argument(help="Id of one job, its beginning, or its last part; without it everything.")]
+JobArgument = Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")]
+MaybeJob = Annotated[str, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:
-    """Put an export that failed, is partial or was cancelled back in the queue; after a change of the configuration, any that has ended."""
+    """Put an export that failed, is partial or was cancelled back into the queue; after a configuration change, any ended export."""
     from daemon.cli.export import retry_job
 
     settings = load_settings(config, of_daemon=True)
@@ -77,7 +77,7 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
-    """Stop an export for good; what it made so far is removed, and its checkpoint is not taken again by itself."""
+    """Cancel an export: stop it, remove its output, and do not take its checkpoint again automatically."""
     settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     with _journal(settings) as journal:
@@ -87,7 +87,7 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
-    """Start no further stage, of one job or of all; stages that run are finished, and checkpoints are still taken."""
+    """Start no new stages, of one job or of all jobs; running stages end normally, and checkpoints are still taken."""
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
@@ -102,7 +102,7 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
 
 
 def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
-    """Let a paused job, or the paused queue, go on."""
+    """Continue a paused job, or the paused queue."""
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
@@ -113,7 +113,7 @@ def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
-    """Put a waiting export before all others."""
+    """Move a waiting export to the front of the queue."""
     settings = load_settings(config, of_daemon=True)
     found = find_job(settings, job)
     with _journal(settings) as journal:
@@ -123,7 +123,7 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def reload(config: ConfigOption = None) -> None:
-    """Let the running daemon take over the configuration file as it is now, if all of it is valid."""
+    """Make the running daemon read the configuration file again and use it, if the whole file is valid."""
     from daemon.operating.reload import ask_for_reload
 
     ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))

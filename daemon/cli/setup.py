@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from daemon.installing.actions import Action
     from daemon.installing.discovery import Proposal
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take what was found, and the defaults.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: use what was found, and the defaults.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,16 +37,18 @@ def init(
             readable=False, help="File to write. Default: /etc/ckptd/config.toml for root, ~/.config/ckptd/config.toml for others."
         ),
     ] = None,
-    root: Annotated[list[Path] | None, typer.Option("--root", help="Directory below which trainings write. Repeatable.")] = None,
+    root: Annotated[list[Path] | None, typer.Option("--root", help="Directory in which trainings write. Repeatable.")] = None,
     base: Annotated[list[Path] | None, typer.Option("--base", help="Folder that holds base models. Repeatable.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where exports go.")] = None,
-    variant: Annotated[list[str] | None, typer.Option("--variant", help="What to make, as `ckptd formats` names it. Repeatable.")] = None,
-    notify: Annotated[list[str] | None, typer.Option("--notify", help="Apprise URL of one who is told. Repeatable.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the exports.")] = None,
+    variant: Annotated[list[str] | None, typer.Option("--variant", help="Variant to make; `ckptd formats` lists them. Repeatable.")] = None,
+    notify: Annotated[
+        list[str] | None, typer.Option("--notify", help="Apprise URL of a service that gets notifications. Repeatable.")
+    ] = None,
     yes: YesOption = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configuration instead of writing it.")] = False,
 ) -> None:
-    """Write a first configuration, with what was found on this box; asks on a terminal for what no option gives."""
+    """Write a first configuration with what is found on this machine. On a terminal, ask for values that no option gives."""
     from daemon.installing import first_config
 
     target = (file or (SYSTEM_CONFIG if os.geteuid() == 0 else own_config())).absolute()
@@ -156,30 +158,38 @@ def _paths(given: Any) -> list[Path]:
 
 def install_service(
     config: ConfigOption = None,
-    user: Annotated[bool, typer.Option("--user", help="A service of your own, without root.")] = False,
+    user: Annotated[bool, typer.Option("--user", help="Create a service for your own user, without root.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every command instead of running it.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Take back what this command did, and nothing else.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Revert what this command did, and nothing else.")] = False,
     run_as: Annotated[
-        str, typer.Option("--run-as", metavar="USER", help="Run as this user, best the one who trains, not as one of its own.")
+        str,
+        typer.Option(
+            "--run-as", metavar="USER", help="Run the service as this user, for example the user who trains. Default: a new user."
+        ),
     ] = "",
     group: Annotated[
-        list[str] | None, typer.Option("--group", help="Group that the service's user joins, to read files. Repeatable.")
+        list[str] | None, typer.Option("--group", help="Group to which the service's user is added, so that it can read files. Repeatable.")
     ] = None,
-    acls: Annotated[bool, typer.Option("--acls/--no-acls", help="Whether the user is let read what it can't by ACLs.")] = True,
-    gpu: Annotated[bool, typer.Option("--gpu", help='Let the service use NVIDIA GPUs, as limits.device = "cuda" does.')] = False,
+    acls: Annotated[
+        bool, typer.Option("--acls/--no-acls", help="Give the service's user read access by ACLs where it has none, or not.")
+    ] = True,
+    gpu: Annotated[bool, typer.Option("--gpu", help='Allow the service to use NVIDIA GPUs, as limits.device = "cuda" does.')] = False,
     memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Most memory of the daemon and its exports, for example 16G.")
+        str, typer.Option("--memory", metavar="SIZE", help="Memory limit for the daemon and its exports, for example 16G.")
     ] = "",
     slice_: Annotated[
-        str, typer.Option("--slice", metavar="NAME.slice", help="Slice to run in, such as the trainings'. Default: one of its own.")
+        str,
+        typer.Option(
+            "--slice", metavar="NAME.slice", help="systemd slice to run in, for example that of the trainings. Default: a new slice."
+        ),
     ] = "",
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Whether it is started now, not only at every boot.")] = True,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Start the service now, or only at the next boot.")] = True,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace unit files that this command did not write; they are kept beside.")
+        bool, typer.Option("--force", help="Replace unit files that this command did not write; it keeps a copy of the old ones.")
     ] = False,
     root: Annotated[Path, typer.Option("--root", hidden=True, help="Install into this tree, as `systemctl --root`.")] = Path("/"),
 ) -> None:
-    """Make a systemd service: its user, rights, directories, units and drop-ins, by the configuration; again after an upgrade."""
+    """Create or update the systemd service: its user, rights, directories, units and drop-ins, from the configuration."""
     from daemon.installing import actions, service
 
     box = service.Box(root.absolute())

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.toolchains.registry import Installed, Toolchains
 
-NameArgument = Annotated[str, typer.Argument(help="Name, as `ckptd toolchain list` shows it.")]
-_app = typer.Typer(name="toolchain", help="Environments of their own for exporters that need them.", no_args_is_help=True)
+NameArgument = Annotated[str, typer.Argument(help="Name of the toolchain; `ckptd toolchain list` shows the names.")]
+_app = typer.Typer(name="toolchain", help="Separate environments for exporters that need one.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def _chains(settings: Settings) -> Toolchains:
 
 @_app.command("list")
 def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """List the toolchains, and which are installed."""
+    """List the toolchains, and show which are installed."""
     from daemon.system.box import human
     from daemon.toolchains.registry import describe
 
@@ -53,10 +53,10 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
 def install(
     name: NameArgument,
     config: ConfigOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Make it again even if it is installed.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Install it again even if it is already installed.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Install a toolchain with the packages that are locked for it, and try it."""
+    """Install a toolchain with its locked packages, and test it."""
     from daemon.toolchains.install import install as make
 
     settings = load_settings(config)
@@ -70,7 +70,7 @@ def install(
 
 @_app.command()
 def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Remove a toolchain that nothing uses now."""
+    """Remove a toolchain that no export is using."""
     from daemon.system.box import human
     from daemon.toolchains.install import remove as take_away
 
@@ -80,7 +80,7 @@ def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = 
 
 @_app.command()
 def check(name: NameArgument, config: ConfigOption = None, json_: JsonOption = False) -> None:
-    """Try an installed toolchain. Exit code 1: it does not work any more; 2: it is not installed."""
+    """Test an installed toolchain. Exit code 1: it no longer works; 2: it is not installed."""
     from daemon.toolchains.install import check as examine
 
     _show(examine(_chains(load_settings(config)), name), "works", as_json=json_)

@@ -43,10 +43,10 @@ def _everything() -> dict[str, dict[str, Any]]:
 
 
 PRESETS = {
-    "edge": Preset("small devices: int8 ONNX alone, of the newest checkpoint, one stage at a time, few exports kept", _edge),
+    "edge": Preset("small devices: only int8 ONNX, only of the newest checkpoint, one stage at a time, few exports kept", _edge),
     "server-cpu": Preset("servers without a GPU: the merged model, and ONNX in fp32 and int8", _server_cpu),
     "server-gpu": Preset("servers with a GPU: the merged model, and ONNX in fp16", _server_gpu),
-    "everything": Preset("every variant of every format that is installed", _everything),
+    "everything": Preset("all variants of all installed formats", _everything),
 }
 
 

@@ -26,20 +26,23 @@ from daemon.config.sources import PREFIX
 HEAD = """\
 # Configuration
 
-Written from config.toml and the settings' types: `python -m daemon.config.reference config.toml > docs/configuration.md`.
+This page is generated from config.toml and the types of the settings:
+`python -m daemon.config.reference config.toml > docs/configuration.md`.
 
-A value comes from the strongest of these that gives one; `ckptd config show` names it for each key:
+A key can be set in several places. ckptd uses the first place in this list that sets it. `ckptd config show` names this place for each
+key:
 
 1. `ckptd --set SECTION.KEY=VALUE VERB …`, for one command;
-2. the variable `CKPTD_SECTION__KEY`; lists may be written with commas, tables as JSON;
-3. the variables `EXPORT_OUTPUT_DIR` (output.directory), `EXPORT_QUANTIZATION_LEVEL` (export.quantization), `EXPORT_LOG_LEVEL`
-   (log.level) and `EXPORT_ENABLE_ONNX` (`false` takes the ONNX variants out of the default ones);
-4. `conf.d/*.toml` beside the configuration, of several the last by name;
-5. the configuration: `--config`, else `$CKPTD_CONFIG`, else `/etc/ckptd/config.toml`;
+2. the environment variable `CKPTD_SECTION__KEY`; separate list items with commas, write tables as JSON;
+3. the environment variables `EXPORT_OUTPUT_DIR` (output.directory), `EXPORT_QUANTIZATION_LEVEL` (export.quantization), `EXPORT_LOG_LEVEL`
+   (log.level) and `EXPORT_ENABLE_ONNX` (`false` removes the ONNX variants from the default variants);
+4. the files `conf.d/*.toml` next to the configuration file; if several files set the key, the last one by name is used;
+5. the configuration file: `--config`, or `$CKPTD_CONFIG`, or `~/.config/ckptd/config.toml`, or `/etc/ckptd/config.toml`;
 6. the preset;
 7. the default.
 
-Tables are put together key by key; any other value, a list too, replaces the weaker one. Relative paths are relative to the configuration.
+Tables are combined key by key. Any other value, also a list, replaces the value from a later place in this list. Relative paths are
+relative to the configuration file.
 """
 
 

@@ -49,9 +49,10 @@ def text() -> str:
     sections = [section(name, options) for name, options in catalog().sections.items()]
     intro = "\n".join(
         _comment(
-            "What an artifact must reach against the live model to be published. agreement: share of positions with the same most likely"
-            " token; kl: mean KL divergence in nats a token; error: largest logit error in standard deviations of the logits. Merging"
-            " rounds to the base's dtype once (bf16: 8 bits), which alone flips near-ties: hence not 100 %."
+            "Limits that an artifact must meet in the comparison with the live model to be published. agreement: minimum share of positions"
+            " with the same most likely token; kl: maximum mean KL divergence in nats per token; error: maximum logit error in standard"
+            " deviations of the logits. Merging rounds the weights once to the base's dtype (bf16: 8 bits). This alone can change the most"
+            " likely token where two tokens are almost equally likely; therefore agreement is not 100 %."
         )
     )
     return "\n\n".join([*sections, f"{intro}\n{thresholds()}"])

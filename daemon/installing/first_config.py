@@ -21,8 +21,9 @@ from daemon.contract.files import write_atomic
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""
 _HEAD = """\
-# ckptd's configuration, written by `ckptd init`. A key with a # directly before it has the value that stands there by default; take the #
-# away to change it. `ckptd check` says everything that is wrong here, and `ckptd reload` has the running daemon take it over.
+# ckptd's configuration, written by `ckptd init`. A key with a # directly before it has the default value that the line shows. To change a
+# value, remove the # and edit the line. `ckptd check` lists everything that is wrong here, and `ckptd reload` makes the running daemon use
+# the changed file.
 # Environment variables override the file: CKPTD_SECTION__KEY, for example CKPTD_LIMITS__JOBS=2. Relative paths are relative to this file.
 
 """

@@ -54,13 +54,13 @@ class TargetState:
     waiting: int
     """Notifications that wait for it."""
     given_up: int
-    """Notifications of the last week that it never took."""
+    """Notifications of the last week that it never accepted."""
     failures: int
-    """Attempts in a row that failed."""
+    """Number of failed attempts in a row."""
     error: str | None
-    """Why the last one did; None where it succeeded."""
+    """Why the last attempt failed; None if it succeeded."""
     next_at: float | None
-    """When the next one is due, in seconds since the epoch; None where nothing waits."""
+    """Time of the next attempt, in seconds since the epoch; None if nothing waits."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class Overview:
 
 @dataclass(frozen=True)
 class JournalCare:
-    """How the journal is. Times are ISO 8601 in UTC; None where that did not happen since the daemon's start."""
+    """State of the journal. Times are ISO 8601 in UTC; None if this has not happened since the daemon's start."""
 
     checked: str | None
-    """When all of it was last found undamaged."""
+    """Time of the last full check without damage."""
     backed_up: str | None
-    """When the last backup was taken."""
+    """Time of the last backup."""
     problem: str | None
-    """What is wrong with it or its backups now."""
+    """The present problem with it or with its backups."""
     rebuilt: Json | None
-    """How it came back from damage; None where it was never damaged."""
+    """How it was rebuilt after damage; None if it was never damaged."""
 
 
 @dataclass(frozen=True)

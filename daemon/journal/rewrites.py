@@ -22,13 +22,13 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A checkpoint's directory whose last exports all gave way to its next content."""
+    """A checkpoint's directory whose last exports were all replaced, because the contents changed again."""
 
     path: str
     count: int
-    """How many in a row, without one that ended."""
+    """Number of replaced exports in a row, without one that ended."""
     since: str
-    """When the first of them gave way; ISO 8601 in UTC."""
+    """Time when the first of them was replaced; ISO 8601 in UTC."""
 
     def sentence(self) -> str:
         """What happened, and what to do."""

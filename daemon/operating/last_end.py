@@ -17,7 +17,7 @@ NAME = "ended.json"
 
 @dataclass(frozen=True)
 class LastEnd:
-    """When (ISO 8601 in UTC) the daemon ended by itself, and why, as a sentence."""
+    """When (ISO 8601 in UTC) the daemon stopped because of an error, and why, as a sentence."""
 
     at: str
     why: str

@@ -65,7 +65,7 @@ class RetentionDecision:
 
 @dataclass(frozen=True)
 class Removal:
-    """One export that went, or (under a dry run) would. `freed`: bytes on the disk that nothing else holds."""
+    """One export that was removed, or (with a dry run) would be removed. `freed`: bytes on the disk that no other file uses."""
 
     path: Path
     run: str

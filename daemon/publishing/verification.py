@@ -41,7 +41,7 @@ class Problem:
     path: str
     text: str
     remedy: str | None = None
-    """What to do about it, where that is not to make the export again."""
+    """What to do, if this is not to make the export again."""
 
     def sentence(self) -> str:
         """The difference in words."""
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a look at one export found. `files` and `bytes`: what the manifest names and was compared."""
+    """The result for one export. `files` and `bytes`: the number and size of the files in the manifest that were compared."""
 
     folder: Path
     export: str | None

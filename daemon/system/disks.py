@@ -38,19 +38,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A file system without room for what is to be written. Sizes in bytes."""
+    """A file system with too little free space. Sizes in bytes."""
 
     folder: str
     keys: tuple[str, ...]
-    """Of the configuration, whose folders lie there."""
+    """Keys of the configuration whose folders are on it."""
     free: int
     needed: int
     inodes: int | None = None
-    """Free inodes, where these are what is lacking."""
+    """Free inodes, if there are too few of them."""
     refused: str | None = None
-    """What the system said, where it refuses writes though there is room by its own figures, as with a quota."""
+    """The error of the system, if it refuses writes although it reports free space, for example because of a quota."""
     delete: str = ""
-    """What can be deleted there, as a sentence."""
+    """The files that can be deleted there, as a sentence."""
 
     def sentence(self) -> str:
         """What is lacking where, in one sentence."""

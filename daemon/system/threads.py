@@ -36,7 +36,7 @@ class ThreadDied(Exception):
 
 @dataclass(frozen=True)
 class Death:
-    """The end of a thread by an error. `at`: ISO 8601 in UTC; `count`: its deaths so far."""
+    """A thread that ended with an error. `at`: ISO 8601 in UTC; `count`: number of times until now."""
 
     thread: str
     at: str

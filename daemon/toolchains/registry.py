@@ -53,7 +53,7 @@ class Definition(Frozen):
 
 
 class Manifest(Frozen):
-    """What an installed toolchain is; its file is the last that is written."""
+    """The description of an installed toolchain; its file is written last."""
 
     name: str
     digest: str
@@ -61,13 +61,13 @@ class Manifest(Frozen):
     installed: str
     """ISO 8601 in UTC."""
     seconds: float
-    """That installing took."""
+    """Duration of the installation."""
     size: int
-    """Bytes of all files."""
+    """Size of all files in bytes."""
     packages: dict[str, str]
-    """Distribution → version, of all that is in it."""
+    """Distribution → version, for all installed distributions."""
     probe: dict[str, object]
-    """What the probe answered."""
+    """The result of its test."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Installed:
     folder: Path
     manifest: Manifest
     current: bool
-    """It was made of the requirements as they are now."""
+    """Whether it was made from the present requirements."""
 
     @property
     def python(self) -> Path:
@@ -164,11 +164,11 @@ class Toolchains:
 
 @dataclass(frozen=True)
 class ToolchainFolder:
-    """One folder of a toolchain; from `name` on, its manifest."""
+    """One folder of a toolchain; the fields from `name` on are its manifest."""
 
     folder: str
     current: bool
-    """It was made of the requirements as they are now."""
+    """Whether it was made from the present requirements."""
     name: str
     digest: str
     python: str
@@ -181,16 +181,16 @@ class ToolchainFolder:
 
 @dataclass(frozen=True)
 class ToolchainHere:
-    """A known toolchain, for people and programs. The names are stable."""
+    """A toolchain that ckptd knows. The names are stable for programs."""
 
     about: str
     installed: bool
     state: str
-    """As the end of "it is …"."""
+    """Its state, as words that complete "it is …"."""
     command: str | None
-    """What installs it; None where it is installed."""
+    """The command that installs it; None if it is installed."""
     disk: int
-    """Bytes that installing takes at its peak."""
+    """Maximum disk space during the installation, in bytes."""
     stages: tuple[str, ...]
     """The stages that need it."""
     folders: tuple[ToolchainFolder, ...]

@@ -21,12 +21,13 @@ ALWAYS = frozenset({"timestamp", "level", "logger", "event", "message"})
 _HEAD = """# Events of the log
 
 Each line of the log is a JSON object. Every line has these fields: `timestamp` (ISO 8601, UTC), `level`, `logger` (part of the daemon),
-`event` (the id below) and `message` (the sentence for people). What is about one export has `job`, `run` and `step` too; an error
-has `code` ([what each means](fault-codes.md)) and, where nobody foresaw it, `exception` (the traceback).
+`event` (the id below) and `message` (the sentence for people). A line about one export also has `job`, `run` and `step`. An error
+has `code` ([the meaning of each code](fault-codes.md)); an unexpected error also has `exception` (the traceback).
 
-Search and alert on `event` and `code`; sentences may become better words. `ckptd logs` shows it readably, `ckptd logs --json` as it is.
+Use `event` and `code` for searches and alerts. The sentences in `message` may change in later versions. `ckptd logs` shows the log in a
+readable form, `ckptd logs --json` shows the lines as they are.
 
-Made of `daemon/contract/events.py` and of the calls by `python -m tests.layers.events`.
+This page is generated from `daemon/contract/events.py` and from the calls in the code: `python -m tests.layers.events`.
 """
 _PART = re.compile(r'^    # (?P<group>.+)$|^    (?P<name>[A-Z_]+) = "(?P<id>[a-z.-]+)"\n    """(?P<meaning>.+)"""$', re.MULTILINE)
 

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import types
 import typing
@@ -35,55 +36,68 @@ Verb = tuple[str, ...]
 
 ALWAYS = {
     0: "done",
-    1: "it failed, and trying again does not help until something is changed",
-    2: "the command line or the configuration is wrong, or what was named is not there",
-    70: "a thread of ckptd could not be kept alive; start it again",
-    75: "it failed for now: too little memory or disk, a journal that another process holds, a network; try again later",
+    1: "failed; trying again does not help until you change something",
+    2: "the command line or the configuration is wrong, or something that you named does not exist",
+    70: "a thread of ckptd failed and could not be restarted; start ckptd again",
+    75: "temporary failure: not enough memory or disk, another process uses the journal, or a network problem; try again later",
     130: "interrupted by Ctrl-C",
 }
 """What a code means for every verb."""
 EXITS: dict[Verb, dict[int, str]] = {
-    ("run",): {0: "stopped by a signal", 1: "it can't go on, for example since the journal turned out to be damaged; start it again"},
-    ("init",): {2: "the file is there already and there is no `--force`, what was given is wrong, or there is no terminal to ask on"},
-    ("install-service",): {1: "a command that it ran failed", 2: "it may not do that, or the configuration is not fit for a service"},
+    ("run",): {0: "stopped by a signal", 1: "it can't continue, for example because the journal is damaged; start it again"},
+    ("init",): {2: "the file exists and `--force` is not given, a given value is wrong, or there is no terminal for questions"},
+    ("install-service",): {
+        1: "a command that it ran failed",
+        2: "it has no permission, or the configuration is not suitable for a service",
+    },
     ("export",): {
-        0: "every variant that was asked for is published",
+        0: "all requested variants are published",
         1: "nothing is published: the export failed or was cancelled",
         3: "partial: some variants are published, some failed",
-        75: "no memory, disk or readable checkpoint now; the same command goes on where it was",
+        75: "not enough memory or disk, or the checkpoint can't be read now; run the same command again to continue",
     },
-    ("explain",): {0: "the checkpoint is complete; of a run: all of its checkpoints", 1: "not complete, or not all could be read"},
+    ("explain",): {
+        0: "the checkpoint is complete; for a run: all of its checkpoints are complete",
+        1: "not complete, or something could not be read",
+    },
     ("status",): {
-        0: "told, also where no daemon runs: `daemon.running` says that",
+        0: "done, also if no daemon runs; `daemon.running` says whether one runs",
         1: "with `--exit-code`: no daemon runs, or it is unwell",
     },
     ("list",): {},
-    ("show",): {2: "no job, or more than one, begins with that id"},
-    ("compare",): {2: "one of the two names no export, or no report is there yet"},
-    ("logs",): {0: "done, also where there is no log yet"},
-    ("check",): {0: "nothing is wrong; there may be warnings", 2: "something is wrong: `problems`"},
+    ("show",): {2: "no job, or more than one job, matches this id"},
+    ("compare",): {2: "one of the two is not an export, or it has no report yet"},
+    ("logs",): {0: "done, also if there is no log yet"},
+    ("check",): {0: "no problem found; there may be warnings", 2: "something is wrong; see `problems`"},
     ("formats",): {},
-    ("demo",): {0: "every artifact of each checkpoint is there and passed its check", 1: "one is not", 2: "wrong usage"},
-    ("retry",): {2: "there is nothing to retry, or its checkpoint is gone"},
-    ("cancel",): {2: "it neither waits nor runs"},
-    ("pause",): {2: "it neither waits nor runs"},
+    ("demo",): {
+        0: "all artifacts of all checkpoints exist and passed their checks",
+        1: "an artifact is missing or failed",
+        2: "wrong usage",
+    },
+    ("retry",): {2: "there is nothing to retry, or the checkpoint no longer exists"},
+    ("cancel",): {2: "the export is not waiting and not running"},
+    ("pause",): {2: "the export is not waiting and not running"},
     ("resume",): {},
-    ("first",): {2: "it does not wait"},
+    ("first",): {2: "the export is not waiting"},
     ("reload",): {
-        0: "the daemon works by the new configuration",
-        2: "the configuration is wrong and the one before stays, or no daemon runs",
+        0: "the daemon uses the new configuration",
+        2: "the configuration is wrong and the previous one stays in use, or no daemon runs",
         75: "the daemon did not answer in time",
     },
-    ("verify",): {0: "nothing differs", 1: "something differs", 2: "no export there"},
-    ("fsck",): {0: "nothing is wrong", 1: "something is"},
+    ("verify",): {0: "there is no difference", 1: "there is a difference", 2: "there is no export"},
+    ("fsck",): {0: "no problem found", 1: "there is a problem"},
     ("prune",): {},
-    ("notify-test",): {0: "every service took the message", 1: "one did not", 2: "no service is configured"},
+    ("notify-test",): {0: "all services accepted the message", 1: "a service did not accept it", 2: "no service is configured"},
     ("config", "show"): {},
     ("config", "preset"): {0: "done", 2: "there is no such preset"},
     ("toolchain", "list"): {},
-    ("toolchain", "install"): {1: "it can't be made, or does not work", 75: "no network, no disk, or another process works on it"},
-    ("toolchain", "remove"): {2: "it is not installed", 75: "a stage uses it"},
-    ("toolchain", "check"): {1: "it does not work any more", 2: "it is not installed"},
+    ("toolchain", "install"): {
+        1: "it can't be installed, or does not work",
+        75: "no network, not enough disk, or another process installs or removes it",
+    },
+    ("toolchain", "remove"): {2: "it is not installed", 75: "a stage is using it"},
+    ("toolchain", "check"): {1: "it no longer works", 2: "it is not installed"},
 }
 
 
@@ -95,42 +109,48 @@ class Field(NamedTuple):
 
 
 DAEMON_ROW = {
-    "config": Field(str | None, "Its configuration file; null where it was started without one."),
+    "config": Field(str | None, "Its configuration file; null if it was started without one."),
     "state_directory": Field(str, "Its state directory."),
-    "pid": Field(int, "Its process."),
-    "user": Field(str, "Whose process it is."),
-    "command": Field(str, "The command line that asks this daemon."),
+    "pid": Field(int, "Its process id."),
+    "user": Field(str, "The user of the process."),
+    "command": Field(str, "The command that shows this daemon."),
 }
-EXPORT_ROW = {"sound": Field(bool, "Whether nothing differs.")}
+EXPORT_ROW = {"sound": Field(bool, "True if there is no difference.")}
 KEPT_ROW = {"path": Field(str, ""), "run": Field(str, ""), "step": Field(int, ""), "reason": Field(str, "The rule that keeps it.")}
-VALUE_ROW = {"value": Field(Any, "The value, without secrets."), "origin": Field(str, "File, variable, preset or option that gave it.")}
-PRESET_ROW = {"about": Field(str, "What it is for."), "values": Field(dict[str, Any], "What it sets, as tables.")}
+VALUE_ROW = {
+    "value": Field(Any, "The value, without secrets."),
+    "origin": Field(str, "The file, environment variable, preset or option that sets it."),
+}
+PRESET_ROW = {"about": Field(str, "Its purpose."), "values": Field(dict[str, Any], "The values that it sets, as tables.")}
 SERVICE_ROW = {
-    "service": Field(str, "Its place in `notify.urls` and its kind; never the URL."),
-    "delivered": Field(bool, "Whether it took the message."),
-    "error": Field(str | None, "Why it did not."),
+    "service": Field(str, "Its position in `notify.urls` and its kind; never the URL."),
+    "delivered": Field(bool, "Whether it accepted the message."),
+    "error": Field(str | None, "Why it did not accept it."),
 }
 ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("status",): (
-        'an object; where several daemons run and none is named, `{"daemons": […]}` of the fields below; else',
+        'an object; if several daemons run and none is named, `{"daemons": […]}` with the fields below; otherwise',
         (Snapshot, DAEMON_ROW),
     ),
     ("list",): ("a list", (JobStatus,)),
     ("show",): ("an object", (JobDetails,)),
     ("compare",): ("an object", (Comparison,)),
     ("export",): ("an object", (ExportedJob,)),
-    ("explain",): ("an object, of a checkpoint or of a run: `kind` says which", (CheckpointExplanation, RunExplanation)),
+    ("explain",): ("an object, for a checkpoint or for a run (see `kind`)", (CheckpointExplanation, RunExplanation)),
     ("check",): ("an object", (Diagnosis,)),
     ("formats",): ("an object", (FormatsHere,)),
     ("logs",): (
-        "one object a line, as the log file has them: `timestamp`, `level`, `logger`, `event` ([the list](events.md)), `message`, and"
+        "one object per line, as in the log file: `timestamp`, `level`, `logger`, `event` ([the list](events.md)), `message`, and"
         " fields of the event",
         (),
     ),
-    ("verify",): ('`{"sound": true or false, "exports": […]}`; each export has these fields, and those of', (EXPORT_ROW, Verification)),
+    ("verify",): (
+        '`{"sound": true or false, "exports": […]}`; each export has these fields, and the fields of',
+        (EXPORT_ROW, Verification),
+    ),
     ("fsck",): ('`{"sound": true or false, "states": […]}`; each state directory is', (Findings,)),
     ("prune",): (
-        '`{"dry_run", "freed" (bytes), "removed": […], "kept": […]}`; what is kept has the fields below, and what is removed is',
+        '`{"dry_run", "freed" (bytes), "removed": […], "kept": […]}`; a kept export has the fields below; a removed one is',
         (Removal, KEPT_ROW),
     ),
     ("config", "show"): ('`{"files": […], "values": {KEY: …}}`; each value has these fields', (VALUE_ROW,)),
@@ -139,7 +159,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("toolchain", "list"): ('`{"toolchains": {NAME: …}}`; each is', (ToolchainHere,)),
     ("toolchain", "install"): ("an object: `folder`, and", (Manifest,)),
     ("toolchain", "check"): ("an object: `folder`, and", (Manifest,)),
-    ("toolchain", "remove"): ('`{"name": …, "freed": …}`, the bytes that are freed', ()),
+    ("toolchain", "remove"): ('`{"name": …, "freed": …}`, the number of freed bytes', ()),
 }
 COMMON = {
     "a": "The first of the two.",
@@ -148,132 +168,133 @@ COMMON = {
     "base_digest": "Digest of the base model's files.",
     "cosine_mean": "Mean cosine of vectors with the live model's.",
     "cpu": "The processor that the checks ran on.",
-    "ending": "Whether it was written when training had ended.",
+    "ending": "Whether it was written at the end of the training.",
     "error_max": "Largest error, in standard deviations of the live model's values.",
     "greedy_identical": "Prompts for which greedy decoding gave the live model's tokens.",
     "greedy_prompts": "Prompts that were decoded.",
     "kl": "Mean KL divergence, in nats.",
-    "load_seconds": "How long loading took.",
+    "load_seconds": "Time to load the model.",
     "peak_rss_bytes": "Peak memory of its process.",
-    "prefill_seconds": "How long reading the prompt took.",
+    "prefill_seconds": "Time to process the prompt.",
     "reasons": "Why it did not pass, as sentences.",
     "size_bytes": "Size of its files.",
     "speed_over_pytorch": "Its speed divided by PyTorch's.",
-    "tokens_per_second": "Tokens decoded in a second.",
-    "wall_seconds": "How long the export took.",
-    "about": "What it is, for people.",
+    "tokens_per_second": "Decoded tokens per second.",
+    "wall_seconds": "Duration of the export.",
+    "about": "A description for people.",
     "artifacts": "Variant → verdict.",
-    "at": "When; ISO 8601 in UTC.",
+    "at": "Time; ISO 8601 in UTC.",
     "attempt": "Its number; the first is 1.",
-    "attempts": "How many there were.",
-    "base": "The base model: its name or folder.",
+    "attempts": "Number of attempts.",
+    "base": "The base model: name or folder.",
     "bytes": "Size in bytes.",
     "checkpoint": "Its folder.",
-    "code": "Which kind it is; stable.",
+    "code": "Its kind; stable.",
     "complete": "Whether nothing is missing.",
-    "count": "How often.",
+    "count": "Number of times.",
     "counts": "State → number.",
-    "created": "When it was taken.",
+    "created": "Time when the checkpoint was taken.",
     "daemon": "The daemon.",
     "daemon_running": "Whether a daemon runs on this state directory.",
-    "digest": "Digest of what it was made of.",
-    "ended": "When it ended; null while it has not.",
+    "digest": "Digest of the requirements from which it was made.",
+    "ended": "Time of the end; null if it has not ended.",
     "epoch": "Epoch of the training.",
     "evaluation": "The last evaluation's figures.",
     "export": "Id of the export.",
-    "exports": "How many were looked at.",
+    "exports": "Number of exports that were checked.",
     "features": "",
     "files": "Its files.",
-    "findings": "What is wrong.",
+    "findings": "The problems.",
     "folder": "Its folder.",
-    "folders": "What is installed of it, one for each version.",
+    "folders": "The installed versions, one folder each.",
     "free": "Free bytes.",
-    "freed": "Bytes that are freed.",
+    "freed": "Freed bytes.",
     "healthy": "Whether it is healthy.",
     "id": "Its id.",
-    "installed": "Whether it is installed, or when.",
+    "installed": "Whether it is installed, or the time of the installation.",
     "job": "Id of the job.",
     "job_file": "The job file of the attempt.",
     "job_state": "State of the job.",
-    "jobs": "Jobs, or how many.",
-    "journal": "What the journal says.",
+    "jobs": "The jobs, or their number.",
+    "journal": "The information in the journal.",
     "layout": "The layout.",
     "log": "Path of its log.",
     "loss": "Loss of the training.",
     "manifest": "",
-    "message": "What it says.",
+    "message": "The message.",
     "method": "`lora`, `full`, …",
     "missing": "What is missing.",
-    "checkpoints": "What can be said of each.",
-    "toolchains": "Name → what is known of each.",
-    "available": "Whether it can be made here.",
-    "size": "Bytes.",
-    "probe": "What its probe answered.",
+    "checkpoints": "The information about each checkpoint.",
+    "toolchains": "Name → information about the toolchain.",
+    "available": "Whether it can be made on this machine.",
+    "size": "Size in bytes.",
+    "probe": "The result of its test.",
     "name": "Its name.",
-    "needed": "Bytes that are needed.",
-    "notes": "What is not wrong, and worth knowing.",
+    "needed": "Needed bytes.",
+    "notes": "Useful information that is not a problem.",
     "number": "Its number.",
     "packages": "Package → version.",
-    "path": "Where it lies.",
+    "path": "Its path.",
     "paused": "Whether it is paused.",
-    "pid": "Its process.",
-    "problem": "What is wrong; null where nothing is.",
-    "problems": "What is wrong.",
+    "pid": "Its process id.",
+    "problem": "The problem; null if there is none.",
+    "problems": "The problems.",
     "python": "Version of its Python.",
     "rank": "Rank of the LoRA.",
-    "read": "Whether it is read.",
+    "read": "Whether ckptd reads it.",
     "reason": "Why.",
-    "remedy": "What to do about it.",
-    "roots": "Directories that are watched.",
+    "remedy": "What to do.",
+    "roots": "The watched directories.",
     "run": "Name of the run.",
     "running": "Whether it runs.",
-    "seconds": "How long it took, or how long it is so.",
-    "selected": "What `[select]` says of it.",
+    "seconds": "The duration.",
+    "selected": "The decision of `[select]`.",
     "stage": "Name of the stage.",
-    "started": "When it started; null before.",
+    "started": "Time of the start; null if it has not started.",
     "state": "Its state, or its state directory.",
     "state_directory": "The state directory.",
     "status": "How it ended: `passed`, `partial`, …",
     "step": "Step of the training.",
-    "strategy": "Way in which it was tried.",
+    "strategy": "The method that was tried.",
     "target": "Folder of the export, or the service.",
-    "text": "In words.",
+    "text": "A sentence for people.",
     "thread": "Name of the thread.",
-    "variants": "Name → what is known of each variant.",
+    "variants": "Name → information about the variant.",
     "verdict": "The verdict.",
     "version": "Version of ckptd.",
     "wanted": "Whether it is exported.",
-    "warning": "What is doubtful; null where nothing is.",
-    "warnings": "What is doubtful, as sentences.",
+    "warning": "A possible problem; null if there is none.",
+    "warnings": "Possible problems, as sentences.",
     "why": "Why.",
     "best_metric": "The trainer's best metric so far.",
-    "configuration": "When it was last read, and what was wrong with it.",
-    "kind": "What the answer is about.",
-    "last_seen": "When it was seen last.",
-    "first_seen": "When it was seen first.",
+    "configuration": "When the configuration was last read, and what was wrong in it.",
+    "kind": "The subject of the answer.",
+    "last_seen": "Time when it was last found.",
+    "first_seen": "Time when it was first found.",
     "lived": "Seconds between the two.",
-    "architecture": "As the kernel says it.",
-    "vendor": "Who made it.",
-    "model": "What it is called.",
+    "architecture": "The architecture, as the kernel names it.",
+    "vendor": "The vendor.",
+    "model": "The name of the model.",
     "processor": "This machine's processor.",
-    "incomplete": "Directories that are quiet but not complete.",
+    "incomplete": "Directories that do not change any more but are not complete.",
     "current": "Whether it is up to date.",
-    "fraction": "How much is done, 0 to 1.",
-    "error": "Why it failed; null where it did not.",
-    "outcome": "How it ended.",
-    "estimate": "Bytes.",
-    "waiting": "How many wait.",
-    "unreadable": "What can't be read, and why.",
+    "fraction": "The completed part, 0 to 1.",
+    "error": "Why it failed; null if it did not fail.",
+    "outcome": "The result.",
+    "estimate": "Estimated bytes.",
+    "waiting": "Number of waiting messages.",
+    "unreadable": "Paths that can't be read, and why.",
 }
 """What a field of this name means where its class does not say."""
 _HEAD = """# Exit codes and answers for programs
 
-What a script may rely on. Made by `python -m tests.words.answers` from the code; a test holds the two equal.
+Scripts can rely on everything on this page. It is generated from the code by `python -m tests.words.answers`, and a test checks that both
+are equal.
 
-Under `--json` a verb prints one JSON value on standard output and nothing else there. An error is one sentence on standard error, with
-`--json` too, and the exit code says of what kind it is. [Fault codes](fault-codes.md) are in the log and in the report. Names in
-answers are stable for programs. Times are ISO 8601 in UTC, sizes are bytes, durations seconds, unless a field says something else; what
-is not known is `null`.
+With `--json`, a command prints one JSON value on standard output and nothing else. An error is one sentence on standard error, also with
+`--json`, and the exit code gives the kind of error. [Fault codes](fault-codes.md) are in the log and in the report. The names in
+answers do not change. Times are ISO 8601 in UTC, sizes are in bytes and durations in seconds, unless a field says something else. A value
+that is not known is `null`.
 
 """
 
@@ -330,8 +351,13 @@ def shapes() -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def _in_json(text: str) -> str:
+    """A docstring as a reader of JSON needs it."""
+    return re.sub(r"\bNone\b", "null", text)
+
+
 def _table(shape: Any) -> list[str]:
-    said = {name: one.meaning.replace("|", r"\|") for name, one in fields_of(shape).items()}
+    said = {name: _in_json(one.meaning).replace("|", r"\|") for name, one in fields_of(shape).items()}
     rows = [f"| `{name}` | {named_type(one.type)} | {said[name]} |" for name, one in fields_of(shape).items()]
     return ["| field | type | meaning |", "| --- | --- | --- |", *rows, ""]
 
@@ -340,24 +366,24 @@ def page() -> str:
     """The whole page."""
     lines = [_HEAD + "## Exit codes", "", "| code | meaning |", "| --- | --- |"]
     lines += [f"| {code} | {meaning} |" for code, meaning in ALWAYS.items()]
-    lines += ["", "What they say of some verbs more exactly:", "", "| verb | codes |", "| --- | --- |"]
+    lines += ["", "The exact meaning for some commands:", "", "| command | codes |", "| --- | --- |"]
     for verb, codes in EXITS.items():
         lines += [f"| `ckptd {' '.join(verb)}` | {'; '.join(f'**{code}** {said}' for code, said in codes.items())} |"] if codes else []
     lines.append("")
-    lines += ["## Answers under `--json`", ""]
+    lines += ["## Answers with `--json`", ""]
     for verb, (what, parts) in ANSWERS.items():
         named = ", ".join(named_type(part) for part in parts if not isinstance(part, dict))
         lines += [f"`ckptd {' '.join(verb)} --json`: {what}{': ' if named else ''}{named}.", ""]
         for part in parts:
             lines += _table(part) if isinstance(part, dict) else []
     lines += [
-        "`report` of `ckptd export --json` is what `report.json` holds: [report.schema.json](report.schema.json).",
+        "`report` in `ckptd export --json` has the contents of `report.json`: [report.schema.json](report.schema.json).",
         "",
         "## Objects",
         "",
     ]
     for shape in shapes():
-        lines += [f"### {shape.__name__}", "", " ".join((shape.__doc__ or "").split()), "", *_table(shape)]
+        lines += [f"### {shape.__name__}", "", _in_json(" ".join((shape.__doc__ or "").split())), "", *_table(shape)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

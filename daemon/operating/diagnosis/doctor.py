@@ -42,44 +42,44 @@ def _version(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class VariantHere:
-    """Whether a variant can be made on this box."""
+    """Whether a variant can be made on this machine."""
 
     available: bool
     missing: tuple[str, ...]
     """Packages that are not installed."""
     about: str
     toolchain: str | None
-    """The toolchain that it is made in; None where it needs none."""
+    """The toolchain that it needs; None if it needs none."""
     lacks: tuple[str, ...]
     """What is missing, in words."""
     needs: tuple[str, ...]
-    """The same with what brings it, as clauses."""
+    """The same, with the way to install it, as clauses."""
     check_needs: tuple[str, ...]
-    """What its check lacks, with what brings it, as clauses; without it the variant is not published, or unverified if that is allowed."""
+    """What is missing for its check, with the way to install it, as clauses; without it the variant is unverified or not published."""
     wrong: tuple[str, ...]
     """What is wrong in the package that declares it, as clauses."""
     package: str
-    """Distribution that declares it, with its version: `ckptd 1.0`; where none is installed for it, the module of the declaration."""
+    """Distribution that declares it, with its version: `ckptd 1.0`; if there is none, the module of the declaration."""
 
 
 @dataclass(frozen=True)
 class ProcessorHere:
-    """This box's processor, and what a check on it can't say about others."""
+    """The processor of this machine, and what a check on it can't prove for other processors."""
 
     architecture: str
     vendor: str
     model: str | None
     features: tuple[str, ...]
-    """Instruction sets by which libraries choose their kernels, in the kernel's words."""
+    """Instruction sets that decide which kernels the libraries use, with the names of the Linux kernel."""
     not_run: tuple[str, ...]
-    """Integer kernels that a check here can't run."""
+    """Integer kernels that a check on this machine can't run."""
     doubts: dict[str, str]
-    """Variant → what is open for other processors."""
+    """Variant → what is not proved for other processors."""
 
 
 @dataclass(frozen=True)
 class FormatsHere:
-    """What can be made on this box. The names are stable for programs."""
+    """What can be made on this machine. The names are stable for programs."""
 
     variants: dict[str, VariantHere]
     problems: tuple[str, ...]
@@ -93,9 +93,9 @@ class Diagnosis:
     """What `ckptd check` found. The names are stable for programs."""
 
     facts: dict[str, str]
-    """For people, by their label."""
+    """Label → text, for people."""
     problems: tuple[str, ...]
-    """Why the daemon would not start, every export would fail, or somebody would never be notified."""
+    """Why the daemon would not start, why every export would fail, or why a notification would never arrive."""
     warnings: tuple[str, ...]
 
 

@@ -32,7 +32,7 @@ PAUSES = (0.3, 1.0, 2.0)
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check found. `notes` are allowed. `exports`: how many were compared with their manifests."""
+    """The result of a check. `notes` are not problems. `exports`: number of exports that were compared with their manifests."""
 
     state: Path
     findings: tuple[Finding, ...]

@@ -22,7 +22,7 @@ REPORTED = ("succeeded", "partial", "failed")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it must be (or, as a note, that a person may want to know)."""
+    """One problem (or, as a note, information for people)."""
 
     code: str
     text: str

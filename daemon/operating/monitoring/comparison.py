@@ -25,13 +25,13 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ComparedArtifact:
-    """One artifact of an export. Sizes are bytes, times seconds; None is what was not measured."""
+    """One artifact of an export. Sizes are bytes, times seconds; None means that it was not measured."""
 
     verdict: str
     reasons: tuple[str, ...]
     size_bytes: int | None
     size_ratio: float | None
-    """Over the base's size."""
+    """Its size divided by the size of the base."""
     agreement: float | None
     kl: float | None
     error_max: float | None
@@ -44,7 +44,7 @@ class ComparedArtifact:
     load_seconds: float | None
     peak_rss_bytes: int | None
     text: str | None
-    """What it says to the first prompt."""
+    """Its answer to the first prompt."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class ComparedExport:
     epoch: float | None
     best_metric: float | None
     adapter_kl: float | None
-    """How far the adapter moves the base: divergence in nats a position."""
+    """How much the adapter changes the base: divergence in nats per position."""
     adapter_agreement: float | None
-    """Share of positions at which base and base + adapter choose alike."""
+    """Share of positions where base and base + adapter choose the same token."""
     wall_seconds: float | None
     cpu: str | None
     prompt: str | None
     """The first prompt."""
     live_text: str | None
-    """What the live model, base + adapter, says to it."""
+    """The answer of the live model (base + adapter) to it."""
     artifacts: Mapping[str, ComparedArtifact]
 
     @property
@@ -88,7 +88,7 @@ class Comparison:
     a: ComparedExport
     b: ComparedExport
     notes: tuple[str, ...]
-    """What keeps figures from being compared, as sentences."""
+    """Why some figures can't be compared, as sentences."""
 
 
 def compare(state: Path, a: str, b: str) -> Comparison:

@@ -38,28 +38,28 @@ _SKEW_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class FileRow:
-    """A file or folder at the top of a checkpoint; a folder's name ends in a slash."""
+    """A file or folder at the top level of a checkpoint; a folder's name ends in a slash."""
 
     name: str
     bytes: int | None
-    """Its size; None of a folder."""
+    """Its size; None for a folder."""
     read: bool
     """Whether an export reads it."""
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """What was decided about the directory."""
+    """The last decision about the directory."""
 
     by: Literal["daemon", "export"]
-    """Whose journal says so: the daemon's, or that of an export in the foreground."""
+    """The journal with this decision: that of the daemon, or that of an export in the foreground."""
     verdict: str
     at: str
     """When; ISO 8601 in UTC."""
     job: str | None
     job_state: str | None
     current: bool
-    """Whether the directory is still as it was then."""
+    """Whether the directory has not changed since then."""
 
 
 @dataclass(frozen=True)
@@ -69,61 +69,61 @@ class Selected:
     wanted: bool
     reason: str
     warning: str | None
-    """What is wrong with the run's own configuration."""
+    """What is wrong in the run's ckptd.toml."""
 
 
 @dataclass(frozen=True)
 class CheckpointExplanation:
-    """What can be said of a checkpoint. The names are stable for programs."""
+    """Information about a checkpoint. The names are stable for programs."""
 
     kind: Literal["checkpoint"] = field(default="checkpoint", init=False)
     path: str
     layout: str | None
-    """Rule by which it was recognized; None where none fits yet."""
+    """The layout that matches; None if no layout matches yet."""
     writer: str | None
-    """What writes such a layout."""
+    """The software that writes this layout."""
     run: str
     step: int
     method: str | None
     base: str | None
     base_folder: str | None
-    """Where its base model lies; None where it needs none or none is found."""
+    """Folder of its base model; None if it needs none or none is found."""
     base_problem: str | None
-    """Why its base is not found: where it was looked for, and what to do, as a sentence."""
+    """Why its base is not found: the places that were searched, and what to do, as a sentence."""
     complete: bool
     missing: tuple[str, ...]
     """Why it is not complete, as sentences."""
     incomplete_seconds: int | None
-    """How long the daemon has known it to be incomplete."""
+    """Seconds since the daemon found it incomplete."""
     quiet_seconds: float | None
-    """Since what an export reads last changed."""
+    """Seconds since the last change of a file that an export reads."""
     settles_in_seconds: float | None
-    """Until the daemon takes it, unless it changes again; None where it does not wait for that."""
+    """Seconds until the daemon takes it, unless it changes again; None if the daemon is not waiting for this."""
     refusal: str | None
-    """Why it is not exported as it is."""
+    """Why it can't be exported in its present form."""
     unreadable: str | None
-    """Who may not read it, the running daemon's user or the one who asks, which right on which path is lacking, and what to do."""
+    """Which user can't read it (the daemon's user, or the user of this command), which right on which path is missing, and what to do."""
     unmergeable: tuple[str, ...]
-    """Why adapters of `merge.add` can't be merged beside it, as sentences."""
+    """Why adapters of `merge.add` can't be merged with it, as sentences."""
     journal: Remembered | None
     selected: Selected | None
-    """None while that can't be told."""
+    """The decision of `[select]`; None while it is not known."""
     watched: bool
-    """Whether scans of a watched root come to it."""
+    """Whether scans of a watched root reach it."""
     unwatched: str | None
-    """Why they don't, and what to do."""
+    """Why scans do not reach it, and what to do."""
     daemon_running: bool
     files: tuple[FileRow, ...]
 
 
 @dataclass(frozen=True)
 class RunExplanation:
-    """What can be said of the checkpoints in a run, or further down. The names are stable for programs."""
+    """Information about the checkpoints in a run, or on lower levels. The names are stable for programs."""
 
     kind: Literal["run"] = field(default="run", init=False)
     path: str
     complete: bool
-    """Whether all of them are, and nothing was unreadable."""
+    """Whether all of them are complete, and everything could be read."""
     checkpoints: tuple[CheckpointExplanation, ...]
     unreadable: tuple[str, ...]
     """What could not be read, as sentences."""

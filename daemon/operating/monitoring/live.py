@@ -42,7 +42,7 @@ _LISTS = ("incomplete", "passed_over")
 
 @dataclass(frozen=True)
 class ConfigLoad:
-    """When the configuration was last read, and what was wrong with it then: the one before counts in that case."""
+    """When the configuration was last read, and what was wrong in it; in that case the previous one stays in use."""
 
     at: str
     problem: str | None = None
@@ -56,9 +56,9 @@ class RootState:
     backend: str
     """How it is watched."""
     exists: bool
-    """Whether it was there when the daemon looked last."""
+    """Whether it existed at the daemon's last check."""
     silent_seconds: float | None = None
-    """For how long its file system has not answered; None where it does."""
+    """Seconds for which its file system has not answered; None if it answers."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class IncompleteState:
 
     path: str
     missing: tuple[str, ...]
-    """Why, as sentences."""
+    """The reasons, as sentences."""
     seconds: int
-    """How long it has been known."""
+    """Seconds since it was found."""
 
 
 @dataclass(frozen=True)

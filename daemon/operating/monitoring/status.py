@@ -48,7 +48,7 @@ from daemon.system.threads import Death
 
 @dataclass(frozen=True)
 class DaemonState:
-    """The daemon of a state directory; what it last wrote of itself, None where none runs."""
+    """The daemon of a state directory, with the information that it last wrote; None if no daemon runs."""
 
     running: bool
     pid: int | None
@@ -57,13 +57,13 @@ class DaemonState:
     configuration: ConfigLoad | None
     journal: JournalCare | None
     verdict: str | None = None
-    """`healthy`; `full`: a disk has no room, and work waits; `unwell`."""
+    """`healthy`; `full`: a disk has too little free space, and work waits; `unwell`."""
     unwell: tuple[str, ...] = ()
     """Why it is unwell, as sentences."""
     deaths: tuple[Death, ...] = ()
-    """Threads that died of an error since the start, and were begun again: the latest of each."""
+    """Threads that ended with an error since the start and were restarted; the latest error of each."""
     said: str | None = None
-    """When it last wrote of itself."""
+    """Time when it last wrote its state."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,18 @@ class StageStatus:
     state: str
     attempts: int
     fraction: float | None
-    """How much of it is done; None where that is not known."""
+    """The completed part, 0 to 1; None if it is not known."""
     message: str | None
-    """What it does now; None where it does not run."""
+    """What it does now; None if it does not run."""
     seconds: float | None
-    """How long it took, or has run up to now."""
+    """How long it took, or how long it has run until now."""
     error: str | None
     left_seconds: float | None = None
-    """About how long it runs on, by what earlier ones took and by its progress; None where nothing tells, or it does not run."""
+    """Estimated remaining time, from earlier stages and from its progress; None if there is no estimate, or if it does not run."""
     cores: float | None = None
-    """CPU time that it got of late, in cores; None where that is not known, or it does not run."""
+    """CPU time that it got recently, in cores; None if it is not known, or if it does not run."""
     starved: str | None = None
-    """That other processes keep it from the CPU time that it could use, in words; None where they do not."""
+    """A sentence if other processes take the CPU time that it could use; None if they do not."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class AttemptStatus:
     outcome: str | None
     """None while it runs."""
     estimate: int | None
-    """Bytes of memory that it was started for."""
+    """Estimated memory at its start, in bytes."""
     started: str
     ended: str | None
     error: str | None
@@ -108,22 +108,22 @@ class AttemptStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """An export. Times are ISO 8601 in UTC; `loss` to `evaluation` are as the trainer wrote them, None where it did not."""
+    """An export. Times are ISO 8601 in UTC; the fields from `loss` to `evaluation` are from the trainer, None if it did not write them."""
 
     id: str
     run: str
     step: int
     ending: bool
-    """Written when training had ended, after the checkpoint of that step."""
+    """Whether it was written at the end of the training, after the checkpoint of that step."""
     state: str
     created: str
     started: str | None
     ended: str | None
     checkpoint: str
-    """Folder in which training wrote it."""
+    """Folder into which the training wrote it."""
     method: str
     base: str | None
-    """Folder of the base model, or its name where it was not found yet."""
+    """Folder of the base model, or its name if it is not found yet."""
     loss: float | None
     epoch: float | None
     rank: int | None
@@ -132,24 +132,24 @@ class JobStatus:
     target: str
     """Folder of the export."""
     waiting_for: str | None
-    """Why no stage of it runs now; None where one does, and where one is about to."""
+    """Why no stage of it runs now; None if a stage runs or starts soon."""
     error: str | None
-    """Why it ended otherwise than asked for, or the first stage that failed."""
+    """Why it did not end as requested, or the first stage that failed."""
     paused: bool
     warnings: tuple[str, ...]
     artifacts: Mapping[str, str]
     """Variant → verdict."""
     stages: tuple[StageStatus, ...]
-    """In the plan's order."""
+    """The stages, in the order of the plan."""
     activity: str = ""
-    """What becomes of it now: `running`, `waiting`, `paused`, `stopped` (it was at work, and no daemon runs), else the state in which it
+    """Its present state: `running`, `waiting`, `paused`, `stopped` (it was running, and no daemon runs), or the state in which it
     ended."""
     left_seconds: float | None = None
-    """About how much work is left, in seconds; None where nothing tells."""
+    """Estimated remaining work, in seconds; None if there is no estimate."""
     report_file: str | None = None
-    """Its report, where there is one."""
+    """Path of its report, if there is one."""
     foreground: bool = False
-    """Made by `ckptd export`, not by the daemon."""
+    """Whether `ckptd export` makes it, and not the daemon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,33 +167,33 @@ class Snapshot:
     state_directory: str
     daemon: DaemonState
     paused: str | None
-    """Since when everything is paused."""
+    """Time since which everything is paused."""
     journal: Json | None
-    """How the journal came back from damage; None where it was never damaged."""
+    """How the journal was rebuilt after damage; None if it was never damaged."""
     roots: tuple[RootState, ...]
     incomplete: tuple[IncompleteState, ...]
     passed_over: Mapping[str, str]
-    """Directory that holds a checkpoint and is not taken → why, and what to set."""
+    """Directory with a checkpoint that is not taken → why, and what to set."""
     unreadable: Mapping[str, str]
-    """Directory that the daemon can't read → why: mostly who lacks which right on which path, and what to do."""
+    """Directory that the daemon can't read → why: usually which user needs which right on which path, and what to do."""
     lost: tuple[LostRow, ...]
     """Checkpoints that were deleted before they could be pinned, newest first."""
     rewritten: tuple[Rewritten, ...]
-    """Directories that are written again and again before an export of them ends."""
+    """Directories that are overwritten again and again before their export ends."""
     jobs: tuple[JobStatus, ...]
-    """In the order in which they were entered."""
+    """The open jobs and the latest ended ones, in the order in which they were created."""
     counts: Mapping[str, int]
     """State → number of jobs."""
     outbox: Mapping[str, int]
     """State → number of notifications."""
     notified: tuple[TargetState, ...]
-    """The services that get them."""
+    """The services that get notifications."""
     disks: tuple[Shortage, ...] = ()
-    """File systems without room for what is to be written."""
+    """File systems with too little free space."""
     last_end: LastEnd | None = None
-    """Why the daemon, or the one before it, ended by itself."""
+    """Why the daemon, or the previous one, stopped because of an error."""
     foreground: tuple[JobStatus, ...] = ()
-    """Exports that `ckptd export` makes now below this state directory."""
+    """Exports that `ckptd export` makes now in this state directory."""
 
 
 def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
