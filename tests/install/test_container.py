@@ -35,9 +35,9 @@ def test_it_runs_as_a_user_of_its_own_with_verbs_and_options_that_exist() -> Non
 
 
 def test_the_health_check_tells_whether_the_daemon_is_well(make_service: Callable[..., Service], tmp_path: Path) -> None:
-    assert ckptd(tmp_path, "status", "--exit-code").returncode == 1
-    assert ckptd(tmp_path, "status").returncode == 0
     service = make_service()
+    assert ckptd(tmp_path, "status", "--exit-code", "--config", service.config).returncode == 1
+    assert ckptd(tmp_path, "status", "--config", service.config).returncode == 0
     service.start()
     service.wait_for(lambda value: value["daemon"]["verdict"] == "healthy", 60)
     assert ckptd(tmp_path, "status", "--exit-code", "--config", service.config).returncode == 0
