@@ -98,7 +98,7 @@ def test_all_verbs_find_it(make_service: Make) -> None:
     service.wait_for(is_up, 30)
     assert "ckptd is watching" in told(service, "logs")
     assert "is paused now" in told(service, "pause")
-    assert "The queue goes on" in told(service, "resume")
+    assert "The queue continues" in told(service, "resume")
     for verb in ("check", "fsck"):
         assert str(service.state) in told(service, verb)
     for verb in ("list", "formats", "prune"):
@@ -153,7 +153,7 @@ def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make
     first.start()
     first.wait_for(is_up, 30)
     assert json.loads(without_arguments("status", "--json")[1])["state_directory"] == str(first.state)
-    assert without_arguments("reload") == (0, "The daemon works by the new configuration now.\n")
+    assert without_arguments("reload") == (0, "The daemon uses the new configuration now.\n")
     second.start()
     second.wait_for(is_up, 30)
     code, said = without_arguments("status")
