@@ -135,7 +135,7 @@ def test_of_several_daemons_status_lists_the_commands_and_nothing_is_done_to_one
         other = {**known, "pid": os.getppid(), "started": instances._started(os.getppid()), "config": str(tmp_path / "two.toml")}
         (own_places / "other.json").write_text(json.dumps(other))
         said = CliRunner().invoke(app, ["status"])
-        assert said.exit_code == 0 and "2 daemons run on this box" in said.stdout
+        assert said.exit_code == 0 and "2 daemons run on this machine" in said.stdout
         for name in ("one", "two"):
             assert f"`ckptd status --config {tmp_path}/{name}.toml`" in said.stdout
         rows = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["daemons"]
