@@ -62,6 +62,7 @@ def own_logging() -> Iterator[None]:
 def own_runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Daemons of the tests say that they run where no user's own verbs look, and those of the tests see them alone."""
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+    os.environ["_CKPTD_RUN"] = str(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="session")

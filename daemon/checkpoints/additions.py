@@ -62,8 +62,8 @@ class Settling:
                 self._seen[one.path] = (state, now)
             if not old and now - self._seen[one.path][1] < PATIENCE_SECONDS:
                 raise Retryable(
-                    FaultCode.STILL_WRITTEN, _OPERATION, "it was written a moment ago, or is not whole, and may still be written",
-                    f"nothing; the checkpoint is taken as soon as that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=one.path,
+                    FaultCode.STILL_WRITTEN, _OPERATION, "it was written a moment ago or is incomplete, so it may still be written",
+                    f"nothing; the export starts when that adapter has not changed for {PATIENCE_SECONDS:.0f} s", path=one.path,
                 )  # fmt: skip
 
 
@@ -114,8 +114,8 @@ def _twice(pin: Path, folder: Path, path: Path, before: Sequence[Addition]) -> l
         if any((folder / file).is_file() and (other / file).is_file() and filecmp.cmp(folder / file, other / file, shallow=False)
                for file in ADAPTERS):  # fmt: skip
             return [
-                f"The adapter {name_of(path)} ({path}) has the same weights as {name}, so that they count with the sum of both factors."
-                " If that is not meant, leave it out of merge.add (or --add)."
+                f"The adapter {name_of(path)} ({path}) has the same weights as {name}, so they are added with the sum of both factors."
+                " If you do not want that, leave it out of merge.add (or --add)."
             ]
     return []
 
@@ -126,8 +126,8 @@ def _refuse_whole_model(wanted: MergeSettings, checkpoint: Inspection) -> None:
         raise Permanent(
             FaultCode.ADAPTERS_NOT_ADDITIVE, _OPERATION,
             f"the checkpoint is a whole model without an adapter, and {what} is for adapters over one base",
-            f"leave {what} out for it, by a configuration of its own; to merge an adapter into this very model, train or name it with this"
-            " model as its base",
+            f"leave {what} out for this checkpoint, with a separate configuration; to merge an adapter into this model, train the adapter"
+            " with this model as its base",
             path=checkpoint.path,
         )  # fmt: skip
 
@@ -166,7 +166,7 @@ def _pin(path: Path, checkpoint: Inspection, bases: BaseModelSettings, folder: P
             make_pin(path, folder, seen, PinRules(sys.maxsize, reserve))
     except Moved:
         raise Retryable(
-            FaultCode.STILL_WRITTEN, _OPERATION, "it changes while it is read", "wait until whoever writes it is done with it", path=path
+            FaultCode.STILL_WRITTEN, _OPERATION, "it changes while it is read", "wait until it is completely written", path=path
         ) from None
     return warnings
 
@@ -217,25 +217,26 @@ _CORRECT = "correct its path in merge.add (or --add), and run `ckptd export` on 
 def _check(found: Inspection) -> None:
     """Permanent for what is no complete adapter."""
     if found.layout is None:
-        raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it holds no adapter", _CORRECT, path=found.path)
+        raise Permanent(FaultCode.NO_ADAPTER, _OPERATION, "it contains no adapter", _CORRECT, path=found.path)
     if found.refusal is not None:
         raise Permanent(**found.refusal.model_dump())
     if found.missing:
         raise Permanent(
             FaultCode.CHECKPOINT_DAMAGED, _OPERATION, "; ".join(found.missing),
-            "save or copy that adapter again in full, and run `ckptd export` on the checkpoint", path=found.path,
+            "save or copy that adapter again completely, and run `ckptd export` on the checkpoint", path=found.path,
         )  # fmt: skip
     if any(row.name == found.layout and row.in_pieces for row in TABLE):
         raise Permanent(
-            FaultCode.NO_ADAPTER, _OPERATION, "it holds an adapter or a model in pieces, which are put together for the checkpoint alone",
-            "export it with pytorch-adapter among the variants, and name the folder pytorch-adapter of that export", path=found.path,
+            FaultCode.NO_ADAPTER, _OPERATION,
+            "it contains a sharded adapter or model, and ckptd merges shards only for the checkpoint itself",
+            "export it with the variant pytorch-adapter, and use the folder pytorch-adapter of that export", path=found.path,
         )  # fmt: skip
     if found.method == FULL:
         raise Permanent(
             FaultCode.NO_ADAPTER,
             _OPERATION,
-            "it holds a whole model, no adapter",
-            "name an adapter over the checkpoint's base",
+            "it contains a whole model, not an adapter",
+            "use an adapter that was trained on the checkpoint's base",
             path=found.path,
         )
 
@@ -250,14 +251,14 @@ def _check_base(found: Inspection, checkpoint: Inspection, bases: BaseModelSetti
         return []  # the export says so itself
     if other is None:
         return [
-            f"The adapter {name_of(found.path)} names the base {its!r}, which is not found here, and the checkpoint {mine!r}: that they are"
-            " one is taken from the shapes alone. Set base.map for that name to have them compared."
+            f"The adapter {name_of(found.path)} names the base {its!r}, which is not found here, and the checkpoint names {mine!r}: only"
+            " their shapes show that they are the same. To compare their files, set base.map for that name."
         ]
     if not _same_model(folder, other):
         raise Permanent(
             FaultCode.ADAPTER_FOR_ANOTHER_BASE, _OPERATION,
             f"it was trained on the base {its!r} ({other}), and the checkpoint on {mine!r} ({folder}), which is another model",
-            "name an adapter over the checkpoint's base", path=found.path,
+            "use an adapter that was trained on the checkpoint's base", path=found.path,
         )  # fmt: skip
     return []
 

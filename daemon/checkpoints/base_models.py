@@ -95,7 +95,7 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
     if name in mapped:
         if is_model(mapped[name]):
             return mapped[name]
-        cause = f"base.map sends it to {mapped[name]}, which holds no config.json with weights"
+        cause = f"base.map gives {mapped[name]} for it, which has no config.json with weights"
         raise Permanent(
             FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", cause,
             f'correct base.map."{name}" or put the model there', path=mapped[name],
@@ -112,7 +112,9 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
             return candidate
     looked = ", ".join(str(candidate) for candidate in dict.fromkeys(candidates)) or "nowhere: base.search is empty"
     if led_out := [one for one in strange if os.path.lexists(one)]:
-        looked += f"; {led_out[0]} leads out of base.search by a link that belongs to neither root, this user nor that folder's owner"
+        looked += (
+            f"; {led_out[0]} leads out of base.search through a link, and the link's owner is not root, this user or that folder's owner"
+        )
     closed = next(filter(None, (access.denial(candidate, "list") for candidate in candidates)), None)
     if closed is not None:
         raise Permanent(
@@ -121,7 +123,7 @@ def find_base(name: str, revision: str | None, search: Sequence[Path], mapped: M
         )  # fmt: skip
     raise Permanent(
         FaultCode.BASE_NOT_FOUND, f"find the base model {name!r}", f"no folder with its config.json and weights exists; looked in {looked}",
-        f'set base.map."{name}" = "/folder/of/the/model", or add the folder that holds it to base.search',
+        f'set base.map."{name}" = "/folder/of/the/model", or add the folder that contains it to base.search',
     )  # fmt: skip
 
 

@@ -66,9 +66,9 @@ def weight_problems(path: Path, name: str, tensors: set[str] | None = None) -> l
             return archive_problems(path, name)
         header = parse_header(file)
         if (hole := find_hole(file)) is not None:
-            return [f"{name} has a hole at byte {hole}: it was preallocated and not written yet"]
+            return [f"{name} has a hole at byte {hole}: it was preallocated and is not written yet"]
         if has_zero_tail(file, header):
-            return [f"{name} ends in zeros in the middle of a tensor: it is not written to its end"]
+            return [f"{name} ends with zeros in the middle of a tensor: it is not completely written"]
     except ValueError as error:
         return [f"{name}: {error}"]
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def archive_problems(path: Path, name: str) -> list[str]:
     except ValueError as error:
         return [f"{name}: {error}"]
     except (zipfile.BadZipFile, NotImplementedError) as error:
-        return [f"{name}: it is cut off, or is no file of torch.save ({error})"]
+        return [f"{name}: it is truncated, or is not a file of torch.save ({error})"]
     except FileNotFoundError:
         return [f"{name} is not there yet"]
 
@@ -136,5 +136,5 @@ def side_file_problems(path: Path, names: Iterable[str]) -> list[str]:
         with open(path / name, "rb") as stream:
             stream.seek(-64, os.SEEK_END)
             if not stream.read().rstrip().endswith((b"}", b"]")):
-                problems.append(f"{name} does not end as JSON does: it is not written to its end")
+                problems.append(f"{name} does not end like JSON: it is not completely written")
     return problems

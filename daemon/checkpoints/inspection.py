@@ -260,10 +260,10 @@ def _trainer_state(look: Look, layout: Layout, missing: list[str]) -> tuple[Json
         return None, None, False
     step, named = step_in(state), None if counts_epochs(look.path) else step_of(look.path)
     if step is None:
-        missing.append(f"{TRAINER_STATE} holds no global_step")
+        missing.append(f"{TRAINER_STATE} has no global_step")
         return state, None, False
     if named is not None and step != named:
-        missing.append(f"{TRAINER_STATE} belongs to step {step}, the directory to step {named}")
+        missing.append(f"{TRAINER_STATE} belongs to step {step}, but the directory to step {named}")
         return state, named, False
     return state, step, True
 

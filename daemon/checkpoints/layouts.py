@@ -267,7 +267,7 @@ def _in_pieces(look: Look, refuse: Callable[[Path, str], Fault] | None = None) -
     elif holds.unsupported is not None:
         found.refusal = refuse_deepspeed(look.path, holds.unsupported)
     elif holds.problem is not None:
-        found.missing.append(f"its parts can't be put together: {holds.problem}")
+        found.missing.append(f"its parts can't be merged: {holds.problem}")
     elif holds.tensors == 0:
         found.refusal = refuse_no_tensors(look.path)
     elif holds.adapter:
@@ -314,7 +314,7 @@ def _lightning(look: Look) -> Weights:
     if name is None and not any(one.endswith(SUFFIX) for one in look.files):
         return Weights([f"nothing that Lightning ends a {SUFFIX} directory with is in it yet: DeepSpeed's latest, or torch's parts"])
     if name is None:
-        return Weights(refusal=refuse_lightning(look.path, "it can't be seen which of the .ckpt files in it is the newest"))
+        return Weights(refusal=refuse_lightning(look.path, "it is not clear which of its .ckpt files is the newest"))
     found = _in_pieces(look)
     found.step = step_in(name)
     if found.refusal is not None and found.refusal.code == FaultCode.UNSAFE_PICKLE:

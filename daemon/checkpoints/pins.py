@@ -170,16 +170,16 @@ def _snapshot(source: Path, target: Path, rules: PinRules) -> bool:
     if free - size < rules.reserve:
         raise Retryable(
             FaultCode.DISK_NOW, "pin the checkpoint",
-            f"{source.name} takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps {human(rules.reserve)}",
-            "free space there, point pin.directory at a larger disk or at the checkpoint's own, or lower limits.disk_reserve",
+            f"{source.name} needs {human(size)}, {human(free)} are free and limits.disk_reserve reserves {human(rules.reserve)}",
+            "free space there, set pin.directory to a larger disk or to the checkpoint's disk, or lower limits.disk_reserve",
             path=target.parent,
         )  # fmt: skip
     inodes = free_inodes(target.parent)
     if inodes is not None and inodes < LEAST_INODES:
         raise Retryable(
             FaultCode.DISK_NOW, "pin the checkpoint",
-            f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it holds too many files",
-            "delete files there, or point pin.directory at another disk", path=target.parent,
+            f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it has too many files",
+            "delete files there, or set pin.directory to another disk", path=target.parent,
         )  # fmt: skip
     shutil.copyfile(source, target)
     return False

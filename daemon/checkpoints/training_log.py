@@ -47,7 +47,7 @@ def read_long(stream: io.BufferedReader | io.BytesIO, window: int = _WINDOW) -> 
     """The JSON value in a stream of UTF-8, read `window` bytes at a time; of its `log_history` the last rows alone."""
     text = _Text(stream, window)
     if text.next() != "{":
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}
     text.take("{")
     while text.next() != "}":
@@ -55,12 +55,12 @@ def read_long(stream: io.BufferedReader | io.BytesIO, window: int = _WINDOW) -> 
             text.take(",")
         key = text.value()
         if not isinstance(key, str):
-            raise ValueError("a key is no string")
+            raise ValueError("a key is not a string")
         text.take(":")
         found[key] = _end_of(text) if key == HISTORY and text.next() == "[" else text.value()
     text.take("}")
     if text.next():
-        raise ValueError("something follows the object")
+        raise ValueError("there is more text after the object")
     return found
 
 
@@ -116,7 +116,7 @@ class _Text:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError:
                 if len(self._text) - self._at > _MOST_VALUE:
-                    raise ValueError(f"one value in it is no JSON, or has more than {_MOST_VALUE:,} characters") from None
+                    raise ValueError(f"a value in it is not JSON, or has more than {_MOST_VALUE:,} characters") from None
                 if not self._more():
                     raise
                 continue

@@ -21,7 +21,7 @@ def _refusal(code: FaultCode, path: Path, cause: str, remedy: str) -> Fault:
 def refuse_unsafe(path: Path, name: str) -> Fault:
     """A pickle that names code: reading it as others do would run that code."""
     return _refusal(
-        FaultCode.UNSAFE_PICKLE, path, f"its pickle asks to run {ascii(name)[1:-1]}, which is no part of a checkpoint",
+        FaultCode.UNSAFE_PICKLE, path, f"its pickle wants to run {ascii(name)[1:-1]}, which does not belong in a checkpoint",
         "find out who wrote this file before anything else opens it, and save the checkpoint again from the trainer; pickled code is never "
         "executed here",
     )  # fmt: skip
@@ -30,8 +30,8 @@ def refuse_unsafe(path: Path, name: str) -> Fault:
 def refuse_no_tensors(path: Path) -> Fault:
     """A sharded form without a model: the folder of an optimizer, for example."""
     return _refusal(
-        FaultCode.DCP_SHARDED, path, "it holds parts of torch.distributed.checkpoint, and none of them is a model's tensor",
-        "name the directory that holds the model, or save the model's state_dict too",
+        FaultCode.DCP_SHARDED, path, "it contains parts of torch.distributed.checkpoint, but no tensor of a model",
+        "use the directory that contains the model, or save the model's state_dict too",
     )  # fmt: skip
 
 
@@ -40,9 +40,9 @@ def refuse_no_adapter_config(path: Path, run: Path) -> Fault:
     code = FaultCode.DEEPSPEED_SHARDED if tag_in(path) else FaultCode.FSDP_SHARDED if (path / FSDP).is_dir() else FaultCode.DCP_SHARDED
     return _refusal(
         code, path,
-        "it holds an adapter in pieces, and no adapter_config.json says which method and base it is for",
+        "it contains a sharded adapter, but no adapter_config.json with its method and base",
         f"put the adapter_config.json of this training into {path if path == run else f'{path} or {run}'} (in the trainer: "
-        f"`model.peft_config['default'].save_pretrained({str(run)!r})`, once at the start), and it is exported by itself",
+        f"`model.peft_config['default'].save_pretrained({str(run)!r})`, once at the start); the checkpoint is then exported automatically",
     )  # fmt: skip
 
 
@@ -50,10 +50,10 @@ def refuse_deepspeed(path: Path, cause: str) -> Fault:
     """A state of ZeRO's that is not put together here: of experts, pipelines, tensor parallelism, or with objects of other classes."""
     folder = shlex.quote(str(path))
     return _refusal(
-        FaultCode.DEEPSPEED_SHARDED, path, f"it holds DeepSpeed's sharded state alone, and that can't be put together here: {cause}",
-        f"where you trust who wrote it, run `python {shlex.quote(str(path / 'zero_to_fp32.py'))} {folder} OUTPUT --safe_serialization`, "
-        "put config.json and tokenizer beside the result and run `ckptd export OUTPUT`; or train with "
-        "stage3_gather_16bit_weights_on_model_save, and every checkpoint is exported by itself",
+        FaultCode.DEEPSPEED_SHARDED, path, f"it contains only DeepSpeed's sharded state, which ckptd can't merge: {cause}",
+        f"if you trust its author, run `python {shlex.quote(str(path / 'zero_to_fp32.py'))} {folder} OUTPUT --safe_serialization`, "
+        "copy config.json and the tokenizer into that folder and run `ckptd export OUTPUT`; or train with"
+        " stage3_gather_16bit_weights_on_model_save, and every checkpoint is exported automatically",
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def refuse_litgpt(path: Path) -> Fault:
     folder = shlex.quote(str(path))
     merge = f"`litgpt merge_lora {folder}`, then " if (path / "lit_model.pth.lora").exists() else ""
     return _refusal(
-        FaultCode.LITGPT_CHECKPOINT, path, "litgpt's weights have names and shapes of their own",
+        FaultCode.LITGPT_CHECKPOINT, path, "litgpt's weights have other names and shapes than transformers uses",
         f"run {merge}`litgpt convert_from_litgpt {folder} OUTPUT`, load OUTPUT/model.pth into the base with transformers, save that with "
         "save_pretrained and run `ckptd export` on it",
     )  # fmt: skip

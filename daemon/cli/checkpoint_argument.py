@@ -54,14 +54,12 @@ def _of_file(path: Path) -> Inspection:
             newest = newest_module(path.parent)
             if newest in (None, path.name):
                 return _exportable(found)
-            remedy = (
-                f"for that one: `{_command(path.with_name(str(newest)))}`; to export this one, copy it into a directory of its own first"
-            )
-            cause = f"of the .ckpt files of one directory the newest is exported, which is {newest}"
+            remedy = f"to export that one: `{_command(path.with_name(str(newest)))}`; for this one, copy it into a separate directory first"
+            cause = f"only the newest .ckpt file of a directory is exported, which is {newest}"
             raise UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, cause, remedy, path=path)
     around = _around(path)
     if around is None:
-        raise UsageError(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file that is no part of a checkpoint", _FORMS, path=path)
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file that does not belong to a checkpoint", _FORMS, path=path)
     raise _inside(path, "a file", around)
 
 
@@ -76,7 +74,7 @@ def _around(path: Path) -> Path | None:
 
 def _inside(path: Path, what: str, around: Path) -> UsageError:
     return UsageError(
-        FaultCode.NOT_A_DIRECTORY, _OPERATION, f"it is {what} inside of the checkpoint {around}",
+        FaultCode.NOT_A_DIRECTORY, _OPERATION, f"it is {what} inside the checkpoint {around}",
         f"give that directory: `{_command(around)}`", path=path,
     )  # fmt: skip
 
@@ -90,22 +88,22 @@ def _none_itself(path: Path) -> UsageError:
         around = None if is_checkpoint_name(path.name) else _around(path)
         if around is not None:
             return _inside(path, "a folder", around)
-        return UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, "it holds neither an adapter nor model weights", _FORMS, path=path)
+        return UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, "it contains neither an adapter nor model weights", _FORMS, path=path)
     for checkpoints in found.values():
         checkpoints.sort(key=_order)
     if len(found) > 1:
         count = sum(map(len, found.values()))
         latest = [f"`{_command(checkpoints[-1])}`" for _, checkpoints in sorted(found.items())]
         return UsageError(
-            FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is no checkpoint itself; {count} checkpoints of {len(found)} runs lie below it",
-            f"name one of them; the latest of each run: {_listed(latest)} (`ckptd explain {shlex.quote(str(path))}` tells of all)",
+            FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is not a checkpoint; it contains {count} checkpoints of {len(found)} runs",
+            f"give one of them; the latest of each run: {_listed(latest)} (`ckptd explain {shlex.quote(str(path))}` shows all)",
             path=path,
         )  # fmt: skip
     (inside,) = found.values()
     names = [str(one.relative_to(path)) for one in reversed(inside)]
     return UsageError(
-        FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is no checkpoint itself; it holds {_listed(names)}",
-        f"name the one that you mean; for the latest: `{_command(inside[-1])}`", path=path,
+        FaultCode.NOT_A_CHECKPOINT, _OPERATION, f"it is not a checkpoint; it contains {_listed(names)}",
+        f"give the one that you want; for the latest: `{_command(inside[-1])}`", path=path,
     )  # fmt: skip
 
 

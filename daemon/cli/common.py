@@ -88,7 +88,8 @@ def _of_the_one_that_runs() -> Path | None:
     if len(found) > 1:
         listing = "\n".join(f"  {command_for(one)}" for one in found) + "\n"
         raise UsageError(
-            FaultCode.SEVERAL_DAEMONS, "choose a daemon", f"{len(found)} run here:\n{listing}", "name the configuration of one by --config"
+            FaultCode.SEVERAL_DAEMONS, "choose a daemon", f"{len(found)} run here:\n{listing}",
+            "give the configuration of one with --config"
         )  # fmt: skip
     return found[0].config if found else None
 
@@ -107,9 +108,9 @@ def refuse_second_journal(config: Path | None, settings: Settings) -> None:
         return
     if os.path.isfile(StatePaths(before).journal):
         raise UsageError(
-            FaultCode.STATE_ELSEWHERE, "start", f"its state lies in {state} now, and the journal of before in {before}",
-            f"stop every daemon and `mv -T {shlex.quote(str(before))} {shlex.quote(str(state))}`, or set state.directory to the one that"
-            " you mean", path=config,
+            FaultCode.STATE_ELSEWHERE, "start", f"its state directory is {state} now, but the earlier journal is in {before}",
+            f"stop every daemon and `mv -T {shlex.quote(str(before))} {shlex.quote(str(state))}`, or set state.directory to"
+            " the one that you want", path=config,
         )  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def no_access(path: Path) -> UsageError:
     except (KeyError, OSError):
         owner = "as the user of the daemon"
     return UsageError(
-        FaultCode.NO_PERMISSION, "read", "this user has no access to it", f"run ckptd {owner}, or name another configuration with --config",
+        FaultCode.NO_PERMISSION, "read", "this user has no access to it", f"run ckptd {owner}, or give another configuration with --config",
         path=path,
     )  # fmt: skip
 

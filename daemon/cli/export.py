@@ -86,7 +86,7 @@ def export_now(
             raise Permanent(
                 FaultCode.ADAPTERS_NOT_ADDITIVE, "use --add",
                 "the checkpoint is a whole model without an adapter, and --add is for adapters over one base",
-                "leave --add out; to merge an adapter into this very model, train or name it with this model as its base, and export it",
+                "leave --add out; to merge an adapter into this model, train the adapter with this model as its base, and export it",
                 path=checkpoint,
             )  # fmt: skip
         settings = settings.model_copy(update={"merge": settings.merge.model_copy(update={"add": tuple(map(_added, add))})})
@@ -119,16 +119,16 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
     folder = settings.output.directory
     if folder == checkpoint or checkpoint in folder.parents:
         raise UsageError(
-            FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would lie inside the checkpoint, where only the trainer may write",
-            "name another folder with --output", path=folder,
+            FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would be inside the checkpoint, where only the trainer may write",
+            "give another folder with --output", path=folder,
         )  # fmt: skip
     if base is not None:
         if not is_model(base):
             raise UsageError(
                 FaultCode.BASE_NOT_FOUND,
                 "use --base",
-                "it holds no config.json with weights",
-                "name the folder of the base model",
+                "it has no config.json with weights",
+                "give the folder of the base model",
                 path=base,
             )
         name = found.base_name or ""
@@ -148,7 +148,7 @@ def _added(text: str) -> AddedAdapter:
         raise UsageError(
             FaultCode.BAD_WEIGHT,
             "use --add",
-            f"its weight {weight!r} is not a number, or is 0, or is beyond {LARGEST_FACTOR:g}, where nothing is left of the base",
+            f"its weight {weight!r} is not a number, or is 0, or is beyond {LARGEST_FACTOR:g}, so that nothing of the base would remain",
             "write PATH=WEIGHT, for example style=0.5",
             path=path,
         ) from None
@@ -168,7 +168,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
             FaultCode.STILL_WRITTEN,
             "export",
             "the checkpoint changes while it is read",
-            "wait until the trainer is done with it",
+            "wait until the trainer has written it completely",
             path=found.path,
         ) from None
     except OSError as error:
@@ -239,8 +239,8 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
                 break
             if thread.given_up is not None:
                 lacking = Fault(
-                    code=FaultCode.THREAD_LOST, operation="go on", cause=f"the thread that does the work died again and again:"
-                    f" {thread.given_up.why}", remedy="look into the log for its traceback, and report it",
+                    code=FaultCode.THREAD_LOST, operation="go on", cause=f"the thread that does the work died repeatedly:"
+                    f" {thread.given_up.why}", remedy="look for its traceback in the log, and report it",
                 )  # fmt: skip
                 break
             trouble, since = parts.runner.complaints.trouble, parts.runner.complaints.since
@@ -252,7 +252,7 @@ def _work(parts: Engine, job: str, view: ExportView) -> None:
         thread.join()
         view.close()
     if stop.is_set():
-        view.say("interrupted; the same command goes on from here")
+        view.say("interrupted; run the same command again to continue from here")
         raise KeyboardInterrupt
     if lacking:
         raise Retryable(**lacking.model_dump())
@@ -273,7 +273,7 @@ def retry_job(settings: Settings, job: str) -> None:
             work = work_now(settings, row) if row else None
             changed = work is not None and row is not None and work != row.work
             if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
-                remedy = "retry what failed, is partial or was cancelled, or what the configuration has changed for since"
+                remedy = "retry an export that failed, is partial or was cancelled, or one whose configuration has changed since"
                 raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, f"it is {row.state if row else 'unknown'}", remedy)
             if row.untidy:
                 raise _not_yet(operation)
@@ -308,16 +308,16 @@ def _pin_again(row: JobRow, checkpoint: Path, operation: str) -> None:
         remove_tree(row.pin)
         raise UsageError(
             FaultCode.CHECKPOINT_GONE, operation,
-            "an adapter that is merged with its checkpoint's own is gone, damaged, or has other content than when it was taken",
-            "run `ckptd export` on the checkpoint, which takes what is there now", path=checkpoint,
+            "an adapter to merge with the checkpoint's own was deleted, is damaged, or its content has changed since",
+            "run `ckptd export` on the checkpoint, which uses the adapter as it is now", path=checkpoint,
         )  # fmt: skip
     if not same:
         remove_tree(row.pin)
         raise UsageError(
-            FaultCode.CHECKPOINT_GONE, operation, "its checkpoint is gone, damaged, or has other content by now",
-            "train or copy that checkpoint again; it is then exported by itself", path=checkpoint,
+            FaultCode.CHECKPOINT_GONE, operation, "its checkpoint was deleted, is damaged, or its content has changed",
+            "train or copy that checkpoint again; it is then exported automatically", path=checkpoint,
         )  # fmt: skip
 
 
 def _not_yet(operation: str) -> UsageError:
-    return UsageError(FaultCode.NOT_YET, operation, "what is left of it is still being removed", "try again in a moment")
+    return UsageError(FaultCode.NOT_YET, operation, "its files are still being removed", "try again in a moment")

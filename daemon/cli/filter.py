@@ -36,13 +36,13 @@ class Filter:
         """From what the options say. Raises UsageError for a state or a time that is none."""
         for state in states:
             if state not in STATES:
-                raise UsageError(FaultCode.BAD_OPTION, "use --state", f"{state!r} is no state", f"give one of {', '.join(STATES)}")
+                raise UsageError(FaultCode.BAD_OPTION, "use --state", f"{state!r} is not a state", f"give one of {', '.join(STATES)}")
         try:
             return cls(run, tuple(states), moment(since) if since else None)
         except (ValueError, OverflowError):
             raise UsageError(
                 FaultCode.BAD_OPTION, "use --since", f"{since!r} is neither a duration nor a date",
-                'give so long ago as "30m", "2h" or "3d", a date as "2026-01-31", or a time as "2026-01-31 14:00"',
+                'give a duration like "30m", "2h" or "3d", a date like "2026-01-31", or a time like "2026-01-31 14:00"',
             ) from None  # fmt: skip
 
     def takes(self, job: JobStatus) -> bool:

@@ -107,7 +107,9 @@ def export(
 ) -> None:
     """Export one checkpoint now, in the foreground."""
     if checkpoint is None:
-        raise UsageError(FaultCode.NO_CHECKPOINT, "export", "no checkpoint is named", "give its path, or set EXPORT_CHECKPOINT_PATH")
+        raise UsageError(
+            FaultCode.NO_CHECKPOINT, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
+        )
     settings = _for_somebody_who_waits(load_settings(config, own_state=True))
     from daemon.cli.export import export_now
 
@@ -166,7 +168,7 @@ def status(
     from daemon.operating.monitoring.status import snapshot
 
     if watch and json_:
-        raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "give one of the two")
+        raise UsageError(FaultCode.BAD_OPTION, "watch", "--watch is for people and --json for programs", "use only one of the two")
     chosen, others = configuration_of(config), running()
     if chosen is None and len(others) > 1:
         _print_daemons(others, json_=json_)
@@ -199,7 +201,7 @@ def _print_daemons(found: list[Instance], *, json_: bool) -> None:
     if json_:
         print_json({"daemons": rows})
         return
-    say(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this box:")
+    say(f"{len(rows)} daemon{'s run' if len(rows) > 1 else ' runs'} on this machine:")
     for row in rows:
         say(f"  pid {row['pid']}, user {row['user']}, state {row['state_directory']}: `{row['command']}`")
 
@@ -223,7 +225,7 @@ def list_(
     if json_:
         print_json(jobs)
     else:
-        view.print_jobs(jobs, none="no export is like that" if wanted != Filter() else view.NONE)
+        view.print_jobs(jobs, none="no export matches" if wanted != Filter() else view.NONE)
 
 
 @app.command()

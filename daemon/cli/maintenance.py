@@ -124,7 +124,7 @@ def _examined(settings: Settings, state: Path, *, deep: bool) -> Findings:
 
 
 def _print_findings(one: Findings) -> None:
-    summary = f"{len(one.findings)} findings" if one.findings else "nothing lost, nothing twice, nothing half"
+    summary = f"{len(one.findings)} findings" if one.findings else "no problems found"
     say(f"{one.state}: {summary} ({one.jobs} jobs, {one.exports} exports, {one.seconds:.1f} s)")
     for finding in one.findings:
         say(f"  {finding.job + ': ' if finding.job else ''}{finding.sentence()}")

@@ -82,8 +82,8 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     found = find_job(settings, job)
     with _journal(settings) as journal:
         if not journal.controls.cancel(found.id, "cancelled by hand"):
-            raise _refuse(found, "cancel", "cancel only what waits or runs; remove a finished export by deleting its folder")
-    say(f"{found.id} is cancelled; `ckptd retry {found.id}` takes it up again.")
+            raise _refuse(found, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
+    say(f"{found.id} is cancelled; to continue it, run `ckptd retry {found.id}`.")
 
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
@@ -92,13 +92,13 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
     with _journal(settings) as journal:
         if not job:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
-            say(f"The queue {said}; `ckptd resume` lets it go on.")
+            say(f"The queue {said}; `ckptd resume` continues it.")
             return
         found = find_job(settings, job)
         if found.state not in OPEN:
-            raise _refuse(found, "pause", "pause only what waits or runs")
+            raise _refuse(found, "pause", "pause only an export that waits or runs")
         said = "is paused now" if journal.controls.pause(found.id, True) else "was paused already"
-        say(f"{found.id} {said}; `ckptd resume {found.id}` lets it go on.")
+        say(f"{found.id} {said}; `ckptd resume {found.id}` continues it.")
 
 
 def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
@@ -106,10 +106,10 @@ def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
         if not job:
-            say("The queue goes on." if journal.controls.pause_all(False) else "The queue was not paused.")
+            say("The queue continues." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
         found = find_job(settings, job)
-        say(f"{found.id} goes on." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
+        say(f"{found.id} continues." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
@@ -118,8 +118,8 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     found = find_job(settings, job)
     with _journal(settings) as journal:
         if not journal.controls.prefer(found.id):
-            raise _refuse(found, "prefer", "prefer only what waits")
-    say(f"{found.id} is next{' once it is resumed' if found.paused else ''}.")
+            raise _refuse(found, "prefer", "prefer only an export that waits")
+    say(f"{found.id} is next{' after it is resumed' if found.paused else ''}.")
 
 
 def reload(config: ConfigOption = None) -> None:
@@ -127,4 +127,4 @@ def reload(config: ConfigOption = None) -> None:
     from daemon.operating.reload import ask_for_reload
 
     ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))
-    say("The daemon works by the new configuration now.")
+    say("The daemon uses the new configuration now.")

@@ -66,7 +66,7 @@ def init(
         "output": {"directory": folder},
         "export": {"variants": variants},
     }
-    if urls := notify or (_words("Who is told of exports, as Apprise URLs (none: leave it empty)", []) if asks else []):
+    if urls := notify or (_words("Where to send notifications of exports, as Apprise URLs (none: leave it empty)", []) if asks else []):
         chosen["notify"] = {"urls": urls}
     content = first_config.validated(first_config.text(chosen))
     if dry_run:
@@ -83,7 +83,7 @@ def init(
 def _look() -> Proposal:
     from daemon.installing.discovery import look
 
-    say_error("Looking for trainings and models on this box …")
+    say_error("Looking for trainings and models on this machine …")
     found = look()
     for one in found.roots:
         hours = (time.time() - one.newest) / 3600
@@ -94,7 +94,7 @@ def _look() -> Proposal:
     for name, folder in found.mapped:
         say_error(f"  {name}: {folder}")
     for name in found.missing:
-        say_error(f"  {name}: a base that checkpoints name, not found; give the folder that holds it by --base")
+        say_error(f"  {name}: a base that checkpoints name, but it was not found; give its folder with --base")
     return found
 
 
@@ -109,12 +109,12 @@ def _roots(found: Proposal | None, asks: bool, yes: bool) -> list[Path]:
         return proposed
     if yes:
         raise UsageError(
-            FaultCode.NO_CONFIGURATION, "make a configuration", "no checkpoint was found on this box, so there is nothing to watch yet",
-            "name the directory below which trainings write, by --root; it may come later",
+            FaultCode.NO_CONFIGURATION, "make a configuration", "no checkpoint was found on this machine, so there is nothing to watch yet",
+            "give the directory below which trainings write with --root; it does not have to exist yet",
         )  # fmt: skip
     raise UsageError(
         FaultCode.NO_TERMINAL, "ask which directories to watch", "there is no terminal",
-        "name them by --root" + (f", or give --yes to take what was found: {', '.join(map(str, proposed))}" if proposed else ""),
+        "give them with --root" + (f", or use --yes to accept what was found: {', '.join(map(str, proposed))}" if proposed else ""),
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _variants(asks: bool) -> list[str]:
     from daemon.contract.jobs.options import ExportOptions
 
     default = list(ExportOptions().variants)
-    return _words("What to make, as `ckptd formats` names it", default) if asks else default
+    return _words("Variants to make, as `ckptd formats` names them", default) if asks else default
 
 
 def _words(question: str, proposed: list[Any]) -> list[str]:
@@ -149,7 +149,7 @@ def _words(question: str, proposed: list[Any]) -> list[str]:
         try:
             return shlex.split(answer)
         except ValueError as error:
-            say_error(f"That can't be divided into words: {error}.")
+            say_error(f"That can't be read as a list of words: {error}.")
 
 
 def _paths(given: Any) -> list[Path]:
@@ -203,8 +203,8 @@ def install_service(
     service.refuse_unfit(box, user=user, dry=dry_run)
     if file is None:
         raise UsageError(
-            FaultCode.NO_CONFIGURATION, "install the service", "there is no configuration that it could run on",
-            "make one by `ckptd init`, or name one by --config",
+            FaultCode.NO_CONFIGURATION, "install the service", "there is no configuration for the service",
+            "create one with `ckptd init`, or give one with --config",
         )  # fmt: skip
     _refuse_odd(memory, slice_)
     wishes = service.Wishes(run_as, tuple(group or ()), acls, gpu, memory, slice_, start, force)
@@ -216,17 +216,15 @@ def install_service(
 
         plan = service.for_system(box, settings, path, wishes, page())
     if dry_run:
-        say_lines(
-            "\n".join([*(f"# {note}" for note in plan.notes), *(one.as_shell() for one in plan.actions)]) or "# nothing is to be done"
-        )
+        say_lines("\n".join([*(f"# {note}" for note in plan.notes), *(one.as_shell() for one in plan.actions)]) or "# nothing to do")
         return
     for note in plan.notes:
         say_error(f"Note: {note}.")
     actions.carry_out(plan.actions, record, say)
-    say("The service is installed." if plan.actions else "Nothing was to be done: the service is installed as it should be.")
+    say("The service is installed." if plan.actions else "Nothing to do: the service is already installed correctly.")
     own = ("--user",) if user else ()
     log, back = shlex.join(["journalctl", *own, "-u", "ckptd"]), shlex.join(["ckptd", "install-service", *own, "--undo"])
-    say(f"See `ckptd status` and `{log}`; `{back}` takes it back.")
+    say(f"See `ckptd status` and `{log}`; `{back}` undoes this.")
 
 
 def _refuse_odd(memory: str, slice_: str) -> None:
@@ -243,13 +241,17 @@ def _take_back(record: Path, after: list[Action], dry_run: bool) -> None:
 
     known = actions.read_record(record)
     if not known.undo:
-        say("Nothing is to be taken back: this command has installed nothing here.")
+        say("Nothing to undo: this command has installed nothing here.")
     elif dry_run:
         lines = [shlex.join(argv) if argv else f"# {why}" for argv, why in actions.taking_back(known)]
         say_lines("\n".join([*lines, *(one.as_shell() for one in after), shlex.join(("rm", str(record)))]))
     elif actions.undo(record, after, say):
-        say("It is taken back. Configuration, state and exports are left.")
+        say("The installation is undone. Configuration, state and exports are kept.")
     else:
         raise UsageError(
-            FaultCode.SETUP_FAILED, "take back all of it", "a command failed, see above", "correct that and give --undo again", path=record
+            FaultCode.SETUP_FAILED,
+            "undo the whole installation",
+            "a command failed, see above",
+            "correct that and give --undo again",
+            path=record,
         )

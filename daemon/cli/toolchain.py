@@ -75,7 +75,7 @@ def remove(name: NameArgument, config: ConfigOption = None, json_: JsonOption = 
     from daemon.toolchains.install import remove as take_away
 
     freed = take_away(_chains(load_settings(config)), name)
-    print_json({"name": name, "freed": freed}) if json_ else say(f"{name} is removed, {human(freed)} are freed.")
+    print_json({"name": name, "freed": freed}) if json_ else say(f"{name} is removed; {human(freed)} were freed.")
 
 
 @_app.command()

@@ -116,7 +116,7 @@ def adapter_config(value: Any, path: Path, operation: str = "read the adapter's 
         return kind.model_validate(value)
     raise Permanent(
         FaultCode.BAD_ADAPTER_CONFIG, operation, problem,
-        f"write it into {path.name} as it was in training, or save the adapter again with PEFT", path=path,
+        f"set it in {path.name} to its value in training, or save the adapter again with PEFT", path=path,
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def model_config(value: Any, path: Path, operation: str = "read the model's conf
 def _problem(kind: type[_Typed], value: Any, name: str, above: str = "") -> str | None:
     """What of `value` does not fit, as a clause; None where all of it does."""
     if not isinstance(value, dict):
-        return f"{name} holds {shown(value)}, and no JSON object"
+        return f"{name} contains {shown(value)}, not a JSON object"
     if "peft_type" in kind.model_fields and not value.get("peft_type"):
         return "it names no peft_type"
     for key, one in value.items():
@@ -172,7 +172,7 @@ def _unwritable(key: str, value: Any) -> str | None:
     try:
         json.dumps({key: value}, ensure_ascii=False).encode()
     except ValueError:  # a lone half of a surrogate pair, or a number of thousands of digits
-        return "no text or number that can be written"
+        return "neither text nor a number that JSON can hold"
     return None
 
 

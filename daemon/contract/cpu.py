@@ -87,7 +87,7 @@ def doubt(arithmetic: str, cpu: Cpu) -> str | None:
     if arithmetic == "half" and "asimdhp" not in cpu.features:
         return "ARM64 processors may add up in fp16, which is less exact; this processor computes fp16 in fp32"
     if arithmetic == "blocks":
-        return "at accuracy level 4, which the default may choose, other kinds of processors round activations in ways of their own"
+        return "at accuracy level 4, which the default may choose, other kinds of processors round activations differently"
     return None
 
 

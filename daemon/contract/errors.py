@@ -110,16 +110,16 @@ def from_oserror(error: OSError, operation: str, where: str | None = None) -> Ck
             FaultCode.DISK_FULL,
             operation,
             cause,
-            "free space on that file system, or point output.directory at a larger one",
+            "free space on that file system, or set output.directory to a larger one",
             path=path,
         )
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.ESTALE):
-        return Retryable(FaultCode.SYSTEM_RESOURCES, operation, cause, "look at the system's limits and its kernel log", path=path)
+        return Retryable(FaultCode.SYSTEM_RESOURCES, operation, cause, "check the system's limits and its kernel log", path=path)
     if error.errno == errno.EROFS:
-        remedy = "look into the kernel's log for the disk's errors and mount it for writing again"
+        remedy = "look for disk errors in the kernel's log, and mount the disk for writing again"
         return Retryable.after(DISK_RETRY_SECONDS, FaultCode.READ_ONLY, operation, cause, remedy, path=path)
     if error.errno in (errno.EACCES, errno.EPERM):
         return Permanent(
-            FaultCode.NO_PERMISSION, operation, cause, "give the daemon's user access to that path, or configure another", path=path
+            FaultCode.NO_PERMISSION, operation, cause, "give the daemon's user access to that path, or configure another path", path=path
         )
-    return Permanent(FaultCode.OS_ERROR, operation, cause, "look at that path and at the attempt's log", path=path)
+    return Permanent(FaultCode.OS_ERROR, operation, cause, "check that path and the attempt's log", path=path)

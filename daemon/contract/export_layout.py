@@ -41,7 +41,7 @@ def read_manifest(target: Path) -> object:
     with open(handle, "rb") as stream:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MANIFEST_LIMIT:
-            raise ValueError("is no regular file, or too large")
+            raise ValueError("is not a regular file, or is too large")
         try:
             return json.loads(stream.read(MANIFEST_LIMIT))
         except RecursionError as error:

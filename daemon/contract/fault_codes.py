@@ -22,38 +22,38 @@ class FaultCode(StrEnum):
     # Command line and configuration
 
     ALREADY_RUNNING = "already-running"
-    """Another ckptd holds the state directory.
+    """Another ckptd uses the state directory.
 
     To do: Stop the other ckptd, or give this one another `state.directory`.
     """
     BAD_OPTION = "bad-option"
-    """An option of the command line has a value that it can't take, or contradicts another one.
+    """A command-line option has an invalid value, or contradicts another option.
 
-    To do: Correct the option; the message says which values it takes.
+    To do: Correct the option; the message says which values are valid.
     """
     BAD_WEIGHT = "bad-weight"
-    """The factor of an adapter to add is no number, or 0, or so large that nothing is left of the base.
+    """The factor of an adapter to add is not a number, or is 0, or is so large that nothing of the base would remain.
 
     To do: Write `--add PATH=WEIGHT`, for example `--add style=0.5`.
     """
     CHECKPOINT_GONE = "checkpoint-gone"
-    """The checkpoint to retry is gone, damaged, or has other content by now.
+    """The checkpoint to retry was deleted, is damaged, or its content has changed.
 
-    To do: Train or copy the checkpoint again, and it is exported by itself; where only an adapter to add is gone, run `ckptd export
+    To do: Train or copy the checkpoint again; it is then exported automatically. If only an adapter to add is missing, run `ckptd export
     PATH` on the checkpoint.
     """
     CONFIG_EXISTS = "config-exists"
-    """The file that a first configuration would be written to is there already.
+    """The file for a first configuration already exists.
 
-    To do: Keep that file, name another one, or give --force to replace it.
+    To do: Keep that file, choose another file name, or use --force to replace it.
     """
     CONFIG_INVALID = "config-invalid"
-    """The configuration has unknown keys, wrong values or values that do not go together.
+    """The configuration has unknown keys, wrong values or values that contradict each other.
 
-    To do: Change each key that the message names; `ckptd check` says everything that is wrong at once.
+    To do: Change each key that the message names; `ckptd check` lists all problems at once.
     """
     CONFIG_MISSING = "config-missing"
-    """The configuration file that was named does not exist.
+    """The given configuration file does not exist.
 
     To do: Correct the path of `--config` or of the variable CKPTD_CONFIG.
     """
@@ -65,10 +65,10 @@ class FaultCode(StrEnum):
     CONFIG_UNREADABLE = "config-unreadable"
     """The configuration file can't be read, or is not UTF-8.
 
-    To do: Let this user read the file, and save it as UTF-8.
+    To do: Give this user read access to the file, and save it as UTF-8.
     """
     NO_ANSWER = "no-answer"
-    """The running daemon did not answer a request to reload in time.
+    """The running daemon did not answer a reload request in time.
 
     To do: Look at the daemon's log with `ckptd logs`, then try again.
     """
@@ -78,79 +78,78 @@ class FaultCode(StrEnum):
     To do: Give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH.
     """
     NO_CONFIGURATION = "no-configuration"
-    """There is no configuration that a service could run on, or nothing to make one of.
+    """There is no configuration for a service, or nothing to create one from.
 
-    To do: Make one with `ckptd init`, or name yours with --config.
+    To do: Create one with `ckptd init`, or give the path of yours with --config.
     """
     NO_EXPORT = "no-export"
-    """There is no published export at, below or above the path to verify.
+    """There is no published export in, below or above the path to verify.
 
-    To do: Give the folder of an export, of a run, or `output.directory`.
+    To do: Give the folder of an export or of a run, or `output.directory`.
     """
     NO_JOURNAL = "no-journal"
-    """No daemon has run on the state directory that was named.
+    """No daemon has run with the given state directory.
 
-    To do: Name the daemon's configuration with `--config`; if no daemon has run yet, start one with `ckptd run`.
+    To do: Give the daemon's configuration with `--config`; if no daemon has run yet, start one with `ckptd run`.
     """
     NO_REPORT = "no-report"
-    """What is to be compared has no report of an export.
+    """There is no export report for one of the two sides to compare.
 
-    To do: Name the folder of an export, or wait until the export has ended (`ckptd status`).
+    To do: Give the folder of an export, or wait until the export has finished (`ckptd status`).
     """
     NO_SUCH_JOB = "no-such-job"
-    """No export of the journal, or more than one, has the id that was given.
+    """No export in the journal has the given id, or several ids begin with it.
 
-    To do: Take an id from `ckptd list`, and give enough of it that only one job begins so.
+    To do: Take an id from `ckptd list`, and give enough of it to match only one job.
     """
     NO_SUCH_PATH = "no-such-path"
-    """The path that was given does not exist.
+    """The given path does not exist.
 
-    To do: Correct the path; for an adapter to add, in `merge.add` or `--add`.
+    To do: Correct the path; for an adapter to add, correct it in `merge.add` or `--add`.
     """
     NO_TERMINAL = "no-terminal"
-    """A command would have to ask something, and there is no terminal to ask on.
+    """A command needs to ask a question, but there is no terminal.
 
-    To do: Give the answers as options, or --yes to take what is proposed.
+    To do: Give the answers as options, or use --yes to accept the proposed values.
     """
     NOT_A_CHECKPOINT = "not-a-checkpoint"
     """The directory to export holds neither an adapter nor model weights.
 
-    To do: Give the directory that a trainer wrote, with an adapter or model weights in it; `ckptd explain PATH` says what is there.
+    To do: Give the directory that a trainer wrote, with an adapter or model weights in it; `ckptd explain PATH` shows what is there.
     """
     NOT_A_DIRECTORY = "not-a-directory"
-    """The path that was given is a file where a directory is due.
+    """The given path is a file, but a directory is needed.
 
-    To do: Give the directory that holds the file.
+    To do: Give the directory that contains the file.
     """
     NOT_RUNNING = "not-running"
-    """No daemon runs on the state directory.
+    """No daemon runs with the state directory.
 
-    To do: Start the daemon with `ckptd run` or as a service; if one runs on this state directory all the same, restart it.
+    To do: Start the daemon with `ckptd run` or as a service; if a daemon does run with this state directory, restart it.
     """
     NOT_WRITABLE = "not-writable"
-    """A folder of the configuration can't be written to.
+    """The daemon can't write to a folder that the configuration names.
 
-    To do: Give the daemon's user the right to write there, or set the key that the message names to another folder; a service also
-    needs the folder in `ReadWritePaths=`.
+    To do: Give the daemon's user write access there, or set the key that the message names to another folder; a service also needs the
+    folder in `ReadWritePaths=`.
     """
     NOT_YET = "not-yet"
-    """What is left of the export to retry is still being removed.
+    """Files of the export to retry are still being removed.
 
     To do: Try again in a moment.
     """
     NOTHING_TO_RETRY = "nothing-to-retry"
-    """The export to retry is not known, is still open, or has succeeded with the same settings.
+    """The export to retry is unknown, has not finished, or has succeeded with the same settings.
 
-    To do: Retry an export that failed, is partial or was cancelled; one that succeeded can be retried after the configuration has
-    changed.
+    To do: Retry an export that failed, is partial or was cancelled; one that succeeded can be retried after the configuration has changed.
     """
     OUTPUT_IN_CHECKPOINT = "output-in-checkpoint"
-    """The output of `ckptd export` would lie inside the checkpoint.
+    """The output of `ckptd export` would be inside the checkpoint.
 
-    To do: Name another folder with `--output`.
+    To do: Give another folder with `--output`.
     """
     RELOAD_REFUSED = "reload-refused"
-    """The changed configuration is wrong; the daemon keeps the one before.
+    """The changed configuration is wrong; the daemon keeps the previous one.
 
     To do: Correct what the message names, then run `ckptd reload` again.
     """
@@ -162,89 +161,92 @@ class FaultCode(StrEnum):
     SETUP_FAILED = "setup-failed"
     """A command that `ckptd install-service` runs failed.
 
-    To do: Read what the command said, correct that, and run `ckptd install-service` again; what was done is not done twice.
+    To do: Read the command's output, correct the cause, and run `ckptd install-service` again; steps that are already done are not
+    repeated.
     """
     SEVERAL_DAEMONS = "several-daemons"
-    """Several daemons run, and the command names none of them.
+    """Several daemons run, and the command does not say which one to use.
 
-    To do: Name the configuration of one daemon with `--config`; the message lists them.
+    To do: Give the configuration of one daemon with `--config`; the message lists them.
     """
     STATE_ELSEWHERE = "state-elsewhere"
-    """The journal of an earlier version lies in the user's own state directory, and the daemon would begin an empty one in /var/lib.
+    """An earlier version's journal is in the user's own state directory, but the daemon would start an empty one in /var/lib.
 
-    To do: Stop every daemon and move the old state with the command in the message, or set `state.directory` to the one that you mean.
+    To do: Stop every daemon and move the old state with the command in the message, or set `state.directory` to the directory that you
+    want.
     """
     THREAD_LOST = "thread-lost"
-    """A thread of the daemon died again and again, or met the same error in every round; the daemon ended.
+    """A thread of the daemon died repeatedly, or had the same error in every round; the daemon ended.
 
-    To do: Look for the traceback in the log and report it; the service manager starts ckptd again by itself.
+    To do: Look for the traceback in the log and report it; the service manager restarts ckptd automatically.
     """
     WRONG_STATE = "wrong-state"
-    """The export is in a state in which the command can't do anything to it.
+    """The command can't be used on an export in its current state.
 
-    To do: See the state with `ckptd show JOB`; the message says which commands are possible.
+    To do: Check the state with `ckptd show JOB`; the message says which commands are possible.
     """
 
     # Disk, memory and rights
 
     DISK_FULL = "disk-full"
-    """A write met a full disk or an exhausted quota.
+    """A write failed because the disk is full or a quota is used up.
 
-    To do: Free space on the file system that the message names, or set `output.directory` to a larger one; the work goes on by itself.
+    To do: Free space on the file system that the message names, or set `output.directory` to a larger one; the work continues
+    automatically.
     """
     DISK_LOW = "disk-low"
-    """A file system that ckptd writes to has no room; work waits until it has.
+    """A file system that ckptd writes to has too little free space; work waits until there is enough.
 
-    To do: Free space as `ckptd status` proposes; nothing is lost, and the work goes on by itself.
+    To do: Free space as `ckptd status` proposes; nothing is lost, and the work continues automatically.
     """
     DISK_NOW = "disk-now"
-    """The disk has too little free space now for what is to be written; it waits.
+    """There is too little free disk space now for the data to write; the work waits.
 
-    To do: Free space (or delete files, where file entries have run out) on the file system that the message names, set
+    To do: Free space (or delete files, if the file system has no free inodes) on the file system that the message names, set
     `output.directory`, `state.directory` or `pin.directory` to a larger disk, or lower `limits.disk_reserve`.
     """
     MEMORY_NEVER = "memory-never"
-    """A stage needs more memory than this machine may ever give it.
+    """A stage needs more memory than ckptd may ever use on this machine.
 
     To do: Export on a larger machine, raise `limits.memory_fraction`, or leave the variant out of `export.variants`.
     """
     MEMORY_NOW = "memory-now"
-    """Too little memory is available now for a stage; it waits.
+    """Too little memory is available for a stage now; the stage waits.
 
-    To do: Nothing; the stage starts when there is memory. Free some to have it sooner.
+    To do: Nothing; the stage starts when there is enough memory. To start it sooner, free memory.
     """
     NO_PERMISSION = "no-permission"
-    """The daemon's user may not do that to the path.
+    """The daemon's user has no permission for this operation on the path.
 
     To do: Give the daemon's user access with the command in the message, or run the command as the daemon's user.
     """
     NO_PROCESS = "no-process"
-    """The system gave no process for a stage: no memory, or too many processes or files. It is tried again while that lasts.
+    """The system could not start a process for a stage: no memory, or too many processes or open files. It is tried again.
 
-    To do: See what takes the machine's memory and processes, and what limits the daemon's user has; it goes on by itself.
+    To do: Check what uses the machine's memory and processes, and which limits the daemon's user has; the work continues automatically.
     """
     NOT_ENOUGH_MEMORY = "not-enough-memory"
-    """A merge that needs the whole model in memory finds too little available.
+    """A merge needs the whole model in memory, and too little memory is available.
 
     To do: Wait for memory, or merge on a larger machine; a plain LoRA on linear layers needs far less.
     """
     OS_ERROR = "os-error"
-    """The operating system refused an operation for a reason without a code of its own here.
+    """The operating system refused an operation, for a reason that has no code of its own.
 
     To do: Look at the path that the message names, and at the attempt's log.
     """
     READ_ONLY = "read-only"
-    """The file system can only be read.
+    """The file system is read-only.
 
-    To do: Look for errors of the disk in the kernel's log, and mount the file system for writing again.
+    To do: Look for disk errors in the kernel's log, and mount the file system for writing again.
     """
     ROOT_SILENT = "root-silent"
     """The file system of a watched root does not answer.
 
-    To do: Look at the mount and its server; the watch goes on by itself when it answers.
+    To do: Look at the mount and its server; when the file system answers, ckptd watches it again automatically.
     """
     SYSTEM_RESOURCES = "system-resources"
-    """File handles, memory of the system, or a device failed in a way that may pass.
+    """A temporary system error: no file handles, no system memory, or a device error.
 
     To do: Look at the system's limits (`ulimit -a`) and at the kernel's log.
     """
@@ -254,77 +256,77 @@ class FaultCode(StrEnum):
     JOURNAL_DAMAGED = "journal-damaged"
     """The journal is not a valid database; the next start rebuilds it.
 
-    To do: Start ckptd again: it sets the file aside and rebuilds the journal. Then look at that disk.
+    To do: Start ckptd again: it sets the file aside and rebuilds the journal. Then check that disk.
     """
     JOURNAL_GONE = "journal-gone"
-    """The journal's file was removed or replaced while it was in use.
+    """The journal file was deleted or replaced while it was in use.
 
-    To do: If the log says that it was put back, only find out what removed it; otherwise stop ckptd, put the right file there and start
-    it again.
+    To do: If the log says that it was put back, only find out what deleted it; otherwise stop ckptd, put the right file there and start it
+    again.
     """
     JOURNAL_NEWER = "journal-newer"
     """A newer ckptd wrote the journal.
 
-    To do: Install the newer version again, or name another `state.directory`.
+    To do: Install the newer version again, or set another `state.directory`.
     """
     JOURNAL_NOT_DURABLE = "journal-not-durable"
-    """A change of the journal is made, but may not outlast a power cut.
+    """A change was written to the journal, but a power failure may lose it.
 
-    To do: Look at the disk below the state directory and at the kernel's log.
+    To do: Check the disk of the state directory and the kernel's log.
     """
     JOURNAL_REBUILT = "journal-rebuilt"
     """The journal was damaged and has been rebuilt (log only).
 
-    To do: Look at that disk; `ckptd status` says what the journal was rebuilt from, and `ckptd fsck` checks it.
+    To do: Check that disk; `ckptd status` says what the journal was rebuilt from, and `ckptd fsck` checks it.
     """
     JOURNAL_UNAVAILABLE = "journal-unavailable"
     """The journal can't be read or written now.
 
-    To do: Do what the message says about the cause: end the other program that holds the file, free space or memory, give this user
-    access, or keep the state on a local disk. A running daemon tries again by itself.
+    To do: Correct the cause that the message names: end the other program that uses the file, free space or memory, give this user access,
+    or keep the state on a local disk. A running daemon tries again automatically.
     """
     JOURNAL_UPGRADE = "journal-upgrade"
-    """The journal is intact and could not be brought to this version's schema.
+    """The journal is intact, but it could not be upgraded to this version's schema.
 
-    To do: Install the version that wrote it again, and report the message.
+    To do: Install the version that wrote the journal again, and report the message.
     """
     JOURNAL_VERSION = "journal-version"
-    """`ckptd fsck` or `prune` met a journal of another schema version.
+    """`ckptd fsck` or `prune` found a journal with another schema version.
 
-    To do: Check a newer journal with the ckptd that wrote it; start this ckptd once on an older one, which brings it up to date.
+    To do: If the journal is newer, check it with the ckptd that wrote it; if it is older, start this ckptd once, which upgrades it.
     """
 
     # Checkpoints and their bases
 
     BASE_DAMAGED = "base-damaged"
-    """Files of the base model are cut off or missing.
+    """Files of the base model are truncated or missing.
 
     To do: Download or copy the base model again.
     """
     BASE_NOT_FOUND = "base-not-found"
     """No folder with the base model's config.json and weights was found.
 
-    To do: Set `base.map` for the name that the message gives, or add the folder that holds the model to `base.search`, then run `ckptd
+    To do: Set `base.map` for the name that the message gives, or add the folder that contains the model to `base.search`, then run `ckptd
     reload` and `ckptd retry JOB`; for `ckptd export`, give `--base`.
     """
     CHECKPOINT_DAMAGED = "checkpoint-damaged"
-    """The checkpoint's files are cut off, missing or do not fit together.
+    """The checkpoint's files are truncated, missing or contradict each other.
 
-    To do: Save it again from the trainer, or copy it again in full; it is exported by itself when it is whole.
+    To do: Save it again from the trainer, or copy it again completely; it is exported automatically when it is complete.
     """
     CHECKPOINT_LOST = "checkpoint-lost"
-    """A checkpoint was removed before it had settled (log only).
+    """A checkpoint was deleted before ckptd could pin it (log only).
 
     To do: Raise the trainer's save_total_limit, or lower `watch.settle_seconds`.
     """
     DCP_SHARDED = "dcp-sharded"
-    """The checkpoint is torch.distributed.checkpoint's sharded state, and holds no model, or an adapter without its adapter_config.json.
+    """The checkpoint is torch.distributed.checkpoint's sharded state, without a model, or with an adapter but no adapter_config.json.
 
-    To do: Put the training's adapter_config.json into the checkpoint's or the run's directory, or name the directory that holds the
+    To do: Put the training's adapter_config.json into the checkpoint's or the run's directory, or give the directory that contains the
     model's own state.
     """
     DEEPSPEED_SHARDED = "deepspeed-sharded"
-    """The checkpoint is DeepSpeed's sharded state of a kind that is not put together, or of an adapter without its adapter_config.json.
+    """The checkpoint is DeepSpeed's sharded state, in a form that ckptd can't merge, or of an adapter without its adapter_config.json.
 
     To do: For an adapter, put the training's adapter_config.json into the checkpoint's or the run's directory; otherwise run
     zero_to_fp32.py as the message says, or train with stage3_gather_16bit_weights_on_model_save.
@@ -332,25 +334,25 @@ class FaultCode(StrEnum):
     FSDP_SHARDED = "fsdp-sharded"
     """The checkpoint is FSDP's sharded state of an adapter, without its adapter_config.json.
 
-    To do: Put the training's adapter_config.json into the checkpoint's or the run's directory; the checkpoint is then exported by
-    itself.
+    To do: Put the training's adapter_config.json into the checkpoint's or the run's directory; the checkpoint is then exported
+    automatically.
     """
     LIGHTNING_CHECKPOINT = "lightning-checkpoint"
-    """The checkpoint is Lightning's, and objects in its pickle, or several files without a step, keep it from being read.
+    """The checkpoint is Lightning's and can't be read: its pickle contains objects, or there are several files without a step.
 
     To do: Load it in the trainer with load_from_checkpoint, call save_pretrained and export that folder, or keep objects out of the
     checkpoint with save_hyperparameters(ignore=[...]).
     """
     LITGPT_CHECKPOINT = "litgpt-checkpoint"
-    """The checkpoint is litgpt's, with names and shapes of its own.
+    """The checkpoint is litgpt's; its tensors have other names and shapes than transformers uses.
 
     To do: Convert it with the litgpt commands in the message, save the model with save_pretrained and export that folder.
     """
     SHARDS_UNMATCHED = "shards-unmatched"
-    """The tensors of a checkpoint in pieces fit the model that they are for in no way, or in more than one.
+    """The tensors of a sharded checkpoint do not match the model, or match it in more than one way.
 
-    To do: Name the base that was trained with `--base` or `base.map`, or save the model in the trainer with save_pretrained and export
-    that folder.
+    To do: Set the base that was trained with `--base` or `base.map`, or save the model in the trainer with save_pretrained and export that
+    folder.
     """
     STILL_WRITTEN = "still-written"
     """The checkpoint changes while it is read.
@@ -361,19 +363,19 @@ class FaultCode(StrEnum):
     # Stages, as the daemon runs them
 
     BAD_JOB = "bad-job"
-    """The child could not use its job file.
+    """The child process could not use its job file.
 
     To do: Restart the daemon if ckptd or a format's package was replaced while it ran; otherwise run `ckptd check`.
     """
     BAD_OUTPUT = "bad-output"
-    """A stage left what can't be published or recorded: a link or a pipe among its files, or figures that are no JSON.
+    """A stage's output can't be published or recorded: it contains a link or a pipe, or figures that are not JSON.
 
-    To do: Leave the variant out of `export.variants`, and report it to whoever wrote the stage.
+    To do: Leave the variant out of `export.variants`, and report it to the stage's authors.
     """
     BAD_RESULT = "bad-result"
-    """The child's result file is cut off, of another version, or not true about its files.
+    """The child's result file is truncated, from another version, or does not match its files.
 
-    To do: Look whether another program or another version of ckptd writes into the state directory; the attempt is repeated by itself.
+    To do: Check whether another program or another version of ckptd writes into the state directory; the attempt is repeated automatically.
     """
     CRASHED = "crashed"
     """The child's process crashed inside a library.
@@ -381,128 +383,128 @@ class FaultCode(StrEnum):
     To do: Read the stack in the attempt's log; another version of the library that it names may not crash.
     """
     HUNG = "hung"
-    """The child gave no sign of life for `limits.silence_seconds`.
+    """The child process showed no activity for `limits.silence_seconds`.
 
     To do: Read the attempt's log; raise `limits.silence_seconds` if the machine was swapping.
     """
     KILLED = "killed"
-    """Someone other than ckptd ended the child by a signal.
+    """A signal that ckptd did not send ended the child process.
 
     To do: Find out who sends signals on this machine: an administrator, a job limit, a container's memory limit.
     """
     MEMORY_LIMIT = "memory-limit"
-    """The attempt took more memory than it may.
+    """The attempt used more memory than its limit.
 
     To do: Raise `limits.memory_fraction`, or leave the variant out on this machine.
     """
     MEMORY_PRESSURE = "memory-pressure"
-    """The attempt was ended because the machine fell below `limits.memory_reserve`.
+    """The attempt was ended because the machine's available memory fell below `limits.memory_reserve`.
 
-    To do: Nothing; it is tried again when there is memory. Free some to have it sooner.
+    To do: Nothing; it is tried again when there is enough memory. To start it sooner, free memory.
     """
     NO_CONTROL_GROUP = "no-control-group"
-    """The child could not enter its control group.
+    """The child process could not enter its control group.
 
-    To do: Look at `Delegate=` in the service's unit.
+    To do: Check `Delegate=` in the service's unit.
     """
     NO_RESULT = "no-result"
-    """The child ended without a result file.
+    """The child process ended without a result file.
 
     To do: Read the attempt's log, which `ckptd show JOB` names.
     """
     OTHER_PARENT = "other-parent"
-    """The child found that its daemon was gone, and ended.
+    """The child process found that its daemon was gone, and ended.
 
     To do: Start only one daemon on this state directory.
     """
     OUT_OF_MEMORY = "out-of-memory"
-    """Memory ran out: the kernel killed the child, or a library could not allocate.
+    """Memory ran out: the kernel killed the child process, or a library could not allocate memory.
 
     To do: Free memory, export when the training is over, raise `limits.memory_fraction`, or leave the variant out.
     """
     POISON = "poison"
-    """The daemon died `limits.crashes` times while the stage ran; it is set aside.
+    """The daemon died `limits.crashes` times while the stage ran; the stage is not tried again.
 
-    To do: Look for "Out of memory" in the kernel's log and into the attempts' logs, then run `ckptd retry JOB`.
+    To do: Look for "Out of memory" in the kernel's log and in the attempts' logs, then run `ckptd retry JOB`.
     """
     RESULT_UNWRITABLE = "result-unwritable"
-    """The child could not write its result file.
+    """The child process could not write its result file.
 
-    To do: Look at the state directory and at the kernel's log.
+    To do: Check the state directory and the kernel's log.
     """
     RETRY = "retry"
-    """An earlier attempt failed, and the stage waits for its next one.
+    """An earlier attempt failed, and the stage waits for its next attempt.
 
-    To do: Nothing; it is tried again by itself.
+    To do: Nothing; it is tried again automatically.
     """
     SKIPPED = "skipped"
     """A stage that this one needs gave no output.
 
-    To do: Do what is said about the stage that the message names.
+    To do: Solve the problem of the stage that the message names.
     """
     STAGE_OUTPUT_GONE = "stage-output-gone"
-    """The output of a finished stage is no longer there; the stage is made again.
+    """The output of a finished stage no longer exists; the stage is repeated.
 
-    To do: Leave `output.directory` alone while exports run; the stage is made again by itself.
+    To do: Do not change `output.directory` while exports run; the stage is repeated automatically.
     """
     TARGET_TAKEN = "target-taken"
-    """Another checkpoint was published in the export's folder meanwhile, from another journal, or a link or an export is in the way.
+    """Another checkpoint, from another journal, was published in the export's folder, or a link or an export is in the way.
 
-    To do: Move what lies there away, or set `output.naming` so that the two names differ and run `ckptd retry JOB`; or run `ckptd
-    cancel JOB` and `ckptd export PATH`, which takes another folder.
+    To do: Move that folder or link away, or set `output.naming` so that the two names differ and run `ckptd retry JOB`; or run `ckptd
+    cancel JOB` and `ckptd export PATH`, which uses another folder.
     """
     TIMEOUT = "timeout"
     """The attempt ran longer than `limits.stage_timeout`.
 
-    To do: Raise `limits.stage_timeout` if the stage was still moving.
+    To do: Raise `limits.stage_timeout` if the stage still made progress.
     """
     TIMING = "timing"
-    """A stage waits, since it or another one measures time and nothing may run beside that.
+    """A stage waits because this stage or another one measures speed, and nothing else may run during that.
 
-    To do: Nothing; it starts by itself within minutes.
+    To do: Nothing; it starts automatically within minutes.
     """
     TOO_MANY_PROCESSES = "too-many-processes"
-    """The attempt had, or wanted, more processes than `limits.processes`.
+    """The attempt had, or tried to start, more processes than `limits.processes`.
 
     To do: Raise `limits.processes` if the stage needs that many.
     """
     TURN = "turn"
-    """An export waits, since others have what `limits.jobs` and `limits.threads` allow.
+    """An export waits because other exports use all that `limits.jobs` and `limits.threads` allow.
 
     To do: Nothing; it starts when the others have finished. Or raise `limits.jobs` or `limits.threads`.
     """
     UNEXPECTED = "unexpected"
-    """An error that nobody foresaw; the log has its traceback.
+    """An unexpected error; the log has its traceback.
 
     To do: Read the log; if the input looks right, report it with the traceback.
     """
     VERIFYING = "verifying"
-    """Output of earlier attempts is compared with its digests before it is used; the export waits.
+    """The export waits while the output of earlier attempts is compared with its digests.
 
-    To do: Nothing; it goes on by itself.
+    To do: Nothing; it continues automatically.
     """
     WINDOW_CLOSED = "window-closed"
-    """`schedule.heavy` does not allow the stage now; it waits for its window.
+    """`schedule.heavy` does not allow the stage now; it waits for its time window.
 
-    To do: Nothing; it waits for its window. Change `schedule.heavy` to have it sooner.
+    To do: Nothing; it waits for its time window. To start it sooner, change `schedule.heavy`.
     """
 
     # Model folders, as stages read them
 
     BAD_INDEX = "bad-index"
-    """The index of the weight files is not one, or names what is not there.
+    """The index of the weight files is invalid, or names files that do not exist.
 
     To do: Copy or download the model again, with its index file.
     """
     BAD_MODEL_CONFIG = "bad-model-config"
-    """config.json holds a field of a wrong kind.
+    """A field in config.json has the wrong type.
 
     To do: Correct the field in the file that the message names, or copy that file again from its source.
     """
     FILE_MISSING = "file-missing"
-    """A file that the folder should hold does not exist.
+    """A file that the folder should contain does not exist.
 
-    To do: Copy or download the folder again in full.
+    To do: Copy or download the folder again completely.
     """
     NO_TENSORS = "no-tensors"
     """A weight file is not a table of tensors.
@@ -510,9 +512,9 @@ class FaultCode(StrEnum):
     To do: Save the model with save_pretrained.
     """
     NO_WEIGHTS = "no-weights"
-    """The model folder holds no weights.
+    """The model folder contains no weights.
 
-    To do: Give a folder that holds a transformers model.
+    To do: Give a folder that contains a transformers model.
     """
     NOT_JSON = "not-json"
     """A JSON file can't be parsed.
@@ -520,42 +522,42 @@ class FaultCode(StrEnum):
     To do: Copy the file again from its source.
     """
     NOT_SAFETENSORS = "not-safetensors"
-    """The weights are pickled `.bin` files where safetensors are needed.
+    """The weights are pickled `.bin` files, but safetensors files are needed.
 
     To do: Convert the weights to safetensors.
     """
     PROMPTS_EMPTY = "prompts-empty"
-    """The prompts hold no text, or give no tokens.
+    """The prompts file has no text, or its text gives no tokens.
 
     To do: Put one prompt on each line of the file that `validate.prompts` names, or set it to "".
     """
     PROMPTS_NOT_FOUND = "prompts-not-found"
     """The file that `validate.prompts` names does not exist.
 
-    To do: Set `validate.prompts` to a UTF-8 text file with one prompt a line, or to "".
+    To do: Set `validate.prompts` to a UTF-8 text file with one prompt per line, or to "".
     """
     PROMPTS_NOT_TEXT = "prompts-not-text"
     """The file that `validate.prompts` names is not UTF-8 text.
 
-    To do: Set `validate.prompts` to a UTF-8 text file with one prompt a line, or to "".
+    To do: Set `validate.prompts` to a UTF-8 text file with one prompt per line, or to "".
     """
     TOO_MUCH_CODE = "too-much-code"
-    """The model's folder holds more or larger Python files than a model's own code has.
+    """The model's folder contains more or larger Python files than a model's own code needs.
 
     To do: Leave only the model's own modules in its folder, or set `merge.trust_remote_code` to false.
     """
     TRUNCATED_WEIGHTS = "truncated-weights"
-    """A weight file is shorter than its header says, or has changed while it was read.
+    """A weight file is shorter than its header says, or changed while it was read.
 
-    To do: Copy or download the file again, and leave it alone while it is read; or take another checkpoint.
+    To do: Copy or download the file again, and do not change it while it is read; or take another checkpoint.
     """
     UNKNOWN_DTYPE = "unknown-dtype"
-    """The weights have a data type that can't be read here.
+    """The weights have a data type that ckptd can't read.
 
     To do: Save the model in 16 or 32 bits.
     """
     UNSAFE_PICKLE = "unsafe-pickle"
-    """The weights are a pickle that holds more than tensors; it is never executed.
+    """The weights are a pickle that contains more than tensors; it is never executed.
 
     To do: Find out who wrote the file before anything else opens it; then save it again from the trainer, with safe_serialization=True.
     """
@@ -563,14 +565,14 @@ class FaultCode(StrEnum):
     # Merge
 
     ADAPTER_DTYPE = "adapter-dtype"
-    """The adapter's weights have a data type that can't be read here.
+    """The adapter's weights have a data type that ckptd can't read.
 
     To do: Save the adapter as float32.
     """
     ADAPTER_FOR_ANOTHER_BASE = "adapter-for-another-base"
-    """The adapter's shapes are not those of the base, or it was trained on another one.
+    """The adapter's shapes do not match the base, or it was trained on another base.
 
-    To do: Set the base (`base.map`, `--base`) to the one that the adapter was trained on, with its enlarged vocabulary if training
+    To do: Set the base (`base.map`, `--base`) to the model that the adapter was trained on, with its enlarged vocabulary if training
     enlarged it.
     """
     ADAPTER_KEY_UNMATCHED = "adapter-key-unmatched"
@@ -579,7 +581,7 @@ class FaultCode(StrEnum):
     To do: Check that the base is the one that the adapter was trained on; the message names it.
     """
     ADAPTER_NOT_ALONE = "adapter-not-alone"
-    """The export merges other adapters too, or its own by a factor, so its adapter alone is not what was verified.
+    """The export also merges other adapters, or scales its own by a factor, so the adapter alone is not what was verified.
 
     To do: Leave pytorch-adapter out of `export.variants`, or export the checkpoint without `merge.add` and `merge.weight`.
     """
@@ -589,9 +591,9 @@ class FaultCode(StrEnum):
     To do: Give the base that the adapter was trained on, or save the adapter again so that adapter_config.json fits its weights.
     """
     ADAPTER_NOT_MERGEABLE = "adapter-not-mergeable"
-    """What the adapter does can't be written into the base's weights.
+    """The adapter's changes can't be written into the base's weights.
 
-    To do: Serve the adapter with PEFT beside its base; the message says where another way of training or saving helps.
+    To do: Serve the adapter together with its base through PEFT; the message says whether another way of training or saving helps.
     """
     ADAPTER_SHARDED = "adapter-sharded"
     """The adapter was saved while its parameters were sharded.
@@ -599,21 +601,21 @@ class FaultCode(StrEnum):
     To do: Save the adapter with its parameters gathered; DeepSpeed ZeRO-3 and FSDP keep shards.
     """
     ADAPTERS_NOT_ADDITIVE = "adapters-not-additive"
-    """Adapters are to be added up or weighed, and one is not a plain LoRA over the base.
+    """Adapters are to be added or weighted, but one of them is not a plain LoRA over the base.
 
-    To do: Leave `merge.add`, `merge.weight` and `--add` out, or merge the adapters one after another, each by an export whose base is
-    the one before.
+    To do: Leave `merge.add`, `merge.weight` and `--add` out, or merge the adapters one after another: each export uses the result of the
+    one before as its base.
     """
     BAD_ADAPTER_CONFIG = "bad-adapter-config"
-    """adapter_config.json is not one, or holds a field of a wrong kind.
+    """adapter_config.json is invalid, or a field in it has the wrong type.
 
-    To do: Correct the field that the message names as it was in training, install the PEFT that it was trained with, or save the
+    To do: Set the field that the message names to its value in training, install the PEFT version that it was trained with, or save the
     adapter again.
     """
     BASE_CHANGED = "base-changed"
     """A file of the base changed while it was read.
 
-    To do: Leave the base alone while it is read; it is tried again by itself.
+    To do: Do not change the base while it is read; it is tried again automatically.
     """
     BASE_MISSING = "base-missing"
     """The checkpoint is an adapter, and no base was given.
@@ -626,68 +628,68 @@ class FaultCode(StrEnum):
     To do: Check that the base loads with transformers.
     """
     BASE_NOT_WANTED = "base-not-wanted"
-    """The checkpoint is a full fine-tune, and a base was given.
+    """The checkpoint is a full fine-tune, which needs no base, but a base was given.
 
-    To do: Leave the base unset for this run.
+    To do: Do not set a base for this run.
     """
     BASE_WEIGHT_UNCHANGED = "base-weight-unchanged"
-    """The adapter says that it changes a weight, and holds nothing for it.
+    """The adapter's configuration says that it changes a weight, but the adapter contains nothing for it.
 
     To do: Check that the base is the one that the adapter was trained on; the message names it.
     """
     CHECKPOINT_CHANGED = "checkpoint-changed"
     """A file of the full fine-tune changed while it was read.
 
-    To do: Leave the checkpoint alone while it is read; it is tried again by itself.
+    To do: Do not change the checkpoint while it is read; it is tried again automatically.
     """
     DAMAGED_QUANTIZATION = "damaged-quantization"
-    """The packed weights of a quantized model do not fit together.
+    """The packed weights of a quantized model contradict each other.
 
     To do: Copy or download the base again, or use its 16-bit original.
     """
     DORA_MISMATCH = "dora-mismatch"
     """DoRA's magnitudes and adapter_config.json contradict each other.
 
-    To do: Use weights and adapter_config.json of one and the same save.
+    To do: Use weights and adapter_config.json from the same save.
     """
     DTYPE_OVERFLOW = "dtype-overflow"
-    """A weight is too large for the data type that it is to be written in.
+    """A weight is too large for its data type in the output.
 
     To do: Set `merge.dtype` to "base", or to the wider type that the message names.
     """
     EMPTY_ADAPTER = "empty-adapter"
-    """The adapter's file holds no tensor.
+    """The adapter's file contains no tensors.
 
     To do: Take another checkpoint.
     """
     HALF_A_PAIR = "half-a-pair"
     """A module of the adapter has only one of its two matrices.
 
-    To do: Take another checkpoint; this one was cut off, or saved while its parameters were sharded.
+    To do: Take another checkpoint; this one is truncated, or was saved while its parameters were sharded.
     """
     HEAD_INCOMPLETE = "head-incomplete"
-    """The adapter brings a task head of which weights are missing.
+    """The adapter has a task head, but some of the head's weights are missing.
 
-    To do: Train with the head named in modules_to_save; the values that training had are lost.
+    To do: Train with the head named in modules_to_save; the values from the training are lost.
     """
     MERGE_NOT_EXACT = "merge-not-exact"
-    """Weights that were written are not what base and adapter give.
+    """The written weights are not equal to base + adapter.
 
     To do: Check this machine's disk and memory and merge again; if it happens again, report it with adapter_config.json.
     """
     MERGED_WEIGHTS_DIFFER = "merged-weights-differ"
-    """Base + adapter is not the whole model that the trainer saved beside the adapter.
+    """Base + adapter is not equal to the whole model that the trainer saved in the adapter's directory.
 
-    To do: Put the whole model into a directory of its own, where it is exported as a full fine-tune; or remove its weights, if the
-    adapter is the right one.
+    To do: Put the whole model into a separate directory, where it is exported as a full fine-tune; or remove its weights, if the adapter is
+    the right one.
     """
     NEEDS_PEFT = "needs-peft"
-    """The adapter can only be merged through PEFT, which can't write what `[merge]` asks for.
+    """The adapter can only be merged through PEFT, which does not support the options that `[merge]` sets.
 
     To do: Leave `merge.dtype`, `merge.max_shard_size` and `merge.base` at their defaults.
     """
     NO_ADAPTER = "no-adapter"
-    """The folder holds no adapter weights.
+    """The folder contains no adapter weights.
 
     To do: Correct the path in `merge.add` or `--add` and run `ckptd export PATH` on the checkpoint; for a full fine-tune, leave
     pytorch-adapter out of `export.variants`.
@@ -695,8 +697,8 @@ class FaultCode(StrEnum):
     NON_FINITE_WEIGHTS = "non-finite-weights"
     """A merged weight is NaN or infinite.
 
-    To do: Look at the training's loss and take an earlier checkpoint; copy the base again if the message blames it; give adapters that
-    are added smaller weights (`merge.weight`, `merge.add`).
+    To do: Look at the training's loss and take an earlier checkpoint; if the message names the base as the cause, copy the base again; give
+    adapters that are added smaller weights (`merge.weight`, `merge.add`).
     """
     NOT_AN_ADAPTER = "not-an-adapter"
     """The adapter's file is not a table of tensors.
@@ -704,37 +706,37 @@ class FaultCode(StrEnum):
     To do: Save the adapter again with PEFT.
     """
     OUTPUT_NOT_EMPTY = "output-not-empty"
-    """The folder to merge into holds something else.
+    """The output folder of the merge is not empty.
 
     To do: Give an empty folder.
     """
     PATTERNS_TOO_SLOW = "patterns-too-slow"
     """Matching the patterns of adapter_config.json takes more work than any adapter needs.
 
-    To do: Name the modules in plain text, or write the pattern without repetitions inside repetitions.
+    To do: Name the modules in plain text, or write the pattern without nested repetitions.
     """
     QUANTIZED_BASE = "quantized-base"
-    """The base is quantized in a way that can't be undone here.
+    """The base has a quantization that ckptd can't undo.
 
     To do: Set the base (`base.map`, `--base`) to the original model in 16 bits.
     """
     QUANTIZED_CHECKPOINT = "quantized-checkpoint"
-    """The full fine-tune is quantized in a way that can't be undone here.
+    """The full fine-tune has a quantization that ckptd can't undo.
 
     To do: Set `merge.dtype` to "base".
     """
     RANK_MISMATCH = "rank-mismatch"
     """The adapter's shapes and the rank in adapter_config.json contradict each other.
 
-    To do: Use weights and adapter_config.json of one and the same save.
+    To do: Use weights and adapter_config.json from the same save.
     """
     UNKNOWN_ARCHITECTURE = "unknown-architecture"
     """transformers has no class for the architecture that config.json names.
 
-    To do: Install a transformers release that knows the architecture; code from model folders is never run.
+    To do: Install a transformers release that supports the architecture; code from model folders is never run.
     """
     UNKNOWN_LAYOUT = "unknown-layout"
-    """A quantized base's weights lie otherwise than its loaded model says.
+    """A quantized base's weights are stored in another layout than its loaded model says.
 
     To do: Set `merge.base` to "original".
     """
@@ -742,7 +744,7 @@ class FaultCode(StrEnum):
     # Export to PyTorch and ONNX
 
     ACTIVATIONS_MISMATCH = "activations-mismatch"
-    """The graph's activations are not those of the model.
+    """The graph's activations differ from those of the model.
 
     To do: Leave the onnx-activations variants out of `export.variants`, and keep the attempt's log for a report.
     """
@@ -768,7 +770,7 @@ class FaultCode(StrEnum):
     To do: Do what the message says about the failed strategy, or leave the onnx variants out of `export.variants`.
     """
     FIXED_AXES = "fixed-axes"
-    """The exported graph takes one size only, where any is needed.
+    """The exported graph accepts only one input size, but must accept any size.
 
     To do: Leave the onnx-activations variants out of `export.variants`.
     """
@@ -778,12 +780,12 @@ class FaultCode(StrEnum):
     To do: Use onnx-int8-weight, whose activations stay fp32, and leave onnx-fp16 out of `export.variants`.
     """
     INVALID_FOLDER = "invalid-folder"
-    """onnxruntime-genai does not run the folder that was made.
+    """onnxruntime-genai can't run the folder that was made.
 
     To do: Leave the variant out of `export.variants`, and read the attempt's log.
     """
     INVALID_GRAPH = "invalid-graph"
-    """A graph that was made of another is refused by onnxruntime or has other inputs or outputs.
+    """onnxruntime refuses a graph that was made from another one, or its inputs or outputs differ.
 
     To do: Leave the variant out of `export.variants`, and read the attempt's log.
     """
@@ -793,72 +795,72 @@ class FaultCode(StrEnum):
     To do: Install it: `pip install onnxruntime-genai`.
     """
     NO_ACTIVATIONS = "no-activations"
-    """The settings name no activation, or the model is of a kind that gives none.
+    """The settings name no activation, or this kind of model has none.
 
     To do: Set `onnx.kinds`, for example to ["hidden_states"], or leave the onnx-activations variants out.
     """
     NO_ATTENTIONS = "no-attentions"
-    """The model gives no attention weights.
+    """The model returns no attention weights.
 
     To do: Leave "attentions" out of `onnx.kinds`.
     """
     NO_CALIBRATION = "no-calibration"
-    """The model can't be calibrated with texts.
+    """The model can't be calibrated with text.
 
     To do: Leave onnx-int8-static out of `export.variants`.
     """
     NO_CONTRACT = "no-contract"
-    """The folder does not say which activations it gives.
+    """The folder does not say which activations it returns.
 
     To do: Export onnx-activations again.
     """
     NO_FEED_FORWARD = "no-feed-forward"
-    """The model's layers have no module that is known as their feed-forward part.
+    """The model's layers have no module that ckptd knows as their feed-forward part.
 
     To do: Leave "mlp" out of `onnx.kinds`.
     """
     NO_GRAPHS = "no-graphs"
-    """The folder does not say which ONNX graphs it holds.
+    """The folder does not say which ONNX graphs it contains.
 
     To do: Export the model to ONNX again.
     """
     NO_LAYERS = "no-layers"
-    """The model has no list of modules that is known as its layers.
+    """The model has no list of modules that ckptd knows as its layers.
 
     To do: Leave the onnx-activations variants out of `export.variants`.
     """
     NO_PADDING_TOKEN = "no-padding-token"
-    """The model finds a text's end by the padding token, and config.json names none.
+    """The model uses the padding token to find the end of a text, but config.json names no padding token.
 
     To do: Set pad_token_id in the base's config.json.
     """
     NO_SUCH_LAYER = "no-such-layer"
     """`onnx.layers` names a layer that the model does not have.
 
-    To do: Set `onnx.layers` to numbers of layers that the model has; they begin with 0.
+    To do: Set `onnx.layers` to layer numbers that the model has; the first layer is 0.
     """
     NOT_FINITE = "not-finite"
-    """A weight that is to be rounded to int8 is NaN or infinite.
+    """A weight to quantize to int8 is NaN or infinite.
 
     To do: Train the checkpoint again, or leave the int8 variants out of `export.variants`.
     """
     NOTHING_TO_QUANTIZE = "nothing-to-quantize"
-    """The graph has no matrix product with a constant weight.
+    """The graph has no matrix multiplication with a constant weight.
 
     To do: Leave the variant out of `export.variants`.
     """
     TEXTS_TOO_SHORT = "texts-too-short"
-    """None of the texts that a graph is calibrated or measured with has two tokens.
+    """None of the texts for calibration or measurement has two tokens or more.
 
-    To do: Give longer lines in the file that `validate.prompts` names.
+    To do: Put longer lines into the file that `validate.prompts` names.
     """
     UNKNOWN_STRATEGY = "unknown-strategy"
-    """The export strategy that was named does not exist.
+    """The given export strategy does not exist.
 
     To do: Use one of the strategies that the message lists.
     """
     UNSUPPORTED_ARCHITECTURE = "unsupported-architecture"
-    """The format does not take this architecture.
+    """The format does not support this architecture.
 
     To do: Leave the variants of this format out of `export.variants`; the message names others that work.
     """
@@ -866,23 +868,23 @@ class FaultCode(StrEnum):
     # Checks of artifacts, and the report
 
     ARTIFACT_MISSING = "artifact-missing"
-    """An artifact that was asked for was not made (report only).
+    """A requested artifact was not made (report only).
 
-    To do: Do what the fault of the stage that failed says, then run `ckptd retry JOB`.
+    To do: Follow the advice in the fault of the failed stage, then run `ckptd retry JOB`.
     """
     ARTIFACT_REJECTED = "artifact-rejected"
-    """An artifact was made, failed its check, and is not published (report only).
+    """An artifact was made but failed its check, and is not published (report only).
 
-    To do: Compare the figures in the report with the limits; leave the variant out of `export.variants`, use the variant that the
-    report proposes, or loosen its `[validate.thresholds]` if the figures are good enough for you.
+    To do: Compare the figures in the report with the limits; leave the variant out of `export.variants`, use the variant that the report
+    proposes, or set less strict limits in `[validate.thresholds]` if the figures are good enough for you.
     """
     BAD_RECORD = "bad-record"
-    """What an earlier stage of the validation wrote can't be read.
+    """A file that an earlier stage of the validation wrote can't be read.
 
     To do: Run `ckptd retry JOB`; report it if it happens again.
     """
     CROSS_CACHE_SHAPE = "cross-cache-shape"
-    """A decoder's cross-attention cache does not have one row a source token.
+    """A decoder's cross-attention cache does not have one row per source token.
 
     To do: Export the variant again.
     """
@@ -898,7 +900,7 @@ class FaultCode(StrEnum):
     toolchain check NAME`.
     """
     GRAPH_NOT_FOUND = "graph-not-found"
-    """A graph that the artifact should hold is not there.
+    """A graph that the artifact should contain does not exist.
 
     To do: Export the variant again.
     """
@@ -918,14 +920,14 @@ class FaultCode(StrEnum):
     To do: Copy the model's files again; after a merge, read the log of the stage `merge`.
     """
     NO_HEAD = "no-head"
-    """The base has no head for the task, and the adapter brings none.
+    """The base has no head for the task, and neither has the adapter.
 
     To do: Train with the head named in modules_to_save.
     """
     NO_JOB_FACTS = "no-job-facts"
-    """The report stage was started without the journal's facts.
+    """The report stage was started without its data from the journal.
 
-    To do: Let the daemon start the report stage; it is not made to be run by hand.
+    To do: Let the daemon start the report stage; it can't be run by hand.
     """
     NO_PAIRS = "no-pairs"
     """The tokenizer can't encode pairs of texts, which the task needs.
@@ -938,17 +940,17 @@ class FaultCode(StrEnum):
     To do: Set decoder_start_token_id in the model's config.json.
     """
     ONNX_CACHE_SHAPE = "onnx-cache-shape"
-    """The shape of the graph's cache inputs does not say the number of heads and their size.
+    """The shape of the graph's cache inputs does not show the number of heads and their size.
 
     To do: Export the variant again.
     """
     ONNX_NAMES = "onnx-names"
-    """The graph's inputs and outputs are not those of its kind of model.
+    """The graph's inputs and outputs are not the usual ones of this kind of model.
 
     To do: Export the variant again.
     """
     ONNX_TYPE = "onnx-type"
-    """An input of the graph has a type that numpy can't hold.
+    """An input of the graph has a type that numpy does not support.
 
     To do: Export the variant again.
     """
@@ -963,7 +965,7 @@ class FaultCode(StrEnum):
     To do: Give a prompt of at least one character.
     """
     PROMPT_TOO_LONG = "prompt-too-long"
-    """The prompt to generate from is longer than the model takes.
+    """The prompt to generate from is longer than the model supports.
 
     To do: Give a shorter prompt.
     """
@@ -973,14 +975,14 @@ class FaultCode(StrEnum):
     To do: Look at the run's loss, and export an earlier checkpoint.
     """
     TOKENIZER_MISMATCH = "tokenizer-mismatch"
-    """The tokenizer gives tokens that the model does not have.
+    """The tokenizer gives token ids that the model does not have.
 
     To do: Give the base the tokenizer that belongs to the model.
     """
     TOKENIZER_NOT_FOUND = "tokenizer-not-found"
     """No tokenizer files were found.
 
-    To do: Put the tokenizer's files beside the checkpoint or the base; formats other than pytorch need a fast tokenizer
+    To do: Put the tokenizer's files into the checkpoint's or the base's folder; formats other than pytorch need a fast tokenizer
     (tokenizer.json).
     """
     TOKENIZER_UNREADABLE = "tokenizer-unreadable"
@@ -989,7 +991,7 @@ class FaultCode(StrEnum):
     To do: Copy all files of the tokenizer again from their source.
     """
     WORKER_LOST = "worker-lost"
-    """The process that runs an artifact ended or fell silent.
+    """The process that runs an artifact ended or no longer answers.
 
     To do: Read the attempt's log and look for "Out of memory" in the kernel's log; free memory, raise `limits.memory_fraction`, or give the
     export more threads (`limits.threads`); then run `ckptd retry JOB`.
@@ -998,27 +1000,27 @@ class FaultCode(StrEnum):
     # Toolchains
 
     INSTALL_FAILED = "install-failed"
-    """pip or venv failed for a reason that is not known here; the log has it.
+    """pip or venv failed for an unknown reason; see the log.
 
     To do: Read the log that the message names.
     """
     NO_NETWORK = "no-network"
     """pip could not reach its package index.
 
-    To do: Look at the network, and at pip's index, proxy and certificate (`pip config list`), then try again.
+    To do: Check the network, and pip's index, proxy and certificate (`pip config list`), then try again.
     """
     NO_PACKAGE = "no-package"
-    """pip's package index lacks a package for this Python or machine.
+    """pip's package index has no suitable version of a package for this Python or machine.
 
-    To do: Let pip use an index that has the package (`pip config list`).
+    To do: Configure pip with an index that has the package (`pip config list`).
     """
     NO_SUCH_TOOLCHAIN = "no-such-toolchain"
-    """There is no toolchain of that name.
+    """There is no toolchain with that name.
 
     To do: Use one of the names that the message lists; `ckptd toolchain list` shows them too.
     """
     NO_VENV = "no-venv"
-    """This Python can't make environments.
+    """This Python can't create virtual environments.
 
     To do: Install your system's package for it (python3-venv on Debian and Ubuntu).
     """
@@ -1033,17 +1035,17 @@ class FaultCode(StrEnum):
     To do: Run `ckptd toolchain install NAME --again`.
     """
     TOOLCHAIN_BUSY = "toolchain-busy"
-    """Another process installs or removes this toolchain.
+    """Another process is installing or removing this toolchain.
 
     To do: Wait until the other process has finished.
     """
     TOOLCHAIN_CHANGED = "toolchain-changed"
-    """A toolchain's packages are not those that were installed.
+    """A toolchain's packages are not the ones that were installed.
 
     To do: Run `ckptd toolchain install NAME --again`.
     """
     TOOLCHAIN_IN_USE = "toolchain-in-use"
-    """A stage runs in the toolchain that is to be replaced or removed.
+    """A stage is running in the toolchain that is to be replaced or removed.
 
     To do: Wait until the stage has finished.
     """
@@ -1058,15 +1060,15 @@ class FaultCode(StrEnum):
     BAD_SECONDS = "bad-seconds"
     """The time to train the demo's base is not above 0.
 
-    To do: Give `--seconds` above 0.
+    To do: Give a value above 0 for `--seconds`.
     """
     BAD_STEPS = "bad-steps"
-    """The numbers of training steps do not go together.
+    """The numbers of training steps contradict each other.
 
     To do: Give 1 ≤ `--save-steps` ≤ `--steps`.
     """
     BAD_THREADS = "bad-threads"
-    """A training was given less than one thread.
+    """A training needs at least one thread.
 
     To do: Give `--threads` 1 or more.
     """
@@ -1076,14 +1078,14 @@ class FaultCode(StrEnum):
     To do: Read the log that the message names; `ckptd demo --keep DIR` keeps it.
     """
     NO_BASE = "no-base"
-    """The folder of the demo's base model holds no config.json.
+    """The folder of the demo's base model has no config.json.
 
     To do: Make the base first with handlers.demo.make_base.
     """
     NOT_EMPTY = "not-empty"
-    """The folder to write into is not empty.
+    """The output folder is not empty.
 
-    To do: Name a new folder; for the demo with `--keep`.
+    To do: Give a new folder; for the demo, with `--keep`.
     """
 
 

@@ -70,7 +70,7 @@ def open_plain(path: Path) -> io.BufferedReader:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     return open(descriptor, "rb")
 
 

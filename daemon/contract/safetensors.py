@@ -148,13 +148,13 @@ def _object(text: bytes) -> dict[str, Any]:
     try:
         table = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
     except RecursionError:
-        raise ValueError("the header is nested without end") from None
+        raise ValueError("the header is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"the header is not UTF-8 ({error.reason} at byte {error.start:,})") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"the header is not JSON ({error})") from None
     if not isinstance(table, dict):
-        raise ValueError("the header is no JSON object")
+        raise ValueError("the header is not a JSON object")
     return table
 
 
@@ -178,20 +178,20 @@ def _entry(file: str, start: int, name: str, value: Any) -> tuple[str, TensorInf
     """One tensor; ValueError when its entry is not what the format says."""
     label = _short(name)
     if not is_name(name):
-        raise ValueError(f"the header names a tensor {label}, which is longer than {MAX_NAME} characters or no Unicode text")
+        raise ValueError(f"the header names a tensor {label}, which is longer than {MAX_NAME} characters or is not Unicode text")
     if not isinstance(value, dict):
-        raise ValueError(f"the header's entry of {label} is no object")
+        raise ValueError(f"the header's entry of {label} is not an object")
     dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or (dtype not in DTYPES and dtype not in OPAQUE):
-        raise ValueError(f"{label} has the dtype {_short(dtype)}, which the format does not know")
+        raise ValueError(f"{label} has the dtype {_short(dtype)}, which is unknown")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_whole, shape)):
-        raise ValueError(f"{label} has the shape {_short(shape)}, which is none")
+        raise ValueError(f"{label} has the shape {_short(shape)}, which is not valid")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_whole, offsets)) or offsets[0] > offsets[1]:
-        raise ValueError(f"{label} has the offsets {_short(offsets)}, which are none")
+        raise ValueError(f"{label} has the offsets {_short(offsets)}, which are not valid")
     info = TensorInfo(file, dtype, tuple(shape), start + offsets[0], start + offsets[1])
     bits = DTYPES[dtype][1] * 8 if dtype in DTYPES else OPAQUE[dtype]
     if 8 * info.size != info.elements * bits:
-        raise ValueError(f"{label} has {info.size:,} bytes, its shape {_short(shape)} as {dtype} another number")
+        raise ValueError(f"{label} has {info.size:,} bytes, which does not match its shape {_short(shape)} as {dtype}")
     return name, info
 
 
@@ -204,7 +204,7 @@ def _check_places(infos: Iterable[TensorInfo], start: int, size: int) -> None:
             raise ValueError(f"its tensors {kind} at byte {min(info.start, position):,}")
         position = info.end
     if size != position:
-        raise ValueError(f"the file has {size:,} bytes, its header describes {position:,}")
+        raise ValueError(f"the file has {size:,} bytes, but its header describes {position:,}")
 
 
 def find_hole(path: Path) -> int | None:

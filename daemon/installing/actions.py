@@ -96,14 +96,14 @@ def read_record(path: Path) -> Record:
     except FileNotFoundError:
         return Record()
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        cause = "others than its owner may write it, and what it says would be run"
+        cause = "not only its owner may write to it, but its commands would be run"
     else:
         try:
             return Record.model_validate_json(text)
         except ValidationError as error:
             cause = f"it is damaged: {error.errors()[0]['msg']}"
     raise UsageError(
-        FaultCode.SETUP_FAILED, "read what was installed", cause, "look into it, and remove it or correct its rights", path=path
+        FaultCode.SETUP_FAILED, "read what was installed", cause, "read it, and then remove it or correct its permissions", path=path
     )
 
 
@@ -135,7 +135,7 @@ def carry_out(actions: Sequence[Action], path: Path, told: Told) -> None:
         if failed and not one.may_fail:
             raise Permanent(
                 FaultCode.SETUP_FAILED, "install the service", f"`{shlex.join(one.argv)}` {failed}",
-                "correct that and give the same command again, which goes on where it stopped; or take back what was done by --undo",
+                "correct that and run the same command again, which continues where it stopped; or undo what was done with --undo",
             )  # fmt: skip
         if failed:
             told(f"# {one.may_fail} ({failed})")
@@ -161,14 +161,14 @@ def taking_back(record: Record) -> Iterator[tuple[tuple[str, ...], str]]:
         elif one.kind == "directory" and path.is_dir():
             yield ("rmdir", "--ignore-fail-on-non-empty", one.path), ""
         elif one.kind == "file" and path.is_file():
-            yield (("rm", one.path), "") if digest(path) in one.was else ((), f"{path} was changed since and is left")
+            yield (("rm", one.path), "") if digest(path) in one.was else ((), f"{path} has been changed since and is kept")
         elif one.kind == "link" and path.is_symlink():
-            yield (("rm", one.path), "") if os.readlink(path) in one.was else ((), f"{path} leads elsewhere by now and is left")
+            yield (("rm", one.path), "") if os.readlink(path) in one.was else ((), f"{path} now points elsewhere and is kept")
         elif one.kind == "user":
             kept = _owned(one, folders)
             if kept is None:
                 continue
-            yield ((), f"the user {one.user} is left, since files of its lie in {kept}; remove both by"
+            yield ((), f"the user {one.user} is kept, because it has files in {kept}; to remove both, run"
                        f" `rm -r {shlex.quote(kept)} && {shlex.join(one.argv)}`") if kept else (one.argv, "")  # fmt: skip
 
 

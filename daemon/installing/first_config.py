@@ -72,7 +72,7 @@ def validated(content: str) -> str:
             loading.load(Path(folder) / "config.toml", need_roots=True)
         except UsageError as error:
             fault = error.fault
-            raise UsageError(fault.code, "make a configuration of that", fault.cause, "give other values") from None
+            raise UsageError(fault.code, "make a configuration of that", fault.cause, "use other values") from None
         except UnicodeEncodeError:
             raise UsageError(
                 FaultCode.CONFIG_INVALID, "make a configuration of that", "a path is not UTF-8, which a TOML file must be", "rename it"
@@ -105,6 +105,6 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """Raise UsageError where something is at `path` and `force` does not say to replace it."""
     if os.path.lexists(path) and not force:
         raise UsageError(
-            FaultCode.CONFIG_EXISTS, "write the configuration", "a file is there already, and is left as it is",
-            "name another file, or replace it by --force", path=path,
+            FaultCode.CONFIG_EXISTS, "write the configuration", "a file already exists there; it was not changed",
+            "use another file, or replace it with --force", path=path,
         )  # fmt: skip

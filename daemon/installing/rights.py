@@ -62,7 +62,7 @@ def lacking(folders: Iterable[Path], user: int, groups: Sequence[int]) -> list[L
         answer = stream.read()
     _, code = os.waitpid(child, 0)
     if code:
-        raise OSError(f"the user with the number {user} could not be tried")
+        raise OSError(f"the user with the number {user} could not be tested")
     found = [Lack(**{**one, "above": tuple(one["above"])}) for one in json.loads(answer)]
     return [replace(one, private_of=_private_of(one.folder, user) if one.below else "") for one in found if one.above or one.below]
 

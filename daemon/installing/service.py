@@ -87,18 +87,18 @@ def own_config_folder() -> Path:
 def refuse_unfit(box: Box, *, user: bool, dry: bool) -> None:
     """Raise UsageError where this process may not install, or there is no systemd that would run the service."""
     if user and os.geteuid() == 0:
-        raise UsageError(FaultCode.NO_PERMISSION, _OPERATION, "root has no need of a user's service", "leave --user out")
+        raise UsageError(FaultCode.NO_PERMISSION, _OPERATION, "root does not need a user service", "leave --user out")
     if dry:
         return
     if not user and os.geteuid() != 0:
         raise UsageError(
-            FaultCode.NO_PERMISSION, _OPERATION, "only root can make a service of the whole box",
-            "give the command with sudo, or --user for a service of your own; --dry-run shows what would be done",
+            FaultCode.NO_PERMISSION, _OPERATION, "only root can install a system service",
+            "run the command with sudo, or use --user for a user service; --dry-run shows what would be done",
         )  # fmt: skip
     if box.alive and not Path("/run/systemd/system").is_dir():
         raise UsageError(
-            FaultCode.SETUP_FAILED, _OPERATION, "this box is not run by systemd, as most containers are not",
-            "start `ckptd run` by what starts your services or containers; --dry-run shows what would be done",
+            FaultCode.SETUP_FAILED, _OPERATION, "this system does not run systemd (most containers do not)",
+            "start `ckptd run` with the tool that starts your services or containers; --dry-run shows what would be done",
         )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def for_system(box: Box, settings: Settings, config: Path, wishes: Wishes, page:
     name = wishes.run_as or NAME
     user = accounts.user(name)
     if wishes.run_as and user is None:
-        raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, f"there is no user {name!r}", "name one of `getent passwd` by --run-as")
+        raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, f"there is no user {name!r}", "give a user from `getent passwd` with --run-as")
     group = accounts.group_name(user.group) if user else name
     _account(plan, box, accounts, name, wishes, exists=user is not None, outputs=_outputs(settings))
     number = user.number if user else rights.NOBODY
@@ -144,7 +144,7 @@ def for_user(box: Box, config: Path, wishes: Wishes) -> Plan:
         plan.actions.append(
             Action(
                 ("loginctl", "enable-linger", name), undo=Undo(kind="command", argv=("loginctl", "disable-linger", name)),
-                may_fail="the service ends when you log out, until root gives that command",
+                may_fail="without this command, which only root can run, the service ends when you log out",
             )
         )  # fmt: skip
     _units(plan, box, record, files, wishes, user=True)
@@ -173,7 +173,9 @@ def _account(plan: Plan, box: Box, accounts: Accounts, name: str, wishes: Wishes
         plan.actions.append(Action(("useradd", *elsewhere, *words, name), undo=back))
     for group in wishes.groups:
         if not accounts.numbers((group,)):
-            raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, f"there is no group {group!r}", "name one of `getent group` by --group")
+            raise UsageError(
+                FaultCode.SETUP_FAILED, _OPERATION, f"there is no group {group!r}", "give a group from `getent group` with --group"
+            )
         if not accounts.is_member(name, group):
             back = Undo(kind="command", argv=("gpasswd", *(() if box.alive else ("--root", str(box.root))), "--delete", name, group))
             plan.actions.append(Action(("usermod", *elsewhere, "--append", "--groups", group, name), undo=back))
@@ -189,10 +191,12 @@ def _runnable(box: Box, user: int, groups: tuple[int, ...], name: str) -> None:
         lost = rights.lacking([folder], user, groups)
         if lost:
             closed = (*lost[0].above, lost[0].below)[0]
-            cause = f"the user {name} can't read {closed}, by which ckptd is installed"
+            cause = f"the user {name} can't read {closed}, where ckptd is installed"
             raise UsageError(FaultCode.NO_PERMISSION, _OPERATION, cause, own, path=command)
         if box.alive and folder.parts[1:2] == ("tmp",):
-            raise UsageError(FaultCode.SETUP_FAILED, _OPERATION, "ckptd lies below /tmp, which the service does not see", own, path=command)
+            raise UsageError(
+                FaultCode.SETUP_FAILED, _OPERATION, "ckptd is installed below /tmp, which the service can't see", own, path=command
+            )
 
 
 def _readable_configuration(plan: Plan, config: Path, group: str, user: int, groups: tuple[int, ...]) -> None:
@@ -216,8 +220,8 @@ def _writable(plan: Plan, folder: Path, names: tuple[str, str], user: int) -> No
     if any(folder.iterdir()):
         owner = Accounts(Path("/")).name_of(status.st_uid)
         raise UsageError(
-            FaultCode.NOT_WRITABLE, _OPERATION, f"it belongs to {owner}, and the service runs as {name}",
-            f"give it over by `chown -R {name}: {folder}`, or name that user by --run-as", path=folder,
+            FaultCode.NOT_WRITABLE, _OPERATION, f"it belongs to {owner}, but the service runs as {name}",
+            f"change the owner with `chown -R {name}: {folder}`, or give that user with --run-as", path=folder,
         )  # fmt: skip
     plan.actions.append(
         Action(
@@ -232,23 +236,23 @@ def _readable(
 ) -> None:  # fmt: skip
     folders = [box.at(one) for one in (*settings.watch.roots, *settings.base.search, *settings.base.map.values())]
     if os.geteuid() != 0:
-        plan.notes.append(f"whether {name} can read {', '.join(map(str, folders))} is tried by root alone")
+        plan.notes.append(f"only root can test whether {name} can read {', '.join(map(str, folders))}")
         return
-    plan.notes += [f"{one} does not exist yet: give this command again when it does, or see that {name} can read it"
+    plan.notes += [f"{one} does not exist yet: run this command again when it exists, or make sure that {name} can read it"
                    for one in folders if not one.is_dir()]  # fmt: skip
     lacks = rights.lacking(folders, user, groups)
     for one in lacks:
         if one.private_of:
             owner = Accounts(Path("/")).name_of(int(one.private_of))
             plan.notes.append(
-                f"in {one.folder} training writes files that {owner} alone may read, whatever ACL the folder has, as safetensors 0.8 does:"
-                f" the next ones will be closed to {name} again; better: --run-as {owner}"
+                f"in {one.folder} training writes files that only {owner} may read, whatever ACL the folder has (safetensors 0.8 does"
+                f" this): {name} will not be able to read the next ones; better: --run-as {owner}"
             )
     if lacks and not wishes.acls:
         plan.notes += [f"{name} can't read {(*one.above, one.below)[0]}" for one in lacks]
         return
     if lacks and shutil.which("setfacl") is None:
-        plan.notes.append("setfacl is not installed here: `apt-get install acl`; or let the user join a group by --group, or use --run-as")
+        plan.notes.append("setfacl is not installed: run `apt-get install acl`, or add the user to a group with --group, or use --run-as")
     plan.actions += rights.granting(lacks, name)
 
 
@@ -280,8 +284,8 @@ def _file(plan: Plan, record: Record, path: Path, content: str, wishes: Wishes) 
         before = path.with_name(f"{path.name}.before-ckptd")
         if not wishes.force:
             raise UsageError(
-                FaultCode.SETUP_FAILED, _OPERATION, "a file is there that this command did not write, or that was changed since",
-                "put what you changed into a drop-in (`systemctl edit ckptd`) and remove the file; or give --force, which keeps it as"
+                FaultCode.SETUP_FAILED, _OPERATION, "there is a file that this command did not write, or that was changed since",
+                "put your changes into a drop-in (`systemctl edit ckptd`) and remove the file; or use --force, which keeps it as"
                 f" {before.name}", path=path,
             )  # fmt: skip
         plan.actions.append(Action(("mv", str(path), str(before)), undo=Undo(kind="command", argv=("mv", str(before), str(path)))))

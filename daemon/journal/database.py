@@ -65,7 +65,7 @@ class Database:
         try:
             return self._thread.ask(function)
         except ThreadDied as error:
-            cause = "the thread that works with it died; another has taken its place"
+            cause = "the thread that uses it died and was replaced"
             raise Retryable(FaultCode.JOURNAL_UNAVAILABLE, operation, cause, "nothing, it is tried again", path=self.path) from error
 
     def _open(self) -> None:
@@ -214,9 +214,9 @@ class Database:
         try:
             status = os.stat(self.path)
         except OSError as error:
-            return f"its file is gone while it is open ({error.strerror})"
+            return f"its file was deleted while it was open ({error.strerror})"
         same = (status.st_dev, status.st_ino) == self._file
-        return None if same else "another file was put into its place while it was open"
+        return None if same else "its file was replaced while it was open"
 
     def _stay(self) -> None:
         """See that what is written lands where the next start looks: a deleted file is put back from the open one."""
@@ -304,7 +304,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 def _refuse_newer(version: int, path: Path) -> None:
     if version > SCHEMA_VERSION:
         raise UsageError(
-            FaultCode.JOURNAL_NEWER, "open the journal", f"a newer ckptd wrote it (schema {version}, this one knows {SCHEMA_VERSION})",
+            FaultCode.JOURNAL_NEWER, "open the journal",
+            f"a newer ckptd wrote it (schema {version}; this ckptd knows schema {SCHEMA_VERSION})",
             "install that version again, or name another state.directory", path=path,
         )  # fmt: skip
 
@@ -315,7 +316,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 def _not_upgraded(number: int, error: sqlite3.Error, path: Path) -> CkptdError:
     return Permanent(
-        FaultCode.JOURNAL_UPGRADE, "open the journal", f"it is intact, but schema {number} can't be made of it: {error}",
+        FaultCode.JOURNAL_UPGRADE, "open the journal", f"it is intact, but it could not be upgraded to schema {number}: {error}",
         "install the version that wrote it again, and report this sentence", path=path,
     )  # fmt: skip
 

@@ -72,16 +72,16 @@ def misshapen(connection: sqlite3.Connection) -> list[str]:
 def _compare(version: int, shape: Shape, transitions_there: Callable[[], frozenset[tuple[str, ...]]]) -> list[str]:
     if version > SCHEMA_VERSION:
         ours = shape == expected(SCHEMA_VERSION)[0]
-        return [f"its version says {version} and its schema is that of {SCHEMA_VERSION}"] if ours else []
+        return [f"its version is {version}, but its schema is that of version {SCHEMA_VERSION}"] if ours else []
     if version <= 0:
         known = {row[:3] for row in expected(SCHEMA_VERSION)[0]}
-        return ["it has tables and no version"] if version < 0 or known & {row[:3] for row in shape} else []
+        return ["it has tables but no version"] if version < 0 or known & {row[:3] for row in shape} else []
     wanted, transitions = expected(version)
     missing = sorted(" ".join(row) for row in wanted - shape)
     if not missing and transitions - transitions_there():
         missing = ["legal transitions"]
     if not missing and (expected(SCHEMA_VERSION)[0] - wanted) & shape:
-        return [f"its version says {version} and its schema is that of a later one"]
+        return [f"its version is {version}, but its schema is that of a later version"]
     return [f"its schema lacks {name}" for name in missing[:REPORTED]]
 
 
@@ -143,4 +143,4 @@ def _odd_rows(connection: sqlite3.Connection) -> Iterator[str]:
         if columns:
             count = connection.execute(f"SELECT count(*) FROM {table} WHERE state NOT IN ({listed}) OR NOT ({valid})").fetchone()[0]
             if count:
-                yield f"{count} rows of {table} make no sense"
+                yield f"{count} rows of {table} are not valid"

@@ -15,7 +15,7 @@ BY = "superseded by "
 OFTEN = 3
 """So many times in a row are said."""
 REMEDY = (
-    "the trainer overwrites this directory faster than exports end: let it save each step into a directory of its own, raise"
+    "the trainer overwrites this directory faster than exports finish: let it save each step into a separate directory, raise"
     " watch.settle_seconds above the time between two saves, take fewer of them with [select], or ask for fewer export.variants"
 )
 

@@ -12,17 +12,17 @@ from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 
 _CAUSES = {
-    sqlite3.SQLITE_BUSY: ("another process holds it for too long", "end the other process that uses it"),
-    sqlite3.SQLITE_LOCKED: ("another process holds it for too long", "end the other process that uses it"),
-    sqlite3.SQLITE_PROTOCOL: ("locks don't work there", "keep the state directory on a local disk"),
+    sqlite3.SQLITE_BUSY: ("another process has locked it for too long", "end the other process that uses it"),
+    sqlite3.SQLITE_LOCKED: ("another process has locked it for too long", "end the other process that uses it"),
+    sqlite3.SQLITE_PROTOCOL: ("file locks don't work there", "keep the state directory on a local disk"),
     sqlite3.SQLITE_NOMEM: ("there was not enough memory", "free memory; it is tried again"),
     sqlite3.SQLITE_INTERRUPT: ("it was interrupted", "try again"),
-    sqlite3.SQLITE_IOERR: ("the disk did not read or write", "look at the system's log and at that disk; it is tried again"),
+    sqlite3.SQLITE_IOERR: ("a read or write failed on the disk", "check the system's log and that disk; it is tried again"),
     sqlite3.SQLITE_FULL: ("the disk is full", "free space on that file system; it is tried again"),
-    sqlite3.SQLITE_READONLY: ("it can only be read", "give this user write access, or mount that file system for writing"),
-    sqlite3.SQLITE_PERM: ("this user may not use it", "give this user access"),
-    sqlite3.SQLITE_AUTH: ("this user may not use it", "give this user access"),
-    sqlite3.SQLITE_CANTOPEN: ("it can't be opened", "see that its folder is there and that this user may read and write it"),
+    sqlite3.SQLITE_READONLY: ("it is read-only", "give this user write access, or mount that file system for writing"),
+    sqlite3.SQLITE_PERM: ("this user has no access to it", "give this user access"),
+    sqlite3.SQLITE_AUTH: ("this user has no access to it", "give this user access"),
+    sqlite3.SQLITE_CANTOPEN: ("it can't be opened", "check that its folder exists and that this user can read and write it"),
 }  # fmt: skip
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 OF_ALL = frozenset({FaultCode.JOURNAL_UNAVAILABLE, FaultCode.JOURNAL_DAMAGED, FaultCode.JOURNAL_GONE})

@@ -213,13 +213,13 @@ def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) ->
     known = [
         ("backups of the journal, of which the newest is enough", paths.backups),
         ("logs of ended exports", paths.jobs),
-        ("what `ckptd export` left", paths.state / "foreground"),
+        ("files left by `ckptd export`", paths.state / "foreground"),
         ("toolchains that are no longer used (`ckptd toolchain remove`)", paths.state / "toolchains"),
     ]
     if output is not None:
         known += [
             ("kept outputs, which are made again when they are needed", output / KEPT),
-            ("outputs of exports that are not finished; they go by themselves", output / STAGING),
+            ("outputs of unfinished exports, which are removed automatically", output / STAGING),
             ("published exports (`ckptd prune` removes what [retention] does not keep)", output),
         ]
     device = None
@@ -231,5 +231,5 @@ def advice(shortage: Shortage, paths: StatePaths, output: Path | None = None) ->
             if os.stat(folder).st_dev == device:
                 here.append((what, folder))
     listed = [f"{folder} takes {human(size)} ({what})" for what, folder, size in sizes(here)[:LISTED]]
-    told = f" Of ckptd's own: {'; '.join(listed)}." if listed else ""
+    told = f" Files of ckptd there: {'; '.join(listed)}." if listed else ""
     return f"Fix: delete files there, or set {' or '.join(shortage.keys)} to a larger disk.{told}"

@@ -74,7 +74,7 @@ class _Rotating(logging.handlers.RotatingFileHandler):
         if not self.said:
             error = sys.exc_info()[1]
             print(f"ckptd: Could not write the log ({self.baseFilename}): {error}. Fix: free space there or give access; "
-                  "stderr has every line.", file=sys.stderr)  # fmt: skip
+                      "all lines are also in stderr.", file=sys.stderr)  # fmt: skip
         self.said = True
 
     def flush(self) -> None:

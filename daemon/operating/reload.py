@@ -28,7 +28,7 @@ def reread(load: Callable[[], Settings]) -> tuple[Settings | None, str | None]:
     except OSError as error:
         return None, f"it can't be read: {error}"
     except Exception as error:
-        return None, f"reading it met an error that nobody foresaw: {reason_of(error)}"
+        return None, f"an unexpected error occurred while reading it: {reason_of(error)}"
 
 
 def changed_for_good(old: Settings, new: Settings) -> str | None:
@@ -60,7 +60,7 @@ def ask_for_reload(settings: Settings) -> None:
                 raise UsageError(FaultCode.RELOAD_REFUSED, operation, now.problem.rstrip("."), "correct it and reload again", path=state)
             return
         time.sleep(0.1)
-    raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "look into `ckptd logs`", path=state)
+    raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "see `ckptd logs`", path=state)
 
 
 def _daemon_of(lock: Path) -> int:
@@ -73,6 +73,6 @@ def _daemon_of(lock: Path) -> int:
     except (ValueError, OSError):
         pass
     raise UsageError(
-        FaultCode.NOT_RUNNING, "reload the configuration", f"the lock names no process of its owner: {text[:40]!r}",
-        "restart the daemon that works with this state directory", path=lock,
+        FaultCode.NOT_RUNNING, "reload the configuration", f"the lock file does not name a process of its owner: {text[:40]!r}",
+        "restart the daemon that uses this state directory", path=lock,
     )  # fmt: skip

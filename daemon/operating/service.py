@@ -173,7 +173,7 @@ class Daemon:
         if rebuilt and notify.urls and "failed" in notify.on:
             body = (
                 f"It was set aside as {rebuilt.get('set_aside')} and rebuilt from {rebuilt.get('from')}. Why: {rebuilt.get('why')}. "
-                "Look at that disk."
+                "Check that disk."
             )
             self._announce(f"rebuilt {rebuilt.get('token')}", "failed", "ckptd: the journal was damaged", body)
 
@@ -192,10 +192,18 @@ class Daemon:
             return
         occasion = f"disk {shortage.folder} {now()} {'over' if over else 'low'}"
         if over:
-            self._announce(occasion, "disk_low", f"ckptd: there is room again on {shortage.folder}", "What waited goes on by itself.")
+            self._announce(
+                occasion,
+                "disk_low",
+                f"ckptd: there is enough disk space again on {shortage.folder}",
+                "The work that waited continues automatically.",
+            )
         else:
-            body = f"{shortage.sentence()}. Work waits, nothing is lost, and it goes on by itself when there is room. {shortage.delete}"
-            self._announce(occasion, "disk_low", f"ckptd: no room on {shortage.folder}", body)
+            body = (
+                f"{shortage.sentence()}. Work waits, nothing is lost, and it continues automatically when there is enough space."
+                f" {shortage.delete}"
+            )
+            self._announce(occasion, "disk_low", f"ckptd: not enough disk space on {shortage.folder}", body)
 
     def _go_on(self) -> None:
         """There is room again: what waited for it does so no longer."""
@@ -238,7 +246,7 @@ class Daemon:
         try:
             self._serve()
         except BaseException as error:
-            end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread met an error: {reason_of(error)}")
+            end = error if isinstance(error, Permanent) else _thread_lost(f"the main thread had an error: {reason_of(error)}")
             last_end.keep(self._parts.paths, last_end.LastEnd(now(), end.fault.sentence()))
             log.critical(end.fault.sentence(), event_id=Event.DAEMON_FAILED, code=end.fault.code, exc_info=None if end is error else error)
             if end is error:
@@ -297,8 +305,8 @@ class Daemon:
     def _look_at_journal(self) -> None:
         if self._parts.paths.suspect.exists():
             self._end = Permanent(
-                FaultCode.JOURNAL_DAMAGED, "go on", "the journal has turned out to be damaged",
-                "start again: it is set aside and rebuilt then", path=self._parts.paths.journal,
+                FaultCode.JOURNAL_DAMAGED, "go on", "the journal was found to be damaged",
+                "start ckptd again: it sets the journal aside and rebuilds it", path=self._parts.paths.journal,
             )  # fmt: skip
 
     def _reload_if_wanted(self) -> None:
@@ -356,7 +364,7 @@ class Daemon:
             fault, since = complaints.trouble, complaints.since
             lasts = complaints.failed >= UNFORESEEN_ROUNDS and time.monotonic() - since > UNFORESEEN_SECONDS
             if fault is not None and fault.code == FaultCode.UNEXPECTED and lasts:
-                return _thread_lost(f"for {UNFORESEEN_SECONDS:.0f} s every round of {complaints.who} met an error: {fault.cause}")
+                return _thread_lost(f"for {UNFORESEEN_SECONDS:.0f} s every round of {complaints.who} had an error: {fault.cause}")
         return None
 
     def _take_over_configuration(self) -> None:
@@ -417,7 +425,7 @@ class Daemon:
             f"no scan of {', '.join(map(str, watcher.roots))} has ended": (moment - watcher.last_scan, watcher.complaints)
             for watcher in self._watcher.answering
         }
-        return {**scans, "the journal has taken no write": (moment - self._journal_written, self._complaints)}
+        return {**scans, "there was no write to the journal": (moment - self._journal_written, self._complaints)}
 
     def _standing_still(self, late: dict[str, tuple[float, Complaints]]) -> list[str]:
         """What is overdue though nothing foreseen keeps it: a disk that is full keeps it for as long as it likes."""
@@ -497,7 +505,7 @@ class Daemon:
 
 def _thread_lost(cause: str) -> Permanent:
     return Permanent(
-        FaultCode.THREAD_LOST, "go on", cause, "look into the log for its traceback, and report it; the service manager starts ckptd again",
+        FaultCode.THREAD_LOST, "go on", cause, "look for its traceback in the log, and report it; the service manager restarts ckptd",
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def sentence(mode: int, because: SourceMode) -> str:
     readers = "its owner and its group" if mode & 0o040 else "its owner"
     return (
         f"The export is readable by {readers} only, because {because.path} is not open to others (mode {because.mode:04o})."
-        " output.wider_than_sources = true publishes with output.mode in any case."
+        " output.wider_than_sources = true always publishes with output.mode."
     )
 
 

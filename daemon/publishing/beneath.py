@@ -100,7 +100,7 @@ def _enter(folder: int, name: str, path: Path, *, as_place: bool, make: bool, ac
         return inner
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise _in_the_way(path, "is a link" if path.is_symlink() else "is no folder") from None
+            raise _in_the_way(path, "is a link" if path.is_symlink() else "is not a folder") from None
         error.filename = str(path)
         raise
     if as_place and _is_export(inner):
@@ -119,6 +119,6 @@ def _is_export(folder: int) -> bool:
 
 def _in_the_way(path: Path, what: str) -> Retryable:
     return Retryable(
-        FaultCode.TARGET_TAKEN, "publish the export", f"its place would be below {path}, which {what}; nothing is written through it",
-        "move that away, or cancel the job and run `ckptd export` on its checkpoint, which gives it another place", path=path,
+        FaultCode.TARGET_TAKEN, "publish the export", f"its folder would be below {path}, which {what}; ckptd does not write through it",
+        "move that away, or cancel the job and run `ckptd export` on its checkpoint, which uses another folder", path=path,
     )  # fmt: skip

@@ -101,8 +101,8 @@ def _place(part: ExportPart, entry: FileEntry, target: Path, replaced: Path | No
 
 def _gone(path: Path) -> Retryable:
     return Retryable(
-        FaultCode.STAGE_OUTPUT_GONE, "put the export together", "the output of a finished stage is no longer there",
-        "leave output.directory alone while exports run; the stage is made again", path=path,
+        FaultCode.STAGE_OUTPUT_GONE, "put the export together", "the output of a finished stage no longer exists",
+        "do not change output.directory while exports run; the stage is repeated", path=path,
     )  # fmt: skip
 
 
@@ -146,8 +146,8 @@ def _set_aside(target: Spot) -> None:
     """Rename what is not ours, so that its name is free and its content stays."""
     if not target.at.is_symlink() and holds_exports(target.at):
         raise Retryable(
-            FaultCode.TARGET_TAKEN, "publish the export", "what lies there holds exports of another run, which would be moved with it",
-            "move that folder away, or cancel the job and run `ckptd export` on its checkpoint, which gives it another place",
+            FaultCode.TARGET_TAKEN, "publish the export", "the folder contains exports of another run, which would be moved with it",
+            "move that folder away, or cancel the job and run `ckptd export` on its checkpoint, which uses another folder",
             path=target.path,
         )  # fmt: skip
     stem = f"{target.path.name}{SET_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"

@@ -116,7 +116,7 @@ def _keep_best(good: list[Export], rules: RetentionSettings, reasons: dict[Path,
     scores = scores_of(good)
     if not scores and not (rules.keep_last or rules.keep_days):
         for export in good:
-            reasons.setdefault(export.path, "training gave no metric by which keep_best could compare")
+            reasons.setdefault(export.path, "training gave no metric that keep_best could compare")
     ranked = sorted((export for export in good if export.path in scores), key=lambda export: (-scores[export.path], -export.step))
     for export in ranked[: rules.keep_best]:
         reasons.setdefault(export.path, f"among the best, keep_best = {rules.keep_best}")

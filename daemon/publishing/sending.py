@@ -101,7 +101,7 @@ class Sending:
         if self._outcome is None:
             self._kill()
             self._pipe.close()
-            self._outcome = Outcome("ended before the service answered")
+            self._outcome = Outcome("the sending process ended before the service answered")
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -130,9 +130,9 @@ def _services(url: str) -> Any:
 
 def _fault(services: Any) -> str | None:
     if services is None:
-        return "no service of Apprise has such a URL, or the package that the service needs is not installed"
+        return "no Apprise service has such a URL, or the package that the service needs is not installed"
     if len(services) != 1:
-        return f"it holds {len(services)} URLs; list each by itself"
+        return f"it contains {len(services)} URLs; list each one separately"
     return None
 
 
@@ -180,7 +180,7 @@ def send(url: str, kind: str, title: str, body: str) -> Outcome:
             kinds = {"succeeded": apprise.NotifyType.SUCCESS, "failed": apprise.NotifyType.FAILURE, "info": apprise.NotifyType.INFO}
             if services.notify(title=title, body=body, notify_type=kinds.get(kind, apprise.NotifyType.WARNING)):
                 return Outcome(None)
-            answer = "; ".join(said) or "the service did not take it"
+            answer = "; ".join(said) or "the service did not accept it"
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
     return Outcome(without_secrets(answer, url)[:SAID], rejected=bool(_REJECTED.search(answer)))

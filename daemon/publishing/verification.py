@@ -123,7 +123,7 @@ def _compare(look: _Look) -> Json:
     others = _exports_inside(look, found - entries.keys() - {MANIFEST})
     for path in sorted(found - entries.keys() - {MANIFEST}):
         if _is_inside(look, path) and not any(path.startswith(f"{other}/") for other in others):
-            look.add("extra", path, "is there, but the manifest does not name it")
+            look.add("extra", path, "exists, but the manifest does not name it")
     for path, entry in entries.items():
         if _is_inside(look, path):
             look.files += 1
@@ -131,7 +131,7 @@ def _compare(look: _Look) -> Json:
             if path in found:
                 _compare_file(look, entry)
             elif not any(problem.path == path for problem in look.problems):
-                look.add("missing", path, "the manifest names it, but it is not there")
+                look.add("missing", path, "the manifest names it, but it does not exist")
     return manifest
 
 
@@ -148,10 +148,10 @@ def _exports_inside(look: _Look, unnamed: set[str]) -> list[str]:
     for inner in filter(lambda inner: _is_inside(look, inner), found):
         there = look.folder.with_name(f"{look.folder.name}-{inner.replace('/', '-')}")
         move = f"`mv {shlex.quote(str(look.folder / inner))} {shlex.quote(str(there))}`, after which both can be verified"
-        look.add("inside", inner, "is another export, whole or not; an earlier version, or a person, put it into this one", move)
+        look.add("inside", inner, "is another export, complete or not; an earlier version, or a person, put it into this one", move)
     links = {problem.path for problem in look.problems if problem.code == _LINK and _leads_to(look, problem.path) in found}
     look.problems = [
-        replace(problem, text="is a link to an export that lies in this one", remedy=f"`rm {shlex.quote(str(look.folder / problem.path))}`")
+        replace(problem, text="is a link to an export inside this one", remedy=f"`rm {shlex.quote(str(look.folder / problem.path))}`")
         if problem.path in links else problem for problem in look.problems
     ]  # fmt: skip
     return found
@@ -187,7 +187,7 @@ def _walk(look: _Look) -> set[str]:
             if stat.S_ISREG(mode):
                 found.add(path)
             elif _is_inside(look, path) and stat.S_ISLNK(mode):
-                look.add(_LINK, path, "is a symbolic link; an export holds none")
+                look.add(_LINK, path, "is a symbolic link, which an export never contains")
             elif _is_inside(look, path) and not stat.S_ISDIR(mode):
                 look.add("special", path, "is neither a file nor a folder")
     return found
@@ -206,7 +206,7 @@ def _manifest(look: _Look, found: set[str]) -> Json:
     """The manifest as an object; {} with the problem where it is none."""
     if MANIFEST not in found:
         if not any(problem.path == MANIFEST for problem in look.problems):
-            look.add("no-manifest", MANIFEST, "is not there: this is no export, or half of one")
+            look.add("no-manifest", MANIFEST, "is missing: this is not an export, or not a complete one")
         return {}
     try:
         with _opened(look, MANIFEST) as handle:
@@ -215,12 +215,12 @@ def _manifest(look: _Look, found: set[str]) -> Json:
             with open(handle, "rb", closefd=False) as stream:
                 value = json.loads(stream.read(MANIFEST_LIMIT))
         if not isinstance(value, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         return value
     except OSError as error:
         look.add("unreadable", MANIFEST, error.strerror or str(error))
     except (ValueError, RecursionError) as error:
-        look.add("manifest-malformed", MANIFEST, f"is no manifest: {error}")
+        look.add("manifest-malformed", MANIFEST, f"is not a manifest: {error}")
     return {}
 
 
@@ -236,17 +236,17 @@ def _entries(look: _Look, manifest: Json) -> dict[str, FileEntry] | None:
         look.add("manifest-newer", MANIFEST, f"is of version {version}; this ckptd knows {MANIFEST_VERSION}: verify it with a newer one")
         return None
     if not isinstance(rows := manifest.get("files"), list):
-        look.add("manifest-malformed", MANIFEST, "holds no list of files")
+        look.add("manifest-malformed", MANIFEST, "has no list of files")
         return None
     entries: dict[str, FileEntry] = {}
     for row in rows:
         try:
             entry = FileEntry.model_validate(row, strict=True)
         except ValidationError:
-            look.add("manifest-malformed", MANIFEST, f"names a file in a way that is not understood: {json.dumps(row)[:200]}")
+            look.add("manifest-malformed", MANIFEST, f"has an entry that can't be read: {json.dumps(row)[:200]}")
             continue
         if not _is_proper(entry.path):
-            look.add("path-refused", entry.path, "is no plain path inside the export; it was not looked at")
+            look.add("path-refused", entry.path, "is not a plain path inside the export; it was not checked")
         elif entry.path in entries:
             look.add("manifest-malformed", entry.path, "is named twice")
         else:
@@ -314,6 +314,6 @@ def to_verify(path: Path) -> list[tuple[Path, str]]:
         if os.path.lexists(parent / MANIFEST):
             return [(parent, whole.relative_to(parent).as_posix())]
     raise UsageError(
-        FaultCode.NO_EXPORT, operation, f"no {MANIFEST} lies there, below or above it",
+        FaultCode.NO_EXPORT, operation, f"there is no {MANIFEST} in it, below or above it",
         "give the folder of an export, of a run, or the output", path=path,
     )  # fmt: skip

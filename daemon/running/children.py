@@ -133,8 +133,8 @@ class Running:
         if now - self.unanswered < NO_ANSWER_SECONDS:
             return None
         fault = Fault(
-            code=FaultCode.UNEXPECTED, operation=f"run the stage {self.stage}", remedy="report it with the log's traceback",
-            cause=f"nothing was heard of it for {NO_ANSWER_SECONDS:.0f} s: {cause}",
+            code=FaultCode.UNEXPECTED, operation=f"run the stage {self.stage}", remedy="report it with the traceback in the log",
+            cause=f"it gave no answer for {NO_ANSWER_SECONDS:.0f} s: {cause}",
         )  # fmt: skip
         return StageResult(outcome=Outcome.RETRYABLE, fault=fault)
 
@@ -207,7 +207,7 @@ class Children:
             return _not_started(error, f"start the stage {spec.name}"), True
         except Exception as error:  # an executor's own; without an end to its tries it would be started for ever
             log.exception("an attempt could not be started", event_id=Event.ATTEMPT_NOT_STARTED)
-            cause, remedy = f"{type(error).__name__}: {error}", "report it with the log's traceback"
+            cause, remedy = f"{type(error).__name__}: {error}", "report it with the traceback in the log"
             return Fault(code=FaultCode.UNEXPECTED, operation=f"start the stage {spec.name}", cause=cause, remedy=remedy), True
         self.running[job.id, spec.name] = Running(job, spec, context, attempt, grant.size, need, time.monotonic())
         self._journal.attempts.started(mine, attempt.id)
@@ -262,7 +262,7 @@ class Children:
         moment, running = time.monotonic(), list(dict(self.running).values())
         silent = [(one, moment - since) for one in running if (since := one.unanswered) is not None]
         return [
-            f"For {seconds:.0f} s nothing could be found out about the stage {one.stage} of {one.job.id}; the log says why."
+            f"For {seconds:.0f} s the state of the stage {one.stage} of {one.job.id} has been unknown; the log says why."
             for one, seconds in silent if seconds > UNHEARD_SECONDS
         ]  # fmt: skip
 
@@ -276,10 +276,11 @@ class Children:
             return
         self._relieved = time.monotonic()
         cause = (
-            f"{human(available)} of the box's memory were left (limits.memory_reserve is {human(reserve)}), and this was the largest child"
+            f"{human(available)} of the machine's memory were left (limits.memory_reserve is {human(reserve)}), and this was the largest"
+            " child"
             f" with {human(largest.memory)}"
         )
-        remedy = "nothing, it is tried again when there is memory; free some to have it sooner"
+        remedy = "nothing; it is tried again when there is enough memory (to start it sooner, free memory)"
         largest.stop(fault=Fault(code=FaultCode.MEMORY_PRESSURE, operation=f"run the stage {largest.stage}", cause=cause, remedy=remedy))
 
     def stop_heavy(self) -> None:
@@ -303,5 +304,5 @@ def _not_started(error: OSError | MemoryError, operation: str) -> Fault:
     if isinstance(error, OSError) and error.errno not in _NO_PROCESS:
         return from_oserror(error, operation).fault
     cause = error.strerror if isinstance(error, OSError) else "the daemon itself has no memory"
-    remedy = "look at what takes the box's memory and processes, and at the limits of the daemon's user; it goes on by itself"
+    remedy = "check what uses the machine's memory and processes, and the limits of the daemon's user; the work continues automatically"
     return Fault(code=FaultCode.NO_PROCESS, operation=operation, cause=cause or str(error), remedy=remedy)

@@ -34,15 +34,15 @@ def examine(context: StageContext) -> tuple[StageResult | None, str]:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError):
-        return None, f"its result file is cut off or no JSON ({len(data)} bytes)"
+        return None, f"its result file is truncated or not JSON ({len(data)} bytes)"
     version = raw.get("contract", CONTRACT_VERSION) if isinstance(raw, dict) else None
     if version != CONTRACT_VERSION:
-        return None, f"its result file speaks version {version} of the contract and this daemon version {CONTRACT_VERSION}"
+        return None, f"its result file uses version {version} of the contract, but this daemon uses version {CONTRACT_VERSION}"
     try:
         result = StageResult.model_validate_json(data)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
-        return None, f"its result file is not one: {where or 'the whole'}: {error.errors()[0]['msg']}"
+        return None, f"its result file is invalid: {where or 'the whole'}: {error.errors()[0]['msg']}"
     wrong = _untrue(context, result)
     return (None, wrong) if wrong else (result, "")
 
@@ -50,16 +50,16 @@ def examine(context: StageContext) -> tuple[StageResult | None, str]:
 def _untrue(context: StageContext, result: StageResult) -> str:
     """Whether a result speaks of another attempt's files: "" or what is wrong."""
     if result.attempt not in ("", context.attempt_id):
-        return f"its result file is that of {result.attempt}"
+        return f"its result file belongs to {result.attempt}"
     staging = Path(context.staging)
     for entry in result.files:
         pure = PurePosixPath(entry.path)
         if pure.is_absolute() or ".." in pure.parts:
-            return f"its result names the file {entry.path}, which lies outside of its folder"
+            return f"its result names the file {entry.path}, which is outside its folder"
         try:
             size = (staging / entry.path).stat().st_size
         except OSError:
             return f"its result names the file {entry.path}, which is not in its folder"
         if size != entry.size:
-            return f"its result gives {entry.path} a size of {entry.size} bytes, and the file has {size}"
+            return f"its result gives {entry.path} a size of {entry.size} bytes, but the file has {size}"
     return ""

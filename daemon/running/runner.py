@@ -268,7 +268,10 @@ class Runner:
                 )
                 cause = f"{type(error).__name__}: {error}"
                 fault = Fault(
-                    code=FaultCode.UNEXPECTED, operation="go on with the export", cause=cause, remedy="report it with the log's traceback"
+                    code=FaultCode.UNEXPECTED,
+                    operation="go on with the export",
+                    cause=cause,
+                    remedy="report it with the traceback in the log",
                 )
                 self.waits.add(job.id, fault, WAIT_SECONDS)
 
@@ -307,7 +310,7 @@ class Runner:
         if name is None:
             return False
         self.journal.jobs.supersede(
-            job.id, f"{IN_PLACE}{name} in place while it was exported; what is there now is a checkpoint of its own"
+            job.id, f"{IN_PLACE}{name} in place while it was exported; the new content is exported as a new checkpoint"
         )
         return True
 
@@ -395,7 +398,7 @@ class Runner:
         try:
             done = tidy_job(job, self.journal, self.paths)
         except OSError as error:
-            fault = from_oserror(error, "clear away what the export needs no more", str(job.pin)).fault
+            fault = from_oserror(error, "remove what the export no longer needs", str(job.pin)).fault
             if self._stays.get(job.id) != fault.code:
                 log.warning(fault.sentence(), event_id=Event.EXPORT_FAULT, job=job.id, code=fault.code)
             self._stays[job.id] = fault.code

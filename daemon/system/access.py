@@ -113,16 +113,16 @@ def remedy(found: Denial, below: Path) -> str:
     """What to do about it, as a clause. `below`: the directory around all that training writes."""
     now = " && ".join(f"sudo {command}" for command in commands(found, below))
     if found.right == "enter":
-        return f"let that user pass through: `{now}`"
+        return f"give that user access to this folder: `{now}`"
     as_owner = f"run the service as {found.owner} (`sudo ckptd install-service --run-as {found.owner}`)"
     if found.private:
         return (
-            f"{as_owner}: such a file is made with the mode 0600 whatever umask and default ACL say, as safetensors 0.8 does, and so are"
-            f" the next ones; what is there now becomes readable by `{now}`"
+            f"{as_owner}: such files are created with mode 0600, whatever umask and default ACL say (safetensors 0.8 does this),"
+            f" and so are the next ones; to make the existing files readable: `{now}`"
         )
     later = f"sudo setfacl -R -d -m u:{shlex.quote(found.user)}:rX {shlex.quote(str(below))}"
     return (
-        f"give that user access to what is there, and to what comes: `{now} && {later}`; or by a group that both are in:"
-        f" `sudo chgrp -R GROUP {shlex.quote(str(below))} && sudo chmod -R g+rXs {shlex.quote(str(below))}`, and umask 0027 where training"
-        f" runs; or {as_owner}"
+        f"give that user access to existing and new files: `{now} && {later}`; or use a group that both users are in:"
+        f" `sudo chgrp -R GROUP {shlex.quote(str(below))} && sudo chmod -R g+rXs {shlex.quote(str(below))}`, and run the training with"
+        f" umask 0027; or {as_owner}"
     )

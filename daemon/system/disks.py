@@ -56,10 +56,10 @@ class Shortage:
         """What is lacking where, in one sentence."""
         where = f"{self.folder} ({', '.join(self.keys)})"
         if self.inodes is not None:
-            return f"{where} has {self.inodes} free inodes and {LEAST_INODES} are needed"
+            return f"{where} has {self.inodes} free inodes, but {LEAST_INODES} are needed"
         if self.refused is not None:
-            return f"{where} takes no more writes ({self.refused}), although {human(self.free)} are free: a quota is used up"
-        return f"{where} has {human(self.free)} free and {human(self.needed)} are needed"
+            return f"{where} refuses writes ({self.refused}), although {human(self.free)} are free: a quota is used up"
+        return f"{where} has {human(self.free)} free, but {human(self.needed)} are needed"
 
 
 def places(state: Path, output: Path, pins: Path | None, reserve: int) -> tuple[Place, ...]:

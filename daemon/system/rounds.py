@@ -42,7 +42,7 @@ class Complaints:
                 self._log.exception(f"{self.who} met an error that nobody foresaw, and goes on", event_id=Event.ROUND_FAILED)
             self._said = repr(error)
             cause = f"{type(error).__name__}: {error}"
-            remedy = "report it with the log's traceback"
+            remedy = "report it with the traceback in the log"
             self._note(Fault(code=FaultCode.UNEXPECTED, operation=f"do a round of {self.who}", cause=cause, remedy=remedy))
         else:
             self.trouble, self.failed = None, 0

@@ -95,7 +95,7 @@ class Supervised:
         """Begin with another thread where this one is gone though its work has not ended; whether that was so."""
         if not self._started or self._ended or self.given_up is not None or self._thread.is_alive():
             return False
-        death = self._note(RuntimeError("it ended without a word"))
+        death = self._note(RuntimeError("it ended without an error message"))
         if self._is_given_up():
             self.given_up = death
             return False
@@ -208,7 +208,7 @@ class Owner:
     def _fail_current(self) -> None:
         current, self._current = self._current, None
         if current is not None and not current.done():
-            current.set_exception(ThreadDied(f"the thread {self._name} died meanwhile"))
+            current.set_exception(ThreadDied(f"the thread {self._name} died in the meantime"))
 
     def _live(self) -> None:
         with contextlib.suppress(BaseException):  # whoever waits for an answer sees that the thread is gone

@@ -81,7 +81,9 @@ def make(build: Build) -> None:
     (build.folder / IN_USE).touch()
     failpoints.point("toolchain.packages")
     build.say("probing it")
-    probed = probe(build.definition, build.folder, build.operation, f"read {build.log}; report it if the index gave what is locked")
+    probed = probe(
+        build.definition, build.folder, build.operation, f"read {build.log}; report it if the index provided the locked versions"
+    )
     manifest = Manifest(
         name=build.definition.name, digest=build.definition.digest, python=sys.version.split()[0],
         installed=datetime.now(UTC).isoformat(timespec="seconds"), seconds=round(time.monotonic() - started, 1),
@@ -129,7 +131,9 @@ def _notice(line: str, say: Say) -> None:
 def _no_venv(build: Build, text: str) -> CkptdError:
     if "ensurepip" in text:
         remedy = "install your system's package for it (python3-venv on Debian and Ubuntu)"
-        return Permanent(FaultCode.NO_VENV, build.operation, "this Python can't make environments: its ensurepip is missing", remedy)
+        return Permanent(
+            FaultCode.NO_VENV, build.operation, "this Python can't create virtual environments: its ensurepip is missing", remedy
+        )
     return _unclear(build, text)
 
 
@@ -140,14 +144,14 @@ def _no_packages(build: Build, text: str) -> CkptdError:
             FaultCode.DISK_FULL, build.operation, "the disk is full", "free space there", path=build.folder.parent, details=text
         )
     if _NETWORK.search(text):
-        remedy = "look at the network, and at pip's index, proxy and certificate (`pip config list`), then try again"
+        remedy = "check the network, and pip's index, proxy and certificate (`pip config list`), then try again"
         return Retryable(
             FaultCode.NO_NETWORK, build.operation, "pip could not reach its package index", remedy, path=build.log, details=text
         )
     if found := _NOT_FOUND.search(text):
         cause = f"pip's package index has no {found[1].strip()} for Python {sys.version.split()[0]} on this machine"
         return Permanent(
-            FaultCode.NO_PACKAGE, build.operation, cause, "let pip use an index that has it (`pip config list`)",
+            FaultCode.NO_PACKAGE, build.operation, cause, "configure pip with an index that has it (`pip config list`)",
             path=build.log, details=text,
         )  # fmt: skip
     return _unclear(build, text)
@@ -155,7 +159,7 @@ def _no_packages(build: Build, text: str) -> CkptdError:
 
 def _unclear(build: Build, text: str) -> CkptdError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "it said nothing")
+    said = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "it printed nothing")
     cause = said.removeprefix("ERROR: ").rstrip(".")
     return Permanent(FaultCode.INSTALL_FAILED, build.operation, cause, "read the log", path=build.log, details=text)
 
@@ -200,7 +204,7 @@ def _inside(command: list[str], operation: str, remedy: str, folder: Path) -> su
             timeout=PROBE_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        cause = f"its probe had not ended after {PROBE_SECONDS:.0f} s"
+        cause = f"its probe had not finished after {PROBE_SECONDS:.0f} s"
         raise Permanent(FaultCode.PROBE_FAILED, operation, cause, remedy, path=folder) from None
 
 

@@ -87,7 +87,7 @@ def check(chains: Toolchains, name: str) -> Installed:
     remedy = f"run `ckptd toolchain install {name} --again`"
     differing = sorted(set(known.manifest.packages.items()) ^ set(packages(known.folder).items()))
     if differing:
-        cause = f"its packages are not those that were installed ({', '.join(dict.fromkeys(one for one, _ in differing))})"
+        cause = f"its packages are not the ones that were installed ({', '.join(dict.fromkeys(one for one, _ in differing))})"
         raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder)
     probe(chains.definition(name), known.folder, operation, remedy)
     return known
@@ -102,7 +102,7 @@ def _only_one(home: Path, name: str, operation: str) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             cause = "another process is installing or removing it"
-            raise Retryable(FaultCode.TOOLCHAIN_BUSY, operation, cause, "wait until that has ended", path=home) from None
+            raise Retryable(FaultCode.TOOLCHAIN_BUSY, operation, cause, "wait until that has finished", path=home) from None
         yield descriptor
     finally:
         os.close(descriptor)
@@ -126,12 +126,12 @@ def _sweep(home: Path, name: str) -> bool:
 def _check_disk(definition: Definition, home: Path, reserve: int, say: Say) -> None:
     free, need = free_disk(home), int(definition.disk)
     say(
-        f"{definition.name} takes up to {human(need)} below {home}, where {human(free)} are free, and about {definition.seconds:.0f} s"
-        " with a fast index"
+        f"{definition.name} needs up to {human(need)} in {home}, where {human(free)} are free, and about {definition.seconds:.0f} s with a"
+        " fast index"
     )
     if free - reserve < need:
-        cause = f"it takes up to {human(need)}, {human(free)} are free and limits.disk_reserve keeps {human(reserve)}"
-        remedy = "free space there, or point state.directory at a larger disk"
+        cause = f"it needs up to {human(need)}, {human(free)} are free and limits.disk_reserve reserves {human(reserve)}"
+        remedy = "free space there, or set state.directory to a larger disk"
         raise Retryable(FaultCode.DISK_NOW, f"install the toolchain {definition.name}", cause, remedy, path=home)
 
 
@@ -149,7 +149,7 @@ def _put_in_place(build: Build, chains: Toolchains) -> None:
             try:
                 _take_away(one.folder, aside, build.operation)
             except Retryable:
-                build.say(f"{one.folder} is still in use; `ckptd toolchain remove` takes it later")
+                build.say(f"{one.folder} is still in use; `ckptd toolchain remove` removes it later")
 
 
 def _take_away(folder: Path, aside: Path, operation: str) -> None:
@@ -165,7 +165,7 @@ def _take_away(folder: Path, aside: Path, operation: str) -> None:
         os.rename(folder, aside)
     except BlockingIOError:
         cause = "an export or a validation runs in it now"
-        raise Retryable(FaultCode.TOOLCHAIN_IN_USE, operation, cause, "wait until that has ended", path=folder) from None
+        raise Retryable(FaultCode.TOOLCHAIN_IN_USE, operation, cause, "wait until that has finished", path=folder) from None
     finally:
         if descriptor is not None:
             os.close(descriptor)

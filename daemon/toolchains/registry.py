@@ -87,7 +87,7 @@ class Installed:
     @property
     def broken(self) -> str:
         """Why it can't be used although it is there; "" where no reason is known. Cheap: nothing is run."""
-        return "" if os.access(self.python, os.X_OK) else "the Python that it was made of is gone"
+        return "" if os.access(self.python, os.X_OK) else "the Python that it was created with no longer exists"
 
 
 def definitions(folder: Path = DEFINITIONS) -> dict[str, Definition]:
@@ -110,7 +110,7 @@ class Toolchains:
         """Raises UsageError for a name that is not known."""
         if name not in self.known:
             known = ", ".join(self.known) or "none"
-            raise UsageError(FaultCode.NO_SUCH_TOOLCHAIN, "find the toolchain", f"there is none called {name!r}", f"use one of: {known}")
+            raise UsageError(FaultCode.NO_SUCH_TOOLCHAIN, "find the toolchain", f"there is no toolchain {name!r}", f"use one of: {known}")
         return self.known[name]
 
     def folder(self, name: str) -> Path:
@@ -133,7 +133,11 @@ class Toolchains:
         if not name or (known and self.get(name) is not None):
             return None
         cause = f"the toolchain {name} is {self.state(name)}"
-        remedy = f"run `ckptd toolchain install {name}`" if known else "leave what needs it out of export.variants, and tell its authors"
+        remedy = (
+            f"run `ckptd toolchain install {name}`"
+            if known
+            else "leave the variants that need it out of export.variants, and tell their authors"
+        )
         return Fault(code=FaultCode.TOOLCHAIN_MISSING, operation=operation, cause=cause, remedy=remedy)
 
     def state(self, name: str) -> str:

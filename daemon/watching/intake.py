@@ -307,5 +307,5 @@ def damaged(inspection: Inspection) -> Fault:
     """The fault of a checkpoint that can't be used as it is."""
     return Fault(
         code=FaultCode.CHECKPOINT_DAMAGED, operation="read the checkpoint", cause="; ".join(inspection.missing), path=str(inspection.path),
-        remedy="save it again from the trainer, or copy it again in full; the job starts by itself when it is whole",
+        remedy="save it again from the trainer, or copy it again completely; the job starts automatically when it is complete",
     )  # fmt: skip

@@ -190,7 +190,7 @@ class Observers:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         limit = limit_behind(error)
         if limit is None:
-            cause = "this process may open no more files; raise LimitNOFILE" if error.errno == errno.EMFILE else error.strerror
+            cause = "this process can't open more files; raise LimitNOFILE" if error.errno == errno.EMFILE else error.strerror
             self._say_once(
                 f"watch:{root}", Event.ROOT_POLLED, f"Cannot watch {root} by events ({cause}); it is scanned every few seconds instead."
             )

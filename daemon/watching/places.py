@@ -114,7 +114,7 @@ class Places:
             if stat.S_ISLNK(mode):
                 return _Taken(f"a link at {path}", depth)
             if depth < len(parts) - 1 and (not stat.S_ISDIR(mode) or os.path.lexists(path / MANIFEST)):
-                return _Taken(f"what lies at {path}", depth)
+                return _Taken(f"the files at {path}", depth)
         if manifest := manifest_of(target):
             owner = reference.other_than(manifest)
             return _Taken(owner) if owner else None

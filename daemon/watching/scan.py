@@ -37,8 +37,8 @@ MOST_ENTRIES = 2_000_000
 """Entries that one walk lists; directories that lie deeper are left out, and that is said."""
 MOST_SECONDS = 60.0
 UNTRAINED = (
-    "it holds a whole model, and nothing beside it says that a training wrote it;"
-    ' set watch.models = "all", or export it by hand with `ckptd export`'
+    "it contains a whole model, but no file there shows that a training wrote it;"
+    ' set watch.models = "all", or export it with `ckptd export`'
 )
 
 
@@ -114,8 +114,8 @@ class Scanner:
             folder, name, level = levels.popleft()
             if entries_seen > self.most_entries or time.monotonic() > end:
                 self.left_out = (
-                    f"a scan of {root} ended after {entries_seen:,} entries: what lies below {folder} and deeper is not looked at;"
-                    " name the directories of the runs in watch.roots, or set watch.depth"
+                    f"a scan of {root} ended after {entries_seen:,} entries: folders below {folder} and deeper are not scanned;"
+                    " list the runs' directories in watch.roots, or set watch.depth"
                 )
                 return
             try:
@@ -185,21 +185,21 @@ class Scanner:
         """
         parts = path.relative_to(root).parts
         if not parts:
-            return "it is the root itself; name the directory above it in watch.roots"
+            return "it is the root itself; put the directory above it into watch.roots"
         for index, part in enumerate(parts):
             inside = root.joinpath(*parts[: index + 1])
             if inside.is_symlink():
                 return _is_a_link(inside)
             if str(inside) in self.rules.ours:
-                return f"{inside} is a folder of ckptd's own"
+                return f"{inside} is one of ckptd's own folders"
             if index + 1 < len(parts) and is_checkpoint_name(part):
-                return f"it lies inside of the checkpoint {inside}"
+                return f"it is inside the checkpoint {inside}"
             if is_ignored(part):
-                return f"{part!r} is a hidden or temporary name, which scans pass over; rename it"
+                return f"{part!r} is a hidden or temporary name, which scans skip; rename it"
             if _is_ours(inside):
                 return f"{inside} is an export or the state of ckptd"
         if self.rules.depth and not self._reaches(parts):
-            return f"it lies deeper than watch.depth = {self.rules.depth} levels below {root}; set watch.depth = 0"
+            return f"it is more than watch.depth = {self.rules.depth} levels below {root}; set watch.depth = 0"
         return self._why_none(path)
 
     def _reaches(self, parts: tuple[str, ...]) -> bool:
@@ -211,7 +211,7 @@ class Scanner:
             return None
         what = candidate(path.name, _names_in(path))
         if what is Candidate.NONE:
-            return "it holds no adapter and no model in a known form (files that are links are not read)"
+            return "it contains no adapter and no model in a known form (files that are links are not read)"
         return self._passed_over(str(path), what) or None
 
     def checkpoint_of(self, root: Path, changed: str) -> Path | None:
@@ -273,7 +273,7 @@ def _state(folder: str) -> tuple[int, int, int]:
 
 
 def _is_a_link(path: Path) -> str:
-    return f"{path} is a link, which scans don't follow; name its target in watch.roots"
+    return f"{path} is a link, which scans don't follow; put its target into watch.roots"
 
 
 def _entries(folder: str | Path) -> tuple[dict[str, bool], list[str]]:

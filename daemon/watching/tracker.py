@@ -218,7 +218,7 @@ class Tracker:
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         fault = Fault(
             code=FaultCode.UNEXPECTED, operation="look into the checkpoint", path=str(path), cause=ascii(cause)[1:-1],
-            remedy="report it with the checkpoint's small JSON files; it is looked at again when it changes",
+            remedy="report it with the checkpoint's small JSON files; ckptd checks it again when it changes",
         )  # fmt: skip
         self._not_taken(path, fault, traceback=traceback.format_exc(limit=-8))
 

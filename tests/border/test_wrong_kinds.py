@@ -24,7 +24,7 @@ HUGE = 10**400
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a number for the base": ({"base_model_name_or_path": 5}, "base_model_name_or_path is 5, and it must be the base's name or folder as"),
     "NUL in the base": ({"base_model_name_or_path": "a\0b"}, r"base_model_name_or_path is 'a\x00b', and it must be"),
-    "half a surrogate in the base": ({"base_model_name_or_path": "\ud800"}, "'base_model_name_or_path' is no text or number that can be"),
+    "half a surrogate in the base": ({"base_model_name_or_path": "\ud800"}, "'base_model_name_or_path' is neither text nor a number"),
     "a list for the revision": ({"revision": ["main"]}, "revision is a list of one entry, and it must be text"),
     "rank 0": ({"r": 0}, "r is 0, and it must be a whole number of at least 1"),
     "a negative rank": ({"r": -4}, "r is -4, and it must be a whole number of at least 1"),
@@ -147,7 +147,7 @@ def test_what_training_logged_amiss_is_left_out_and_a_step_that_no_journal_holds
     }  # fmt: skip
     for step in (HUGE, True, -1, "4", None):
         spoil(folder, {"global_step": step}, "trainer_state.json")
-        assert inspect(folder).missing == ("trainer_state.json holds no global_step",)
+        assert inspect(folder).missing == ("trainer_state.json has no global_step",)
 
 
 PEFTS: list[dict[str, Any]] = [

@@ -221,14 +221,14 @@ def test_the_daemon_reports_a_checkpoint_whose_addition_is_missing_and_goes_on(
 REFUSED: dict[str, tuple[Callable[[Made, Path], Any], str]] = {
     "missing": (lambda made, path: None, "there is no such directory"),
     "a file": (lambda made, path: path.write_text("x"), "it is a file"),
-    "empty": (lambda made, path: path.mkdir(), "it holds no adapter"),
+    "empty": (lambda made, path: path.mkdir(), "it contains no adapter"),
     "incomplete": (
         lambda made, path: [
             shutil.copytree(made.style, path), os.truncate(path / "adapter_model.safetensors", 900),
         ],
         "adapter_model.safetensors: ",
     ),
-    "a whole model": (lambda made, path: shutil.copytree(made.base, path), "it holds a whole model, no adapter"),
+    "a whole model": (lambda made, path: shutil.copytree(made.base, path), "it contains a whole model, not an adapter"),
     "another base": (
         lambda made, path: helpers.make_adapter(models.make_base(path.parent / "other", dtype="float32", seed=9), path),
         "which is another model",

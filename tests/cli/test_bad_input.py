@@ -70,7 +70,7 @@ def test_a_run_directory_is_answered_with_its_newest_checkpoint(tmp_path: Path, 
     answer = export(tmp_path, pico_run)
     assert answer.returncode == 2
     assert (
-        f"it is no checkpoint itself; it holds checkpoint-4, checkpoint-2. Fix: name the one that you mean; for the latest: "
+        f"it is not a checkpoint; it contains checkpoint-4, checkpoint-2. Fix: give the one that you want; for the latest: "
         f"`ckptd export {pico_run / 'checkpoint-4'}`" in one_sentence(answer)
     )
 
@@ -82,7 +82,7 @@ def test_a_directory_of_runs_is_answered_with_the_latest_of_each(tmp_path: Path,
     answer = export(tmp_path, tmp_path / "runs")
     assert answer.returncode == 2
     sentence = one_sentence(answer)
-    assert "3 checkpoints of 2 runs lie below it" in sentence
+    assert "it contains 3 checkpoints of 2 runs" in sentence
     assert all(f"`ckptd export {tmp_path}/runs/{latest}`" in sentence for latest in ("a/checkpoint-4", "b/final"))
 
 
@@ -97,7 +97,7 @@ def test_what_lies_inside_of_a_checkpoint_is_answered_with_the_directory_to_give
         (folder / "global_step4" / "x.pt").write_bytes(b"x")
         answer = export(tmp_path, folder / inside)
         assert answer.returncode == 2
-        assert f"inside of the checkpoint {folder}. Fix: give that directory: `ckptd export {folder}`" in one_sentence(answer)
+        assert f"inside the checkpoint {folder}. Fix: give that directory: `ckptd export {folder}`" in one_sentence(answer)
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_truncated_adapter_fails_with_figures_and_leaves_a_report(tmp_path: Pa
     answer = export(tmp_path, broken)
     assert answer.returncode == 1
     sentence = one_sentence(answer)
-    assert f"the file has {weights.stat().st_size:,} bytes, its header describes {weights.stat().st_size + 100:,}" in sentence
+    assert f"the file has {weights.stat().st_size:,} bytes, but its header describes {weights.stat().st_size + 100:,}" in sentence
     failed = tmp_path / "out" / "run" / "step-4.failed"
     report = json.loads((failed / "report.json").read_bytes())
     assert report["status"] == "failed"
@@ -210,7 +210,7 @@ def test_output_inside_the_checkpoint_is_refused(tmp_path: Path, pico_checkpoint
 def test_no_disk_space_is_temporary_and_says_how_much_is_missing(tmp_path: Path, pico_checkpoint: Path) -> None:  # R6.2
     answer = export(tmp_path, pico_checkpoint, CKPTD_LIMITS__DISK_RESERVE="900TiB")
     assert answer.returncode == 75
-    assert "limits.disk_reserve keeps 900.0 TiB" in one_sentence(answer)
+    assert "limits.disk_reserve reserves 900.0 TiB" in one_sentence(answer)
     assert not (tmp_path / "out" / "pico-run").exists()
 
 

@@ -57,10 +57,10 @@ def test_variants_for_which_no_memory_would_ever_do_are_named_with_what_fits(tmp
     base_of(tmp_path / "bases" / "made" / "up", 70 * 10**9)
     told = check(tmp_path, pico_checkpoint, bases=tmp_path / "bases", more="[limits]\ndisk_reserve = 0\n")
     (problem,) = [one for one in told["problems"] if one.startswith("export.variants")]
-    assert problem.startswith("export.variants: pytorch, onnx can't be made and checked of made/up (70.0 billion parameters)")
-    assert "limits.memory_fraction allows" in problem and "export on a larger box" in problem
+    assert problem.startswith("export.variants: pytorch, onnx can't be made and checked for made/up (70.0 billion parameters)")
+    assert "limits.memory_fraction allows" in problem and "export on a larger machine" in problem
     (room,) = [one for one in told["warnings"] if one.startswith("output.directory")]
-    assert "an export of made/up writes about" in room and "point output.directory at a larger disk" in room
+    assert "an export of made/up writes about" in room and "set output.directory to a larger disk" in room
     assert told["facts"]["an export"].startswith("of made/up: about ")
 
 
@@ -97,7 +97,7 @@ def test_what_was_measured_for_that_size_counts_more_than_the_formula(monkeypatc
     assert judged([model], monkeypatch, tmp_path, {}).problems == []
     found = judged([model], monkeypatch, tmp_path, {"onnx": [Measured(size, 9 << 30, 0, 1.0)]})
     (problem,) = found.problems
-    assert "onnx can't be made and checked of one (0.5 billion parameters): it needs up to about 10.3 GiB" in problem
+    assert "onnx can't be made and checked for one (0.5 billion parameters): it needs up to about 10.3 GiB" in problem
     assert "leave it out (pytorch would fit)" in problem
 
 

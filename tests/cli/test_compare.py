@@ -81,7 +81,8 @@ def test_what_keeps_figures_from_being_compared_is_said(tmp_path: Path) -> None:
     other = {"base__digest": "e", "machine__cpu": "Another CPU", "artifacts__0__figures": {**FIGURES, "sample": {"prompt": "import "}}}
     notes = compare(tmp_path, str(export(tmp_path / "a")), str(export(tmp_path / "b", **other))).notes
     assert [note.split(":")[0] for note in notes] == [
-        "They have different bases", "They were measured on different processors (A CPU; Another CPU)", "They were asked different prompts",
+        "They have different bases", "They were measured on different processors (A CPU; Another CPU)",
+        "They were checked with different prompts",
     ]  # fmt: skip
     assert compare(tmp_path, str(tmp_path / "a"), str(tmp_path / "a")).notes == ("Both are the same export.",)
 
@@ -119,6 +120,6 @@ def test_the_verb_answers_in_json_and_names_what_is_wrong(tmp_path: Path, two: t
     value = json.loads(ckptd(tmp_path, "compare", *two, "--json").stdout)
     assert value["a"]["step"] == 4 and value["b"]["artifacts"]["onnx"]["tokens_per_second"] == 150
     lost = ckptd(tmp_path, "compare", two[0], "gone-4-1234")
-    assert lost.returncode == 2 and "'gone-4-1234': there is no such folder, and no job begins with it" in one_sentence(lost)
+    assert lost.returncode == 2 and "'gone-4-1234': there is no such folder, and no job id begins with this" in one_sentence(lost)
     empty = ckptd(tmp_path, "compare", two[0], tmp_path)
     assert empty.returncode == 2 and "it has no report.json" in one_sentence(empty)

@@ -116,7 +116,7 @@ def test_verify_without_a_path_looks_at_the_configured_output(told: Told, tmp_pa
     assert code == 2 and f"({tmp_path}/exports): there is no such path" in said
     (tmp_path / "exports").mkdir()
     code, said = told("verify", "--config", config)
-    assert code == 2 and "no MANIFEST.json lies there" in said
+    assert code == 2 and "there is no MANIFEST.json in it" in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads everything")
@@ -125,7 +125,7 @@ def test_verify_without_a_path_looks_at_the_configured_output(told: Told, tmp_pa
     [
         ("state", 2, ("status", "logs", "check", "formats", "retry", "fsck", "export"), "this user has no access to it"),
         ("state/lock", 2, ("status", "show", "fsck"), "this user has no access to it"),
-        ("state/journal.sqlite3", 75, ("status", "show", "pause"), "see that its folder is there and that this user may read and write it"),
+        ("state/journal.sqlite3", 75, ("status", "show", "pause"), "check that its folder exists and that this user can read and write it"),
     ],
 )
 def test_the_state_of_another_user_is_told_in_one_sentence(

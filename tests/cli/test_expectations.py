@@ -95,7 +95,7 @@ def test_nothing_is_expected_of_the_first_export_of_its_kind(state: Path) -> Non
 def test_a_starved_stage_says_so_and_its_time_is_not_estimated_from_earlier_ones(three: Path) -> None:
     progress = StageProgress(1, 0.1, "tensors", 20.0, "x", 0, cores=0.03, wanted=1.0)
     (merge, *_) = seen(three, running(progress={"b": {"merge": progress}}))["b"].stages
-    assert (merge.starved, merge.left_seconds, merge.cores) == ("gets 3 % of a core; training goes first", None, 0.03)
+    assert (merge.starved, merge.left_seconds, merge.cores) == ("gets 3 % of a core; training has priority", None, 0.03)
 
 
 def test_a_waiting_export_says_that_it_is_not_its_turn(three: Path) -> None:
@@ -119,8 +119,8 @@ def test_what_is_paused_says_how_it_goes_on(three: Path) -> None:
     journal.controls.pause_all(True)
     all_of_them = seen(three, running())["c"]
     journal.close()
-    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd resume c` lets it go on.")
-    assert (all_of_them.activity, all_of_them.waiting_for) == ("paused", "Everything is paused; `ckptd resume` lets it go on.")
+    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd resume c` continues it.")
+    assert (all_of_them.activity, all_of_them.waiting_for) == ("paused", "Everything is paused; `ckptd resume` continues the work.")
 
 
 def test_a_stage_that_is_tried_again_says_when_and_why(three: Path) -> None:
@@ -194,7 +194,7 @@ def test_stages_that_ran_side_by_side_are_expected_to_do_so_again() -> None:
 
 
 def test_a_share_of_next_to_nothing_is_told_as_such() -> None:
-    assert starving(CpuShare(0.004, 1)) == "gets less than 1 % of a core; training goes first"
+    assert starving(CpuShare(0.004, 1)) == "gets less than 1 % of a core; training has priority"
     assert not starved(CpuShare(0.9, 1.0)) and not starved(CpuShare(0.01, 0.02)) and starved(CpuShare(0.3, 1.0))
 
 
@@ -222,7 +222,7 @@ def test_show_tells_each_cause_once_with_the_report_and_the_command_to_try_again
     print_job(replace(details, report_file=str(report)))
     said = capsys.readouterr().out
     assert said.count("no folder has it") == 1 and " ".join(said.split()).count("set base.map") == 1
-    assert f"report      {report}" in said.splitlines() and "Once the cause is gone: ckptd retry job" in said.splitlines()
+    assert f"report      {report}" in said.splitlines() and "After you have removed the cause: ckptd retry job" in said.splitlines()
     assert said.count("needs merge") == 2
 
 

@@ -35,7 +35,7 @@ def test_a_complete_checkpoint_is_described_and_nothing_is_written(tmp_path: Pat
     assert answer.returncode == 0, answer.stderr
     for part in (f"{checkpoint}: complete", "trainer-adapter", "step 4", "LORA on", "knows nothing of it", 'wanted: select.policy = "all"'):
         assert part in answer.stdout
-    assert "no: it lies below none of watch.roots, which are: none" in answer.stdout
+    assert "no: it is not below any of watch.roots, which are: none" in answer.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     value = explained(tmp_path, checkpoint)
     assert (value["layout"], value["step"], value["missing"], value["journal"]) == ("trainer-adapter", 4, [], None)
@@ -94,7 +94,7 @@ def test_an_empty_directory_is_no_checkpoint_yet(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
     answer = ckptd(tmp_path, "explain", tmp_path / "run" / "checkpoint-4")
     assert answer.returncode == 1
-    assert "none is recognized yet" in answer.stdout and "no adapter and no model weights in it yet" in answer.stdout
+    assert "not recognized yet" in answer.stdout and "no adapter and no model weights in it yet" in answer.stdout
 
 
 def test_a_plain_adapter_tells_when_it_will_have_been_quiet_long_enough(tmp_path: Path, pico_checkpoint: Path) -> None:
@@ -136,7 +136,7 @@ def test_lines_of_a_run_say_what_is_not_watched_and_what_is_not_wanted(tmp_path:
     copy_of(pico_checkpoint, tmp_path / "runs/run/checkpoint-8", step=8)
     copy_of(pico_checkpoint, tmp_path / "runs/a/deep/run/checkpoint-8", step=8)
     lines = ckptd(tmp_path, "explain", tmp_path / "runs", "--config", config).stdout.splitlines()[1:]
-    assert "not watched: it lies deeper than watch.depth = 2" in lines[0]
+    assert "not watched: it is more than watch.depth = 2" in lines[0]
     assert "not wanted: select.every = 8 does not divide step 4" in lines[1]
     assert "not taken yet" in lines[2]
 
@@ -150,10 +150,10 @@ def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(t
     assert (known["by"], known["verdict"], known["job_state"], known["current"]) == ("export", "damaged", "failed", True)
     text = ckptd(tmp_path, "explain", checkpoint).stdout
     assert f"reported as damaged as job {known['job']} (failed) by `ckptd export` at" in text
-    assert "written again since" not in text
+    assert "it has changed since" not in text
     shutil.copy(pico_checkpoint / "adapter_model.safetensors", checkpoint)
     assert explained(tmp_path, checkpoint)["journal"]["current"] is False
-    assert "written again since" in ckptd(tmp_path, "explain", checkpoint).stdout
+    assert "it has changed since" in ckptd(tmp_path, "explain", checkpoint).stdout
 
 
 def test_with_a_daemon_it_tells_what_was_taken_skipped_and_since_when_the_rest_is_incomplete(
@@ -180,7 +180,7 @@ def test_with_a_daemon_it_tells_what_was_taken_skipped_and_since_when_the_rest_i
     assert third["incomplete_seconds"] >= 0
     text = ckptd(service.folder, "explain", service.root, *config).stdout
     assert f"one/checkpoint-4: complete, trainer-adapter, step 4: taken as job {first['journal']['job']}" in text
-    assert "the daemon has known it to be incomplete for" in ckptd(service.folder, "explain", unfinished, *config).stdout
+    assert "the daemon has seen it incomplete for" in ckptd(service.folder, "explain", unfinished, *config).stdout
     assert service.stop() == 0
 
 
@@ -190,7 +190,7 @@ def test_a_run_says_when_what_is_not_taken_yet_will_have_been_quiet_long_enough(
     for path in final.iterdir():
         os.utime(path)
     line = ckptd(tmp_path, "explain", tmp_path / "run").stdout.splitlines()[1]
-    assert re.search(r"not taken yet: it is quiet long enough in \d+ s, unless it changes again, once a daemon runs$", line), line
+    assert re.search(r"not taken yet: in \d+ s, unless it changes again, once a daemon runs$", line), line
     for path in final.iterdir():
         os.utime(path, (1e9, 1e9))
     assert ckptd(tmp_path, "explain", tmp_path / "run").stdout.splitlines()[1].endswith("not taken yet")

@@ -98,7 +98,7 @@ def test_all_verbs_find_it(make_service: Make) -> None:
     service.wait_for(is_up, 30)
     assert "ckptd is watching" in told(service, "logs")
     assert "is paused now" in told(service, "pause")
-    assert "The queue goes on" in told(service, "resume")
+    assert "The queue continues" in told(service, "resume")
     for verb in ("check", "fsck"):
         assert str(service.state) in told(service, verb)
     for verb in ("list", "formats", "prune"):
@@ -135,7 +135,7 @@ def test_of_several_daemons_status_lists_the_commands_and_nothing_is_done_to_one
         other = {**known, "pid": os.getppid(), "started": instances._started(os.getppid()), "config": str(tmp_path / "two.toml")}
         (own_places / "other.json").write_text(json.dumps(other))
         said = CliRunner().invoke(app, ["status"])
-        assert said.exit_code == 0 and "2 daemons run on this box" in said.stdout
+        assert said.exit_code == 0 and "2 daemons run on this machine" in said.stdout
         for name in ("one", "two"):
             assert f"`ckptd status --config {tmp_path}/{name}.toml`" in said.stdout
         rows = json.loads(CliRunner().invoke(app, ["status", "--json"]).stdout)["daemons"]
@@ -153,7 +153,7 @@ def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make
     first.start()
     first.wait_for(is_up, 30)
     assert json.loads(without_arguments("status", "--json")[1])["state_directory"] == str(first.state)
-    assert without_arguments("reload") == (0, "The daemon works by the new configuration now.\n")
+    assert without_arguments("reload") == (0, "The daemon uses the new configuration now.\n")
     second.start()
     second.wait_for(is_up, 30)
     code, said = without_arguments("status")

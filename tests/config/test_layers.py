@@ -76,7 +76,7 @@ def test_a_part_that_can_not_be_read_is_a_mistake_and_holds_up_nothing(write: Wr
     file = write("")
     part(file, "10.toml", "").unlink()
     os.mkfifo(file.parent / "conf.d" / "10.toml")
-    with pytest.raises(UsageError, match="it is no regular file"):
+    with pytest.raises(UsageError, match="it is not a regular file"):
         load(file)
     (file.parent / "conf.d" / "10.toml").unlink()
     (file.parent / "conf.d" / "10.toml").symlink_to("nowhere")

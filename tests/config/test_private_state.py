@@ -92,6 +92,6 @@ def test_check_says_that_the_daemons_user_is_not_in_the_group_that_is_configured
     assert not_of_group("daemon") == []
     os.seteuid(65534)
     try:
-        assert any("no member of 'daemon'" in problem for problem in not_of_group("daemon"))
+        assert any("not a member of 'daemon'" in problem for problem in not_of_group("daemon"))
     finally:
         os.seteuid(0)

@@ -177,8 +177,8 @@ def _through_an_extension(metadata: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_gap, "leave a gap"), (_overlap, "overlap"), (_outside, "lies outside"), (_beyond, "ends at byte"),
-        (_elsewhere, "no name of a file"),
+        (_gap, "leave a gap"), (_overlap, "overlap"), (_outside, "is outside the tensor"), (_beyond, "ends at byte"),
+        (_elsewhere, "not the name of a file"),
         (_gone, "is not there"), (_nowhere, "does not say where"), (_through_an_extension, "extension"),
     ],
 )  # fmt: skip

@@ -79,7 +79,7 @@ def test_weights_that_end_in_zeros_inside_a_tensor_are_not_complete(checkpoint: 
     with open(file, "r+b") as stream:
         stream.seek(size - 100_000)
         stream.write(bytes(100_000))
-    assert "ends in zeros in the middle of a tensor" in missing(checkpoint)
+    assert "ends with zeros in the middle of a tensor" in missing(checkpoint)
 
 
 def test_a_lora_b_that_is_still_all_zeros_is_complete(checkpoint: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_lora_b_that_is_still_all_zeros_is_complete(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('{"global_step": 2}', "belongs to step 2, the directory to step 4"),
-        ('{"global_step": "4"}', "holds no global_step"),
-        ("{}", "holds no global_step"),
+        ('{"global_step": 2}', "belongs to step 2, but the directory to step 4"),
+        ('{"global_step": "4"}', "has no global_step"),
+        ("{}", "has no global_step"),
         ("null", "trainer_state.json"),
         ("[]", "trainer_state.json"),
         ('{"global_step": 4', "is not valid JSON"),

@@ -130,7 +130,7 @@ def test_a_walk_that_meets_its_bound_leaves_out_the_deepest_and_says_so(tmp_path
     )
     scanner = Scanner(most_entries=30)
     assert [str(one.path.relative_to(tmp_path)) for one in scanner.find(tmp_path, fail)] == ["run/checkpoint-1"]
-    assert "is not looked at" in scanner.left_out and "watch.roots" in scanner.left_out
+    assert "are not scanned" in scanner.left_out and "watch.roots" in scanner.left_out
     scanner.most_entries = 1000
     assert len(list(scanner.find(tmp_path, fail))) == 2 and scanner.left_out == ""
     scanner.most_seconds = -1.0
@@ -181,14 +181,14 @@ def test_a_refused_layout_is_listed_again_by_the_first_scan_after_a_start_and_no
     [
         ("run/checkpoint-4", {}, None),
         ("a/b/c/run/final", {}, None),
-        ("a/b/c/run/final", {"depth": 4}, "deeper than watch.depth = 4"),
-        ("run/checkpoint-4/checkpoint-5", {}, "inside of the checkpoint"),
+        ("a/b/c/run/final", {"depth": 4}, "more than watch.depth = 4"),
+        ("run/checkpoint-4/checkpoint-5", {}, "inside the checkpoint"),
         (".cache/run/final", {}, "hidden or temporary name"),
         ("linked/checkpoint-4", {}, "is a link"),
-        ("models/base", {}, "nothing beside it says that a training wrote it"),
+        ("models/base", {}, "no file there shows that a training wrote it"),
         ("models/base", {"models": "all"}, None),
         ("exports/run/step-4/pytorch", {}, "an export or the state of ckptd"),
-        ("run", {}, "holds no adapter and no model"),
+        ("run", {}, "contains no adapter and no model"),
     ],
 )
 def test_the_reason_why_a_scan_does_not_come_to_a_directory_is_the_true_one(

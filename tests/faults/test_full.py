@@ -242,7 +242,7 @@ def test_a_quota_is_found_by_writing_and_its_end_too(tmp_path: Path, monkeypatch
 
 def test_other_errors_of_the_journal_are_no_full_disk(tmp_path: Path) -> None:
     one = Watch(tmp_path)
-    one.refusals.note(Fault(code=FaultCode.JOURNAL_UNAVAILABLE, operation="w", cause="another process holds it", remedy="r"))
+    one.refusals.note(Fault(code=FaultCode.JOURNAL_UNAVAILABLE, operation="w", cause="another process has locked it", remedy="r"))
     one.refusals.note(Fault(code=FaultCode.OUT_OF_MEMORY, operation="w", cause="memory", remedy="r"))
     one.watch.look()
     assert (one.told, one.again, one.watch.shortages()) == ([], 0, ())

@@ -63,7 +63,7 @@ def test_what_builds_on_a_format_that_is_left_out_is_left_out_too(strangers: Any
         declared(variant("full"), variant("pytorch"), name="clashing", order=500),
     )
     assert [problem.rpartition(": ")[2] for problem in known.problems] == [
-        "there is another stage pytorch", "small names a stage full, which nobody has",
+        "there is another stage pytorch", "small names a stage full, which does not exist",
     ]  # fmt: skip
     assert "merge" in [spec.name for spec in plan(known.variants)]
 
@@ -71,15 +71,13 @@ def test_what_builds_on_a_format_that_is_left_out_is_left_out_too(strangers: Any
 def test_stages_that_wait_for_each_other_are_refused(strangers: Any) -> None:
     known = strangers.take(declared(variant("one", needs=("two",)), variant("two", after=("one",)), name="circle"))
     assert "circle" not in [one.name for one in known.formats]
-    assert "waits for itself, by way of" in known.problems[0]
+    assert "waits for itself, through" in known.problems[0]
 
 
 @pytest.mark.parametrize("stage", ["report", "speed", "merged"])
 def test_no_format_waits_for_a_stage_that_comes_after_all_formats(strangers: Any, stage: str) -> None:
     known = strangers.take(declared(variant("late", after=(stage,)), name="late"))
-    assert known.problems == (
-        f"the format late (strangers:late) was left out: late names the stage {stage}, which comes after all formats",
-    )
+    assert known.problems == (f"the format late (strangers:late) was left out: late names the stage {stage}, which runs after all formats",)
 
 
 def test_formats_that_fit_stand_in_their_order_and_may_build_on_ours(strangers: Any) -> None:

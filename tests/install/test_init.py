@@ -53,7 +53,7 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     words = (file, "--root", tmp_path / "runs", "--base", tmp_path)
     file.write_text("mine")
     done = init(tmp_path, *words)
-    assert done.returncode == 2 and "a file is there already, and is left as it is" in one_sentence(done)
+    assert done.returncode == 2 and "a file already exists there; it was not changed" in one_sentence(done)
     assert file.read_text() == "mine"
     assert init(tmp_path, *words, "--dry-run").returncode == 0 and file.read_text() == "mine"
     assert init(tmp_path, *words, "--force").returncode == 0 and "[watch]" in file.read_text()
@@ -84,7 +84,7 @@ def test_urls_of_notifications_are_for_the_owner_alone(tmp_path: Path) -> None:
 
 def test_without_a_terminal_it_never_asks(tmp_path: Path) -> None:
     done = init(tmp_path, "config.toml", "--base", tmp_path)
-    assert done.returncode == 2 and "there is no terminal. Fix: name them by --root" in one_sentence(done)
+    assert done.returncode == 2 and "there is no terminal. Fix: give them with --root" in one_sentence(done)
     assert not (tmp_path / "config.toml").exists()
 
 

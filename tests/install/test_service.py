@@ -93,7 +93,7 @@ def test_it_makes_user_folders_units_and_drop_ins_and_again_does_nothing_and_und
     assert f"{UNITS}/multi-user.target.wants/ckptd.service" in made and f"{UNITS}/ckptd.slice" in made
     assert "ckptd install" in made["usr/local/share/man/man1/ckptd.1"][3].replace("\\-", "-")
     again = install(box, "--gpu", "--memory", "16G")
-    assert again.stdout.startswith("Nothing was to be done") and tree(box) == made
+    assert again.stdout.startswith("Nothing to do") and tree(box) == made
     # A drop-in that is not asked for any more goes.
     assert install(box, "--gpu").stdout.startswith(f"rm {box}/{UNITS}/ckptd.service.d/memory.conf\n")
     assert install(box, "--undo").returncode == 0
@@ -132,7 +132,7 @@ def test_what_others_wrote_is_neither_replaced_nor_removed(box: Path) -> None:
     unit.write_text("[Service]\nExecStart=/mine\n")
     before = tree(box)
     done = install(box)
-    assert done.returncode == 2 and "a file is there that this command did not write" in one_sentence(done) and tree(box) == before
+    assert done.returncode == 2 and "there is a file that this command did not write" in one_sentence(done) and tree(box) == before
     assert install(box, "--force").returncode == 0
     assert unit.with_name("ckptd.service.before-ckptd").read_text() == "[Service]\nExecStart=/mine\n"
     # What was changed since is left, with the reason, and a folder that is not empty stays.
@@ -140,7 +140,7 @@ def test_what_others_wrote_is_neither_replaced_nor_removed(box: Path) -> None:
     drop_in.write_text("changed")
     (exports / "run").mkdir()
     undone = install(box, "--undo")
-    assert f"# {drop_in} was changed since and is left" in undone.stdout and drop_in.read_text() == "changed"
+    assert f"# {drop_in} has been changed since and is kept" in undone.stdout and drop_in.read_text() == "changed"
     assert unit.read_text() == "[Service]\nExecStart=/mine\n" and (exports / "run").is_dir()
 
 
@@ -165,7 +165,7 @@ def test_a_user_whose_files_are_left_is_left_too(box: Path) -> None:
     (box / "var/lib/ckptd").mkdir()
     os.chown(box / "var/lib/ckptd", number, number)
     undone = install(box, "--undo")
-    assert undone.returncode == 0 and f"# the user ckptd is left, since files of its lie in {box}/var/lib/ckptd" in undone.stdout
+    assert undone.returncode == 0 and f"# the user ckptd is kept, because it has files in {box}/var/lib/ckptd" in undone.stdout
     assert "ckptd:" in (box / "etc/passwd").read_text()
 
 
@@ -198,9 +198,9 @@ def test_the_configuration_is_readable_for_the_service_and_for_nobody_else(box: 
     os.chown(state, number, number)
     loaded = load(config)
     settings = loaded.model_copy(update={"state": loaded.state.model_copy(update={"directory": state})})
-    assert not [one for one in examine(settings, config).warnings if "such URLs hold keys" in one]
+    assert not [one for one in examine(settings, config).warnings if "such URLs contain keys" in one]
     config.chmod(0o644)
-    assert [one for one in examine(settings, config).warnings if "such URLs hold keys" in one]
+    assert [one for one in examine(settings, config).warnings if "such URLs contain keys" in one]
     config.chmod(0o640)
     assert install(box, "--undo").returncode == 0
     assert (stat.S_IMODE(config.stat().st_mode), config.stat().st_gid) == (0o600, 0)
@@ -210,7 +210,7 @@ def test_the_configuration_is_readable_for_the_service_and_for_nobody_else(box: 
 @needs_root
 def test_closed_directories_are_opened_by_acls_that_the_undo_takes_away(box: Path) -> None:
     if shutil.which("setfacl") is None:
-        pytest.skip("setfacl is not installed here")
+        pytest.skip("setfacl is not installed")
     home, runs = box / "home/anna", box / "home/anna/runs"
     (runs / "run/checkpoint-1").mkdir(parents=True)
     (runs / "run/checkpoint-1/adapter_model.safetensors").write_text("x")
@@ -221,7 +221,7 @@ def test_closed_directories_are_opened_by_acls_that_the_undo_takes_away(box: Pat
     before, nobody = tree(box), (65534, (65534,))
     told = install(box, "--run-as", "nobody")
     assert told.returncode == 0, told.stderr
-    assert "training writes files that 1500 alone may read" in told.stderr and "better: --run-as 1500" in told.stderr
+    assert "training writes files that only 1500 may read" in told.stderr and "better: --run-as 1500" in told.stderr
     assert f"setfacl -m u:nobody:x {home}\n" in told.stdout and f"setfacl -R -d -m u:nobody:rX {runs}\n" in told.stdout
     assert rights.lacking([runs], *nobody) == []
     assert not os.access(home / "other", os.R_OK) and "setfacl" not in install(box, "--run-as", "nobody").stdout
@@ -272,9 +272,9 @@ def test_without_root_it_says_so_and_shows_what_it_would_do(box: Path) -> None:
     prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.geteuid() == 0 else ()
     before = tree(box)
     done = install(box, prefix=prefix)
-    assert done.returncode == 2 and "only root can make a service of the whole box. Fix: give the command with sudo" in one_sentence(done)
+    assert done.returncode == 2 and "only root can install a system service. Fix: run the command with sudo" in one_sentence(done)
     shown = install(box, "--dry-run", prefix=prefix)
-    assert shown.returncode == 0 and "useradd --prefix" in shown.stdout and "is tried by root alone" in shown.stdout
+    assert shown.returncode == 0 and "useradd --prefix" in shown.stdout and "only root can test whether" in shown.stdout
     assert tree(box) == before
 
 
@@ -282,7 +282,7 @@ def test_without_a_configuration_it_says_how_to_make_one(box: Path, folder: Path
     if Path("/etc/ckptd/config.toml").exists():
         pytest.skip("this box has one")
     done = ckptd(folder, "install-service", "--root", box, "--dry-run", HOME=str(folder), XDG_CONFIG_HOME=str(folder))
-    assert done.returncode == 2 and "make one by `ckptd init`" in one_sentence(done)
+    assert done.returncode == 2 and "create one with `ckptd init`" in one_sentence(done)
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="needs another user than root")
@@ -308,7 +308,7 @@ def test_a_record_that_others_could_have_written_is_not_run(tmp_path: Path) -> N
     record.write_text(Record(undo=[Undo(kind="command", argv=("touch", str(tmp_path / "run")))]).model_dump_json())
     record.chmod(0o666)
     before = install(tmp_path, "--undo", "--dry-run")
-    assert before.returncode == 2 and "others than its owner may write it" in one_sentence(before)
+    assert before.returncode == 2 and "not only its owner may write to it" in one_sentence(before)
     record.chmod(0o600)
     assert list(taking_back(read_record(record))) == [(("touch", str(tmp_path / "run")), "")]
     record.write_text(json.dumps({"version": 2}))

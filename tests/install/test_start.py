@@ -65,4 +65,4 @@ def test_check_warns_of_a_distribution_that_shares_our_names(tmp_path: Path) -> 
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "daemon", "check", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-    assert [one for one in json.loads(done.stdout)["warnings"] if one.startswith("python-daemon has a package of the same name")]
+    assert [one for one in json.loads(done.stdout)["warnings"] if one.startswith("python-daemon has a package with the same name")]

@@ -88,7 +88,7 @@ def test_a_lock_that_is_held_for_too_long_is_said_and_the_next_write_works(file:
             with pytest.raises(Retryable) as caught:
                 attempt()
             assert caught.value.fault.code == "journal-unavailable"
-            assert "another process holds it for too long" in str(caught.value)
+            assert "another process has locked it for too long" in str(caught.value)
             assert str(caught.value).count(". Fix: ") == 1
     assert enter(journal)
     journal.close()
@@ -207,7 +207,7 @@ def test_a_backup_leaves_the_free_space_alone_that_is_reserved_and_keeps_the_old
         greedy.back_up()
     assert backups.listed(paths.backups) == before
     assert [record["log_level"] for record in logs] == ["error"], "said once"
-    assert "limits.disk_reserve keeps" in str(greedy.state().problem)
+    assert "limits.disk_reserve reserves" in str(greedy.state().problem)
     journal.close()
 
 
@@ -237,7 +237,7 @@ def test_a_journal_that_is_deleted_while_it_is_open_is_put_back_with_everything_
     journal = Journal(file)
     enter(journal, "before")
     file.unlink()
-    assert journal.database.check(full=True) == ["its file is gone while it is open (No such file or directory)"]
+    assert journal.database.check(full=True) == ["its file was deleted while it was open (No such file or directory)"]
     with capture_logs() as logs:
         journal.sightings.remember("/path", "f", "skipped")
     assert [(record["log_level"], record["code"]) for record in logs] == [("critical", "journal-gone")]
@@ -256,7 +256,7 @@ def test_nothing_is_written_to_a_journal_in_whose_place_another_file_was_put(jou
     with pytest.raises(Permanent) as caught:
         journal.sightings.remember("/path", "f", "skipped")
     assert caught.value.fault.code == "journal-gone"
-    assert journal.database.check(full=False) == ["another file was put into its place while it was open"]
+    assert journal.database.check(full=False) == ["its file was replaced while it was open"]
     file.unlink()
     moved.rename(file)
     journal.sightings.remember("/path", "f", "skipped")

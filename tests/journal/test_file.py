@@ -154,7 +154,7 @@ def test_writing_goes_on_after_a_reader_that_held_the_file_for_too_long(file: Pa
         with closing(sqlite3.connect(file, isolation_level=None)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM job").fetchall()
-            with pytest.raises(Retryable, match="another process holds it for too long") as caught:
+            with pytest.raises(Retryable, match="another process has locked it for too long") as caught:
                 journal.sightings.remember("/path", "f", "skipped")
             assert caught.value.fault.code == "journal-unavailable"
         journal.sightings.remember("/path", "g", "skipped")

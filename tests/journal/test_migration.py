@@ -276,7 +276,7 @@ def test_a_migration_that_fails_in_its_middle_leaves_nothing_of_itself(old: Path
         before = "\n".join(raw.iterdump())
     good = list(statements(2))
     monkeypatch.setattr("daemon.journal.database.statements", lambda _: [*good[:-1], "INSERT INTO nowhere VALUES (1)"])
-    with pytest.raises(Permanent, match="it is intact, but schema 2 can't be made of it: no such table: nowhere"):
+    with pytest.raises(Permanent, match="it is intact, but it could not be upgraded to schema 2: no such table: nowhere"):
         Journal(old)
     with closing(sqlite3.connect(old)) as raw:
         assert "\n".join(raw.iterdump()) == before

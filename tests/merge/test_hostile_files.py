@@ -48,15 +48,15 @@ def tensor(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict
 
 
 CASES: dict[str, tuple[Any, bytes, str]] = {
-    "no object": ([1, 2], b"", "no JSON object"),
+    "no object": ([1, 2], b"", "not a JSON object"),
     "not JSON": (b'{"a": ', b"", "not JSON"),
     "not UTF-8": (b'{"\xff\xfe": 1}', b"", "not UTF-8"),
-    "nested without end": (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"", "nested without end"),
+    "nested without end": (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b"", "nested too deeply"),
     "a name twice": (b'{"a":%s,"a":%s}' % ((b'{"dtype":"U8","shape":[1],"data_offsets":[0,1]}',) * 2), b"x", "names a twice"),
-    "entry no object": ({"a": 5}, b"", "entry of a is no object"),
+    "entry no object": ({"a": 5}, b"", "entry of a is not an object"),
     "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, b"1234", "the dtype None"),
-    "unknown dtype": ({"a": tensor("FLOAT32")}, b"12345678", "FLOAT32, which the format does not know"),
-    "dtype no text": ({"a": tensor({"x": 1})}, b"12345678", "which the format does not know"),
+    "unknown dtype": ({"a": tensor("FLOAT32")}, b"12345678", "FLOAT32, which is unknown"),
+    "dtype no text": ({"a": tensor({"x": 1})}, b"12345678", "which is unknown"),
     "shape no list": ({"a": tensor(shape=8)}, b"12345678", "the shape 8"),
     "negative shape": ({"a": tensor(shape=(-1, -2))}, b"12345678", "the shape"),
     "fractional shape": ({"a": tensor(shape=(2.0,))}, b"12345678", "the shape"),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Any, bytes, str]] = {
     "huge offsets": ({"a": tensor(offsets=(1 << 62, (1 << 62) + 8))}, b"12345678", "leave a gap"),
     "offsets beyond 64 bits": ({"a": tensor(offsets=(1 << 70, (1 << 70) + 8))}, b"12345678", "the offsets"),
     "number of many digits": (b'{"a":{"dtype":"F32","shape":[' + b"9" * 9000 + b'],"data_offsets":[0,8]}}', b"", ""),
-    "size and shape differ": ({"a": tensor(shape=(3,))}, b"12345678", "another number"),
+    "size and shape differ": ({"a": tensor(shape=(3,))}, b"12345678", "does not match its shape"),
     "overlap": ({"a": tensor(), "b": tensor(offsets=(4, 12))}, b"0" * 12, "overlap at byte"),
     "gap": ({"a": tensor(), "b": tensor(offsets=(12, 20))}, b"0" * 20, "leave a gap at byte"),
     "gap at the beginning": ({"a": tensor(offsets=(8, 16))}, b"0" * 16, "leave a gap at byte"),
@@ -187,7 +187,7 @@ def test_links_in_a_circle_pipes_and_folders_are_refused(tmp_path: Path) -> None
     os.mkfifo(pipe)
     folder.mkdir()
     before = len(os.listdir("/proc/self/fd"))
-    for path, cause in ((loop, "Too many levels of symbolic links"), (pipe, "no regular file"), (folder, "no regular file")):
+    for path, cause in ((loop, "Too many levels of symbolic links"), (pipe, "not a regular file"), (folder, "not a regular file")):
         with pytest.raises(Permanent, match=cause):
             read_header(path)
         with pytest.raises(Permanent, match=cause):

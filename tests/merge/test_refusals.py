@@ -118,7 +118,7 @@ def test_truncated_safetensors_are_refused_with_both_sizes(
     os.truncate(path, size - 100)
     code, sentence = refusal(adapter, base, output)
     assert code == "truncated-weights"
-    assert f"the file has {size - 100:,} bytes, its header describes {size:,}" in sentence
+    assert f"the file has {size - 100:,} bytes, but its header describes {size:,}" in sentence
     assert str(path) in sentence
 
 

@@ -178,7 +178,7 @@ def test_a_url_that_no_service_has_is_said_without_its_secret(
     finish(journal, "job", "succeeded", "run step 4")
     deliver(Notifier(NotifySettings(urls=(url,)), journal))
     ((state, _, error),) = rows(file)
-    assert state == "abandoned" and "no service of Apprise" in str(error)
+    assert state == "abandoned" and "no Apprise service" in str(error)
     printed = capsys.readouterr()
     assert "S3CRET" not in f"{error}{caplog.text}{printed.out}{printed.err}"
 
@@ -482,7 +482,7 @@ def test_neither_journal_nor_status_nor_log_nor_check_holds_a_secret_of_a_url(ma
     everything = [checked, daemon.said, daemon.log(), json.dumps(value)]
     kept = b"".join(path.read_bytes() for path in daemon.state.rglob("*") if path.is_file())
     assert "S3CRET" not in "".join(everything) and b"S3CRET" not in kept
-    assert "notify.urls.1 (slak): no service of Apprise" in checked and "notify.urls.2: no service" in checked
+    assert "notify.urls.1 (slak): no Apprise service" in checked and "notify.urls.2: no Apprise service" in checked
     assert "notify.urls.0" not in checked
     assert "not notified notify.urls.1 (slak) (1 given up within a week)" in daemon.said
 
@@ -502,7 +502,7 @@ def test_the_process_that_sends_inherits_no_secret_of_the_daemons_environment(
 
 
 def test_several_urls_in_one_entry_are_refused_since_one_would_be_told_again_because_of_the_other() -> None:
-    assert sending.fault_of("json://a/x, json://b/y") == "it holds 2 URLs; list each by itself"
+    assert sending.fault_of("json://a/x, json://b/y") == "it contains 2 URLs; list each one separately"
     assert sending.fault_of("mailto://user:pass@example.com?to=a@example.com,b@example.com") is None
 
 
@@ -534,7 +534,7 @@ def test_a_test_message_goes_to_each_service_and_each_answer_is_told(service: Se
     done = CliRunner().invoke(app, ["notify-test", "--config", str(file)])
     assert done.exit_code == 1 and "S3CRET" not in done.output
     assert done.output.splitlines()[0] == "notify.urls.0 (json): delivered"
-    assert done.output.splitlines()[1].startswith("notify.urls.1 (slak): no service of Apprise")
+    assert done.output.splitlines()[1].startswith("notify.urls.1 (slak): no Apprise service")
     (message,) = service.taken
     assert message["title"].endswith(": a test message") and message["type"] == "info"
     service.statuses = [500]

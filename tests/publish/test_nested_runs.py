@@ -185,7 +185,7 @@ def test_a_folder_with_exports_is_not_moved_aside(printer: Printer) -> None:
     place = printer.paths.output / "run" / "step-5"
     place.mkdir(parents=True)
     os.rename(other, place / "step-1")
-    with pytest.raises(Retryable, match="holds exports of another run"):
+    with pytest.raises(Retryable, match="contains exports of another run"):
         printer.publish(job)
     assert verify(place / "step-1").sound
 

@@ -194,7 +194,7 @@ def test_the_exit_code_says_sound_not_sound_or_nothing_there(tmp_path: Path, exp
     (export / "README.md").unlink()
     code, said = ask(str(export.parent))
     assert code == 1
-    assert "README.md: the manifest names it, but it is not there" in said
+    assert "README.md: the manifest names it, but it does not exist" in said
     code, said = ask(str(tmp_path / "exports"), "--json")
     answer = json.loads(said)
     assert (code, answer["sound"], answer["exports"][0]["problems"][0]["code"]) == (1, False, "missing")

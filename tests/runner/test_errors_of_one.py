@@ -80,7 +80,7 @@ def test_what_can_not_be_cleared_away_is_said_once_and_keeps_nothing_from_its_tu
         other = desk.add("run", 2)
         desk.tick(60)
         assert (desk.state(bad), desk.state(other)) == (state, "succeeded")
-        said = [one["event"] for one in logs if one["log_level"] != "info" and "clear away" in one["event"]]
+        said = [one["event"] for one in logs if one["log_level"] != "info" and "no longer needs" in one["event"]]
         assert len(said) == 1, logs
         assert len(desk.runner.waits) == 0
     desk.tick(3)

@@ -136,7 +136,7 @@ def test_a_write_through_memory_on_a_full_disk_is_no_crash_of_the_stage(tmp_path
     full = conclude(context, log, Death(code=-signal.SIGBUS, no_room="/staging"), 1.0)
     assert full.fault is not None and full.fault.code == FaultCode.DISK_FULL and "/staging" in full.fault.cause
     mute = conclude(context, log, Death(code=1, no_room="/state"), 1.0)
-    assert mute.fault is not None and mute.fault.code == FaultCode.DISK_FULL and "could not even say why" in mute.fault.cause
+    assert mute.fault is not None and mute.fault.code == FaultCode.DISK_FULL and "could not record why" in mute.fault.cause
     loud = conclude(context, log, Death(code=1), 1.0)
     assert loud.fault is not None and loud.fault.code == FaultCode.NO_RESULT
     other = conclude(context, log, Death(code=-signal.SIGBUS), 1.0)

@@ -312,4 +312,4 @@ def test_a_box_without_room_for_a_process_costs_no_stage_its_attempts(
     desk.tick(60)
     assert len(refused) == 6 and desk.state(job) == "succeeded"
     fault = desk.journal.attempts.of(job)[0].fault
-    assert fault is not None and fault.code == "no-process" and "goes on by itself" in fault.remedy
+    assert fault is not None and fault.code == "no-process" and "continues automatically" in fault.remedy

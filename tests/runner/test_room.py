@@ -47,7 +47,7 @@ def test_no_thread_is_given_twice_whatever_the_number_of_jobs(make_desk: Desks) 
     desk.tick(3)
     assert desk.order() == ["one-1"]
     waiting = desk.runner.waits.of["two-2"].fault
-    assert (waiting.code, waiting.cause) == ("turn", "limits.threads allows no more beside one-1")
+    assert (waiting.code, waiting.cause) == ("turn", "limits.threads allows no more stages together with one-1")
 
 
 def test_what_measures_time_runs_alone_and_what_would_disturb_it_says_so(make_desk: Desks) -> None:
@@ -64,7 +64,7 @@ def test_what_measures_time_runs_alone_and_what_would_disturb_it_says_so(make_de
     desk.tick(20)
     assert "one-1 merged" in desk.started and "one-1 speed" not in desk.started, "the other export's merge still runs"
     waiting = desk.runner.waits.of["one-1"].fault
-    assert (waiting.code, waiting.cause) == ("timing", "it measures time, and other stages still run")
+    assert (waiting.code, waiting.cause) == ("timing", "it measures speed, but other stages are still running")
     held.clear()
     desk.runner.waits.of["one-1"].until = 0
     desk.tick(1)
@@ -73,7 +73,7 @@ def test_what_measures_time_runs_alone_and_what_would_disturb_it_says_so(make_de
     before = list(desk.started)
     desk.tick(10)
     assert desk.started == before, "nothing starts beside a measurement"
-    assert desk.runner.waits.of["two-2"].fault.cause == "another export measures its artifacts' speed"
+    assert desk.runner.waits.of["two-2"].fault.cause == "another export is measuring the speed of its artifacts"
 
 
 def test_what_waits_to_measure_time_does_not_hold_others_back_for_ever(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_stage_that_would_take_the_memory_promised_to_another_waits(make_desk:
     desk.tick(3)
     assert desk.order() == ["one-1"], "the merge asks for 512 MiB, and 0.9 GiB are free"
     fault = desk.runner.waits.of["two-2"].fault
-    assert fault.code == "memory-now" and "512.0 MiB more are promised to other stages" in fault.cause
+    assert fault.code == "memory-now" and "512.0 MiB more are reserved for other stages" in fault.cause
 
 
 def test_what_a_stage_really_took_decides_about_the_next_one(make_desk: Desks, monkeypatch: pytest.MonkeyPatch) -> None:  # R6.2
@@ -138,7 +138,7 @@ def test_when_memory_runs_out_the_largest_child_ends_and_is_tried_again(make_des
     desk.tick(4)
     assert [fake.stopped for fake in desk.fakes] == [False, True]
     fault = desk.journal.stages.of("two-2")["merge"].fault
-    assert fault is not None and fault.code == "memory-pressure" and "512.0 MiB of the box's memory were left" in fault.cause
+    assert fault is not None and fault.code == "memory-pressure" and "512.0 MiB of the machine's memory were left" in fault.cause
 
 
 def test_attempts_elsewhere_take_no_threads_of_this_box_and_those_here_still_do(make_desk: Desks) -> None:

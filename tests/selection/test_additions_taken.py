@@ -153,7 +153,7 @@ def test_an_adapter_in_pieces_is_refused_in_words(desk: Desks, add: Add, pico_ch
     here.look()
     assert here.seen_as(checkpoint) == "damaged"
     (record,) = here.told("Could not merge an adapter")
-    assert "in pieces" in record["event"] and "pytorch-adapter" in record["event"]
+    assert "sharded" in record["event"] and "pytorch-adapter" in record["event"]
 
 
 def test_a_reload_changes_what_later_checkpoints_are_merged_with_and_no_job_that_is_open(

@@ -68,7 +68,7 @@ def test_a_link_of_another_user_leads_nowhere_and_one_of_the_owner_where_it_says
     (bases / "theirs").symlink_to(outside)
     os.lchown(bases / "theirs", 12345, 12345)
     assert find_base("mine", None, [bases], {}) == bases / "mine"
-    with pytest.raises(Permanent, match=r"leads out of base\.search by a link"):
+    with pytest.raises(Permanent, match=r"leads out of base\.search through a link"):
         find_base("theirs", None, [bases], {})
 
 

@@ -133,7 +133,7 @@ def test_a_link_in_the_place_of_a_checkpoint_is_told_where_nothing_else_finds_it
     assert list(here.tracker.passed_over) == [link]
     explained = explain(here.settings, link)
     assert isinstance(explained, CheckpointExplanation) and explained.unwatched == here.tracker.passed_over[link]
-    assert "is a link, which scans don't follow; name its target in watch.roots" in explained.unwatched
+    assert "is a link, which scans don't follow; put its target into watch.roots" in explained.unwatched
     assert len(here.told("Seen, not watched")) == 1
     link.unlink()
     elsewhere.rename(link)

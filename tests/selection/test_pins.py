@@ -79,7 +79,7 @@ def test_a_rewrite_of_a_linked_file_supersedes_the_job_and_the_new_content_is_ta
     here.runner.tick()
     ended = here.job(job.id)
     assert ended.state == "superseded"
-    assert ended.reason == f"the trainer rewrote {WEIGHTS} in place while it was exported; what is there now is a checkpoint of its own"
+    assert ended.reason == f"the trainer rewrote {WEIGHTS} in place while it was exported; the new content is exported as a new checkpoint"
     assert here.runner.children.running == {}
     here.look()
     (new,) = here.jobs()
@@ -123,8 +123,8 @@ def test_a_pin_that_would_take_the_reserve_is_not_made_is_said_once_and_comes_wh
     assert here.jobs() == []
     assert list(here.pins.iterdir()) == []
     (record,) = here.told("Could not pin the checkpoint")
-    assert "limits.disk_reserve keeps" in record["event"]
-    assert "point pin.directory at a larger disk" in record["event"]
+    assert "limits.disk_reserve reserves" in record["event"]
+    assert "set pin.directory to a larger disk" in record["event"]
     monkeypatch.setattr(pin_module, "free_disk", lambda folder: free_disk(tmp_path) * 3)
     here.look()
     assert here.steps() == [4]

@@ -36,15 +36,15 @@ def test_it_is_installed_by_one_command_exports_and_is_taken_back(bare: Booted) 
     save(bare)
     (job,) = wait_for(bare, ended, 280)["jobs"]
     assert job["state"] == "succeeded", [job["error"], *(stage["error"] for stage in job["stages"])]
-    assert "Nothing was to be done" in bare.verb("install-service", *CONFIG).stdout
+    assert "Nothing to do" in bare.verb("install-service", *CONFIG).stdout
     # A changed wish restarts it under the new unit.
     pid = bare.status()["daemon"]["pid"]
     assert "systemctl restart ckptd.service" in bare.verb("install-service", *CONFIG, "--memory", "3G").stdout
     assert bare.systemctl("show", "ckptd", "--property=MemoryMax").stdout.strip() == f"MemoryMax={3 << 30}"
     wait_for(bare, lambda value: value["daemon"]["running"] and value["daemon"]["pid"] != pid)
     undone = bare.verb("install-service", "--undo")
-    assert "It is taken back." in undone.stdout
-    assert "the user ckptd is left, since files of its lie in /var/lib/ckptd" in undone.stdout
+    assert "The installation is undone." in undone.stdout
+    assert "the user ckptd is kept, because it has files in /var/lib/ckptd" in undone.stdout
     assert bare.systemctl("is-active", "ckptd", check=False).returncode != 0
     assert bare.run("ls", "/srv/exports/run", check=False).returncode == 0
     bare.run("sh", "-c", "userdel ckptd")

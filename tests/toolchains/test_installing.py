@@ -42,7 +42,7 @@ def test_a_toolchain_holds_what_its_lock_says_and_tells_what_it_is(fake: Fake) -
     assert manifest.probe == {"number": 7}
     assert manifest.size > 5 << 20
     assert "MiB are free" in fake.said[0] or "GiB are free" in fake.said[0]
-    assert "fake takes up to 50.0 MiB" in fake.said[0]
+    assert "fake needs up to 50.0 MiB" in fake.said[0]
     assert fake.said[1:3] == ["making its environment", "fetching its packages"] and fake.said[-1] == "probing it"
     assert describe(fake.chains)["fake"].installed
     assert toolchain_install.check(fake.chains, "fake") == fake.installed
@@ -165,16 +165,16 @@ def test_check_tells_what_was_changed_by_hand(fake: Fake, tmp_path: Path) -> Non
     with pytest.raises(Permanent, match=r"its probe failed \(it crashed\)"):
         toolchain_install.check(chains, "fake")
     shutil.rmtree(site / "fakelib-1.0.dist-info")
-    with pytest.raises(Permanent, match=r"not those that were installed \(fakelib\).*toolchain install fake --again"):
+    with pytest.raises(Permanent, match=r"not the ones that were installed \(fakelib\).*toolchain install fake --again"):
         toolchain_install.check(chains, "fake")
     (chains.folder("fake") / "bin" / "python").unlink()
-    with pytest.raises(UsageError, match=r"damaged \(the Python that it was made of is gone\)"):
+    with pytest.raises(UsageError, match=r"damaged \(the Python that it was created with no longer exists\)"):
         toolchain_install.check(chains, "fake")
 
 
 def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(tmp_path: Path, wheels: Path) -> None:
     chains = Toolchains(tmp_path, define(tmp_path / "definitions", wheels, disk=1 << 60))
-    with pytest.raises(Retryable, match=r"it takes up to 1048576\.0 TiB.*point state\.directory at a larger disk"):
+    with pytest.raises(Retryable, match=r"it needs up to 1048576\.0 TiB.*set state\.directory to a larger disk"):
         install(chains, "fake", lambda line: None)
     assert names(chains) == set()
 

@@ -92,7 +92,7 @@ CASES = (
         (
             Place("epoch=0-step=3", TAKEN, "lightning_peft/step-3"),
             Place("epoch=0-step=6", TAKEN, "lightning_peft/step-6"),
-            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="it holds an adapter in pieces, and no adapter_config.json"),
+            Place("lightning_logs/version_0/checkpoints", REFUSED, reason="it contains a sharded adapter, but no adapter_config.json"),
         ),
         "causal", "`AutoModelForCausalLM`",
         "a callback that calls `save_pretrained`; or, to export the `.ckpt` files, `adapter_config.json` in their folder, once",
@@ -177,7 +177,7 @@ CASES = (
     Case(
         "litgpt_lora", "litgpt, LoRA", "litgpt", "main", "`step-N` and `final` with `lit_model.pth.lora`",
         tuple(
-            Place(name, REFUSED, reason="litgpt's weights have names and shapes of their own")
+            Place(name, REFUSED, reason="litgpt's weights have other names and shapes than transformers uses")
             for name in ("step-000002", "step-000004", "final")
         ),
         "", setting="convert them with the commands that the log gives",

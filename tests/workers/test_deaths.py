@@ -24,8 +24,8 @@ from tests.workers.helpers import Start, fault_of, make_context, until, wait
         ("exit_137", "exit-137", "SIGKILL"),
         ("exit_3", "no-result", "exit code 3"),
         ("no_result", "no-result", "exit code 0"),
-        ("garbage_result", "bad-result", "no JSON"),
-        ("truncated_result", "bad-result", "cut off"),
+        ("garbage_result", "bad-result", "not JSON"),
+        ("truncated_result", "bad-result", "truncated"),
         ("other_contract", "bad-result", "version 99"),
         ("other_files", "bad-result", "model.safetensors, which is not in its folder"),
         ("killed", "killed", "SIGKILL"),
@@ -100,7 +100,7 @@ def test_a_child_can_be_ended_for_a_reason_of_the_box(start: Start) -> None:
 @pytest.mark.parametrize(
     ("known", "code", "words"),
     [
-        ({"out_of_memory": True, "memory": 3 << 30}, "out-of-memory", "it held 3,072 MiB"),
+        ({"out_of_memory": True, "memory": 3 << 30}, "out-of-memory", "it used 3,072 MiB"),
         ({"at_limit": True, "out_of_memory": True, "memory": 1 << 30, "limit": 2 << 30}, "memory-limit", "2,048 MiB"),
         ({}, "killed", "neither ckptd nor"),
     ],

@@ -92,7 +92,7 @@ def test_a_child_that_takes_too_much_memory_is_ended_with_both_figures(start: St
     worker = start("hog", memory=200 << 20, **SHORT)
     fault = fault_of(wait(worker))
     assert fault.code == "memory-limit"
-    assert "may take 200 MiB" in fault.cause
+    assert "may use 200 MiB" in fault.cause
     assert worker.peak >= worker.memory > 200 << 20
 
 

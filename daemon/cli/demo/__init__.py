@@ -202,7 +202,7 @@ def _options(**values: float) -> list[str]:
 
 def _broken(child: processes.Child, cause: str) -> Permanent:
     words = child.last_words()
-    cause = f"{cause}; the last it said was: {words.splitlines()[-1].strip()}" if words else cause
+    cause = f"{cause}; its last output was: {words.splitlines()[-1].strip()}" if words else cause
     remedy = f"read {child.log}, kept with --keep DIR"
     return Permanent(FaultCode.DEMO_PROCESS, f"run the demo's process {child.name!r}", cause, remedy, details=words)
 
@@ -256,5 +256,5 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
             errors.print(escape_lines(str(error)), style="red", soft_wrap=True)
             return 1
         took = f"The demo took {time.monotonic() - demo.started:.0f} s"
-        demo.say(f"{took}; everything is left in {folder}" if keep else f"{took}; its files are removed now (--keep DIR leaves them)")
+        demo.say(f"{took}; all files are kept in {folder}" if keep else f"{took}; its files are deleted now (--keep DIR keeps them)")
         return code

@@ -71,7 +71,7 @@ def _row(step: int, variant: str, artifact: Json | None, target: Path) -> Row:
     verdict, why = artifact["verdict"], "; ".join(artifact.get("reasons") or ())
     folder = target / (artifact.get("folder") or variant)
     if verdict == "passed" and not (artifact.get("published") and folder.is_dir() and any(folder.iterdir())):
-        verdict, why = "missing", f"the report says that it passed, but {folder} holds nothing"
+        verdict, why = "missing", f"the report says that it passed, but {folder} is empty"
     figures = figures_of(artifact.get("figures"), ArtifactFigures) or ArtifactFigures()
     return Row(
         step, variant, verdict, why, size=artifact.get("size_bytes"), ratio=artifact.get("size_ratio"),

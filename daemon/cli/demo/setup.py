@@ -62,11 +62,11 @@ def prepare(keep: Path | None) -> Path:
     keep = keep.expanduser().absolute()
     operation = "keep the demo's files"
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError(FaultCode.NOT_EMPTY, operation, "it exists and is not an empty folder", "name a new folder with --keep", path=keep)
+        raise UsageError(FaultCode.NOT_EMPTY, operation, "it exists and is not an empty folder", "give a new folder with --keep", path=keep)
     try:
         keep.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            FaultCode.NOT_WRITABLE, operation, error.strerror or str(error), "name another folder with --keep", path=keep
+            FaultCode.NOT_WRITABLE, operation, error.strerror or str(error), "give another folder with --keep", path=keep
         ) from None
     return keep

@@ -98,7 +98,7 @@ def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []
-    lines = hanging("", f"Once the cause is gone: ckptd retry {shlex.quote(job.id)}", None)
+    lines = hanging("", f"After you have removed the cause: ckptd retry {shlex.quote(job.id)}", None)
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ENDED_JOB:
         lines += hanging("", f"To run the last failed attempt by hand: python -m handlers {shlex.quote(failed[-1].job_file)}", None)

@@ -42,7 +42,7 @@ def _recorded(value: CheckpointExplanation) -> str:
     job = f" as job {known.job}" + (f" ({known.job_state})" if known.job_state else "") if known.job else ""
     what = {"taken": "taken", "known": "known already", "skipped": "skipped", "damaged": "reported as damaged"}.get(known.verdict)
     where = "" if known.by == "daemon" else " by `ckptd export`"
-    then = "" if known.current else "; written again since"
+    then = "" if known.current else "; it has changed since"
     return f"{what or known.verdict}{job}{where} at {local_time(known.at, 'seconds')}{then}"
 
 
@@ -51,7 +51,7 @@ def _not_taken(value: CheckpointExplanation) -> str:
     if value.settles_in_seconds is None:
         return "not taken yet"
     by = "" if value.daemon_running else ", once a daemon runs"
-    return f"not taken yet: it is quiet long enough in {value.settles_in_seconds:.0f} s, unless it changes again{by}"
+    return f"not taken yet: in {value.settles_in_seconds:.0f} s, unless it changes again{by}"
 
 
 def _print_run(console: Console, value: RunExplanation) -> None:
@@ -76,7 +76,7 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
         console.print(f"[bold]{label:<9}[/bold] " + (f"[{style}]{escape(text)}[/{style}]" if style else escape(text)))
 
     console.print(f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
-    line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "none is recognized yet")
+    line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "not recognized yet")
     if value.method:
         line("model", value.method + (f" on {value.base}" if value.base else ""))
     if value.base_folder:
@@ -86,9 +86,9 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     for problem in () if value.unreadable else value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:
-        line("since", f"the daemon has known it to be incomplete for {value.incomplete_seconds} s")
+        line("since", f"the daemon has seen it incomplete for {value.incomplete_seconds} s")
     if value.quiet_seconds is not None:
-        line("quiet", f"what an export reads last changed {value.quiet_seconds:.0f} s ago")
+        line("quiet", f"the files that an export reads last changed {value.quiet_seconds:.0f} s ago")
     if value.settles_in_seconds is not None:
         line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
     if value.unreadable:

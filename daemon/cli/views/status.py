@@ -127,15 +127,15 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
 
 def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     """What a person should know before anything else."""
-    found = [("no room", f"{one.sentence()}; work waits until there is. {one.delete}", "red") for one in value.disks]
+    found = [("no room", f"{one.sentence()}; work waits until there is enough. {one.delete}", "red") for one in value.disks]
     found += [("unwell", why, "red") for why in value.daemon.unwell]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
-        found.append(("unwell", "The daemon does not say why: look into `ckptd logs`.", "red"))
-    found += [("thread", f"at {local_time(one.at)}: {one.sentence()} It was begun again.", "yellow") for one in value.daemon.deaths]
+        found.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))
+    found += [("thread", f"at {local_time(one.at)}: {one.sentence()} It was restarted.", "yellow") for one in value.daemon.deaths]
     if value.last_end is not None:
         found.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
     if value.paused:
-        found.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` lets it go on", "yellow"))
+        found.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` continues the work", "yellow"))
     if (loaded := value.daemon.configuration) and loaded.problem:
         found.append(("the last reload was refused:", loaded.problem, "red"))
     if (journal := value.daemon.journal) and journal.problem:

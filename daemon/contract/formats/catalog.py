@@ -120,7 +120,7 @@ def catalog() -> Catalog:
             with contextlib.redirect_stdout(sys.stderr):  # what it prints is no answer of `--json`
                 declared = pkgutil.resolve_name(entry.value)
             if not isinstance(declared, Format):
-                raise TypeError(f"it is a {type(declared).__name__} and no Format")
+                raise TypeError(f"it is a {type(declared).__name__}, not a Format")
             wrong = next(mistakes(declared), None)
         except KeyboardInterrupt:
             raise
@@ -176,7 +176,7 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
     names = {spec.name for one in before for spec in one.variants} | OWN_STAGES
     own = [spec.name for spec in declared.variants]
     if declared.section in OWN_SECTIONS:
-        yield f"its section can't be called {declared.section!r}"
+        yield f"its section can't be named {declared.section!r}"
     if declared.name in {one.name for one in before}:
         yield "another format has that name"
     for name in own:
@@ -186,7 +186,7 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
             yield f"there is another stage {name}"
     for one in before:
         if declared.options and one.section == declared.section and one.options is not declared.options:
-            yield f"the format {one.name} has a section [{one.section}] of its own"
+            yield f"the format {one.name} also has a section [{one.section}]"
     for name in declared.engines:
         if name in OWN_ENGINES or any(name in one.engines for one in before):
             yield f"there is another engine {name}"
@@ -197,16 +197,16 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
     for spec in declared.variants:
         for other in (*spec.needs, *spec.after, *filter(None, (spec.form_of, spec.fallback))):
             if other in OWN_STAGES - FIRST_STAGES:
-                yield f"{spec.name} names the stage {other}, which comes after all formats"
+                yield f"{spec.name} names the stage {other}, which runs after all formats"
             elif other not in specs and other not in FIRST_STAGES:
-                yield f"{spec.name} names a stage {other}, which nobody has{near(other, (*specs, *FIRST_STAGES))}"
+                yield f"{spec.name} names a stage {other}, which does not exist{near(other, (*specs, *FIRST_STAGES))}"
         if spec.limits.engine not in engines:
-            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which nobody has{near(spec.limits.engine, engines)}"
+            yield f"{spec.name} is checked by an engine {spec.limits.engine}, which does not exist{near(spec.limits.engine, engines)}"
     try:
         TopologicalSorter({name: (*spec.needs, *spec.after) for name, spec in specs.items()}).prepare()
     except CycleError as error:
         if circle := [name for name in error.args[1] if name in own]:
-            yield f"{circle[0]} waits for itself, by way of {', '.join(map(str, error.args[1]))}"
+            yield f"{circle[0]} waits for itself, through {', '.join(map(str, error.args[1]))}"
 
 
 def _same_places(declared: Format, before: Sequence[Variant]) -> Iterator[str]:
@@ -229,7 +229,7 @@ def _unknown_settings(declared: Format, everyone: Sequence[Format]) -> Iterator[
             section, *rest = path.split(".")
             if section not in keys or (rest and rest[0] not in keys[section]):
                 hint = near(rest[0], keys[section]) if section in keys else near(section, keys)
-                yield f"{spec.name} depends on a setting {path}, which nobody has{hint}"
+                yield f"{spec.name} depends on a setting {path}, which does not exist{hint}"
 
 
 def ordered(specs: Iterable[StageSpec]) -> list[StageSpec]:

@@ -60,14 +60,14 @@ def mistakes(declared: Format) -> Iterator[str]:
         yield "it has no variants"
     for kind, name in (("format", declared.name), *(("engine", name) for name in declared.engines)):
         if not _NAME.fullmatch(name):
-            yield f"no {kind} can be called {name!r}: small letters, digits, - and _ alone"
+            yield f"the name of a {kind} can't be {name!r}: use only small letters, digits, - and _"
     yield from _options(declared)
     for engine, kinds in declared.engines.items():
         if not kinds:
-            yield f"its engine {engine} takes no kind of model; name one of {', '.join(KINDS)}"
+            yield f"its engine {engine} supports no kind of model; name one of {', '.join(KINDS)}"
         for kind, place in kinds.items():
             if kind not in KINDS:
-                yield f"its engine {engine} takes models of the kind {kind!r}; it is one of {', '.join(KINDS)}"
+                yield f"its engine {engine} supports models of the kind {kind!r}, which does not exist; use one of {', '.join(KINDS)}"
             if not _PLACE.fullmatch(place):
                 yield f"its engine {engine} is {place!r}; write module:class"
     for variant in declared.variants:
@@ -112,14 +112,14 @@ def _options(declared: Format) -> Iterator[str]:
     section, options = declared.section, declared.options
     if options is None:
         if section:
-            yield f"it has a section {section!r} and no options; give both or none"
+            yield f"it has a section {section!r} but no options; give both or neither"
         return
     if not section:
-        yield "it has options and no section; give the section of the configuration that they are read from"
+        yield "it has options but no section; give the section of the configuration from which they are read"
     elif not _KEY.fullmatch(section) or hasattr(BaseModel, section):
-        yield f"its section can't be called {section!r}"
+        yield f"its section can't be named {section!r}"
     if odd := [name for name in options.model_fields if not _KEY.fullmatch(name)]:
-        yield f"[{section}]: no key can be called {odd[0]!r}: small letters, digits and _ alone"
+        yield f"[{section}]: the name of a key can't be {odd[0]!r}: use only small letters, digits and _"
     if lacking := [name for name, field in options.model_fields.items() if field.is_required()]:
         yield f"[{section}]: its option {lacking[0]} has no default; give every option one, so that ckptd works without a configuration"
         return
@@ -135,31 +135,31 @@ def _defaults(section: str, options: type[Frozen]) -> Iterator[str]:
         yield f"[{section}]: the defaults of its options can't be used: {in_one_line(error)}"
         return
     if not same:
-        yield f"[{section}]: its defaults are others once they were written and read: each must be of its key's type, and as JSON has it"
+        yield f"[{section}]: its defaults change when they are written and read back: each must have its key's type, in the form of JSON"
     if '"writeOnly": true' in schema:
-        yield f"[{section}]: it has a secret, and a job file must hold no secret; name the variable or the file that holds it"
+        yield f"[{section}]: it has a secret, but a job file must hold no secrets; give the name of the variable or file that holds it"
     if '"uniqueItems": true' in schema:
-        yield f"[{section}]: it has a set, whose order is another in every process; take a tuple"
+        yield f"[{section}]: it has a set, whose order differs in every process; use a tuple"
 
 
 def _variant(one: Variant) -> Iterator[str]:
     if not _NAME.fullmatch(one.name) or one.name in _FOLDERS:
         yield (
-            f"no variant can be called {one.name!r}; its name is a folder's: small letters, digits, - and _ alone, and none of"
+            f"the name of a variant can't be {one.name!r}; it is the name of a folder: use only small letters, digits, - and _, and none of"
             f" {', '.join(_FOLDERS)}"
         )
     if not _PLACE.fullmatch(one.entry):
         yield f"{one.name}: entry is {one.entry!r}; write module:function"
     if not one.artifact or one.checks or one.alone:
-        yield f"{one.name}: artifact, checks and alone are for the stages of ckptd itself"
+        yield f"{one.name}: artifact, checks and alone are only for ckptd's own stages"
     if not isinstance(one.thresholds, Thresholds):
-        yield f"{one.name}: its thresholds are a {type(one.thresholds).__name__} and no Thresholds"
+        yield f"{one.name}: its thresholds are a {type(one.thresholds).__name__}, not a Thresholds"
     if one.level and not one.form_of:
         yield f"{one.name}: level is given without form_of; name the variant that it is a smaller form of"
     if one.name in (one.form_of, one.fallback):
-        yield f"{one.name}: it is named as its own fallback or form_of; name another variant"
+        yield f"{one.name}: it is its own fallback or form_of; name another variant"
     if one.usage is not None and not one.usage.is_file():
-        yield f"{one.name}: usage is {one.usage}, where there is no file; add it to the package (package-data of setuptools)"
+        yield f"{one.name}: usage is {one.usage}, which does not exist; add this file to the package (package-data of setuptools)"
     for name, count in Counter(one.needs).items():
         if count > 1:
             yield f"{one.name}: needs names {name} more than once"

@@ -25,7 +25,7 @@ SHARDED = frozenset({"fsdp-sharded", "dcp-sharded", "dcp-safetensors", "deepspee
 CONSOLIDATE = "consolidate"
 _CONSOLIDATE = StageSpec(
     CONSOLIDATE, "handlers.consolidate.stage:run", 1,
-    about="the pieces of a sharded checkpoint put together to an adapter or a model", memory_fixed=900 * MIB,
+    about="the shards of a sharded checkpoint, merged into an adapter or a model", memory_fixed=900 * MIB,
     disk_stored=1.05, disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
 )  # fmt: skip
 _MERGE = StageSpec(

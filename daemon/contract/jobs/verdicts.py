@@ -125,7 +125,7 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
         return check.model_copy(update={"remedy": _default_remedy(check.verdict)}) if needs_remedy else check
     stage = checking_stage(variant, stages)
     fault = fault_of(stage) if stage else None
-    why = f"it could not be checked: {fault.cause}" if fault else "no stage looked at it"
+    why = f"it could not be checked: {fault.cause}" if fault else "no stage checked it"
     return ArtifactCheck(
         variant=variant, verdict=Verdict.UNVERIFIED, reasons=(why,), remedy=fault.remedy if fault else _default_remedy(Verdict.UNVERIFIED)
     )
@@ -154,5 +154,5 @@ def needs(check: ArtifactCheck) -> str | None:
 
 def _default_remedy(verdict: Verdict) -> str:
     if verdict is Verdict.UNVERIFIED:
-        return "run `ckptd retry` with the export's id once the check can run here, or name the variant in validate.publish_unverified"
+        return "run `ckptd retry` with the export's id when the check can run here, or name the variant in validate.publish_unverified"
     return "leave this variant out of export.variants, or loosen its limits in [validate.thresholds] if the figures are good enough for you"

@@ -126,7 +126,7 @@ def _of_storage(storage: Any, offset: Any, shape: Any, stride: Any, named: str |
         or not _is_shape(stride)
         or len(shape) != len(stride)
     ):
-        raise Unreadable("it is damaged (a tensor that is none)")
+        raise Unreadable("it is damaged (an invalid tensor)")
     dtype = named.removeprefix("torch.") if named else None
     name = TORCH_DTYPES.get(dtype) if dtype else storage.dtype
     if name is None:
@@ -154,9 +154,9 @@ def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 def _typed(make: Any, kind: Any, arguments: Any, *state: Any) -> Any:
     """What torch._tensor._rebuild_from_type_v2 would make of a tensor that has attributes of its own, without them."""
     if not isinstance(make, Named) or make.name not in _REBUILDERS or not isinstance(kind, Named) or kind.name not in _TYPES:
-        raise Unreadable("it is damaged (a tensor that is none)")
+        raise Unreadable("it is damaged (an invalid tensor)")
     if not isinstance(arguments, tuple):
-        raise Unreadable("it is damaged (a tensor that is none)")
+        raise Unreadable("it is damaged (an invalid tensor)")
     return make.make(*arguments)
 
 
@@ -177,7 +177,7 @@ def as_dict(pairs: Any = ()) -> dict[Any, Any]:
     found = dict[Any, Any]()
     for key, value in pairs:
         if not isinstance(key, (str, int)):
-            raise Unreadable("it has a key that is no text")
+            raise Unreadable("it has a key that is not text")
         found[key] = value
     return found
 
@@ -219,14 +219,14 @@ def read_archive(path: Path, known: Mapping[str, Any], *, start: int = 0, length
         size = os.fstat(stream.fileno()).st_size
         window = size - start if length is None else length
         if window < 0 or start + window > size:
-            raise Unreadable(f"the file ends at byte {size:,}, before what is said to lie in it")
+            raise Unreadable(f"the file ends at byte {size:,}, before the end of its contents")
         try:
             with zipfile.ZipFile(BoundedReader(_Window(stream, start, window))) as archive:
                 return _Archive(archive, stream, start, window).value({**PLAIN, **_TENSORS, **known})
         except Unreadable:
             raise
         except (zipfile.BadZipFile, NotImplementedError, EOFError, OverflowError, ValueError, struct.error) as error:
-            raise Unreadable(f"it is no whole archive of torch.save ({error})") from None
+            raise Unreadable(f"it is not a complete archive of torch.save ({error})") from None
 
 
 class _Archive:
@@ -237,10 +237,10 @@ class _Archive:
     def value(self, known: Mapping[str, Any]) -> Any:
         pickles = [name for name in self._entries if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise Unreadable("it is no archive of torch.save")
+            raise Unreadable("it is not an archive of torch.save")
         self._folder = pickles[0].removesuffix("data.pkl")
         if (order := self._entries.get(f"{self._folder}byteorder")) is not None and self._read(order, 16) != b"little":
-            raise Unreadable("it was written on a machine of the other byte order")
+            raise Unreadable("it was written on a machine with the other byte order")
         return read_pickle(self._read(self._entries[pickles[0]], MOST_BYTES), known, self._storage)
 
     def _read(self, entry: zipfile.ZipInfo, most: int) -> bytes:
@@ -253,20 +253,20 @@ class _Archive:
     def _place(self, entry: zipfile.ZipInfo) -> int:
         """Byte of the file at which an entry's contents begin."""
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
-            raise Unreadable("it is compressed, as torch.save never writes it")
+            raise Unreadable("it is compressed, but torch.save never compresses")
         if not 0 <= entry.header_offset < self._length:
-            raise Unreadable("it is no whole archive of torch.save (an entry lies outside of it)")
+            raise Unreadable("it is not a complete archive of torch.save (an entry is outside the file)")
         self._stream.seek(self._start + entry.header_offset)
         head = self._stream.read(_LOCAL_HEADER.size)
         mark, name, extra = _LOCAL_HEADER.unpack(head) if len(head) == _LOCAL_HEADER.size else (b"", 0, 0)
         at = int(entry.header_offset + _LOCAL_HEADER.size + name + extra)
         if mark != b"PK\3\4" or at + entry.file_size > self._length:
-            raise Unreadable("it is no whole archive of torch.save (an entry lies outside of it)")
+            raise Unreadable("it is not a complete archive of torch.save (an entry is outside the file)")
         return self._start + at
 
     def _storage(self, reference: Any) -> _Storage:
         if not isinstance(reference, tuple) or len(reference) != 5 or reference[0] != "storage" or not isinstance(reference[1], Named):
-            raise Unreadable("it is damaged (a reference to no storage)")
+            raise Unreadable("it is damaged (an invalid reference to a storage)")
         if not isinstance(reference[2], str):
             raise Unreadable("it is damaged (a tensor without its data)")
         kind = reference[1].name.rpartition(".")[2].removesuffix("Storage")
@@ -275,5 +275,5 @@ class _Archive:
             raise Unreadable("it is damaged (a tensor without its data)")
         dtype = _STORAGES.get(kind)
         if dtype and reference[4] * DTYPES[dtype][1] != entry.file_size:
-            raise Unreadable("it is damaged (a storage of another size than its data)")
+            raise Unreadable("it is damaged (the sizes of a storage and its data differ)")
         return _Storage(dtype, self._place(entry), entry.file_size)

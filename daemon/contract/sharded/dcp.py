@@ -54,7 +54,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     places = _Places()
     for index, place in stored.items():
         if not isinstance(index, Instance) or not isinstance(place, Instance):
-            raise Unreadable("it is damaged (a place that is none)")
+            raise Unreadable("it is damaged (an invalid place)")
         places[_place_key(index.field("fqn"), index.field("offset"))] = place
     files = _Files(folder)
     for place in places.values():  # the optimizer's too: a file that is cut short is still being copied, or damaged
@@ -72,7 +72,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
             raise Unreadable(f"{name} has no pieces")
         left -= len(chunks)
         if left < 0:  # one list of pieces may stand in many tensors
-            raise Unreadable("it does not say where all of its pieces lie: it has more of them than places")
+            raise Unreadable("it does not say where all of its pieces are: it has more pieces than places")
         tensor = _tensor(name, value, chunks, places, files)
         if problem := tensor.problem():
             raise Unreadable(problem)
@@ -93,7 +93,7 @@ def _metadata(folder: Path) -> Instance:
         data = stream.read(MOST_BYTES + 1)
     metadata = read_pickle(data, _KNOWN)
     if not isinstance(metadata, Instance) or metadata.name != "Metadata":
-        raise Unreadable("it is no description of torch.distributed.checkpoint")
+        raise Unreadable("it is not a description of torch.distributed.checkpoint")
     return metadata
 
 
@@ -119,7 +119,7 @@ def _is_whole(one: Any) -> bool:
 
 def _numbers(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)) or len(value) > MOST_DIMENSIONS or not all(map(_is_whole, value)):
-        raise Unreadable("it is damaged (a shape that is none)")
+        raise Unreadable("it is damaged (an invalid shape)")
     return tuple(value)
 
 
@@ -129,16 +129,16 @@ def _tensor(name: str, value: Instance, chunks: Sequence[Any], places: _Places, 
     named = state[0] if isinstance(state, tuple) and state else None
     dtype = TORCH_DTYPES.get(named.removeprefix("torch.")) if isinstance(named, str) else None
     if dtype is None:
-        raise Unreadable(f"{name} has the dtype {shown(named)}, which is none that safetensors knows")
+        raise Unreadable(f"{name} has the dtype {shown(named)}, which safetensors does not support")
     shape = _numbers(value.field("size"))
     pieces = []
     for chunk in chunks:
         if not isinstance(chunk, Instance):
-            raise Unreadable("it is damaged (a chunk that is none)")
+            raise Unreadable("it is damaged (an invalid chunk)")
         offsets, sizes = _numbers(chunk.field("offsets")), _numbers(chunk.field("sizes"))
         place = places.get(_place_key(name, offsets)) or (places.get(_place_key(name, None)) if len(chunks) == 1 else None)
         if place is None:
-            raise Unreadable(f"it does not say where the piece of {name} at {list(offsets)} lies")
+            raise Unreadable(f"it does not say where the piece of {name} at {list(offsets)} is")
         if place.field("transform_descriptors"):
             raise Unreadable(f"{name} is stored through an extension of torch's storage")
         pieces.append(files.piece(name, place, offsets, sizes))
@@ -160,16 +160,16 @@ class _Files:
         """Unreadable where the file of a place is shorter than the place says; one that is not there is no fault of this place."""
         file, (start, length) = place.field("relative_path"), _numbers([place.field("offset"), place.field("length")])
         if _is_name(file) and (self._folder / file).is_file() and start + length > self._size(file):
-            raise Unreadable(f"{file} ends at byte {self._size(file):,}, before byte {start + length:,} of what it is said to hold")
+            raise Unreadable(f"{file} ends at byte {self._size(file):,}, before byte {start + length:,}, which it should contain")
 
     def piece(self, name: str, place: Instance, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Piece:
         """The piece at a place. Unreadable where that is no part of a file here."""
         file, (start, length) = place.field("relative_path"), _numbers([place.field("offset"), place.field("length")])
         if not _is_name(file):
-            raise Unreadable(f"it says that {name} lies in {shown(file)!r}, which is no name of a file beside it")
+            raise Unreadable(f"it says that {name} is in {shown(file)!r}, which is not the name of a file in its folder")
         size = self._size(file)
         if start + length > size:
-            raise Unreadable(f"{file} ends at byte {size:,}, and {name} goes on to byte {start + length:,}")
+            raise Unreadable(f"{file} ends at byte {size:,}, but {name} continues to byte {start + length:,}")
         return Piece(file, start, length, offsets, sizes, archived=True)
 
     def _size(self, file: str) -> int:
@@ -179,6 +179,6 @@ class _Files:
             except FileNotFoundError:
                 raise Unreadable(f"{file}, which it names, is not there") from None
             if not stat.S_ISREG(status.st_mode):
-                raise Unreadable(f"{file} is no regular file")
+                raise Unreadable(f"{file} is not a regular file")
             self._sizes[file] = status.st_size
         return self._sizes[file]

@@ -51,7 +51,7 @@ def _places(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         places = None
     if not isinstance(places, dict):
-        raise Unreadable(f"{path.name} does not say where its pieces lie")
+        raise Unreadable(f"{path.name} does not say where its pieces are")
     return places
 
 
@@ -62,5 +62,5 @@ def _offsets(place: Any, info: TensorInfo, name: str) -> tuple[int, ...]:
         or len(offsets) != len(info.shape)
         or not all(type(one) is int and 0 <= one < 1 << 62 for one in offsets)
     ):
-        raise Unreadable(f"{info.file} does not say where the piece of {name} lies")
+        raise Unreadable(f"{info.file} does not say where the piece of {name} is")
     return tuple(offsets)

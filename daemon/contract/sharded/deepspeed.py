@@ -89,7 +89,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
         raise Unreadable(f"the model states of rank 0 are not in {tag}")
     first = _read(folder, f"{tag}/{models[0]}")
     if first.get("autoep_layers") or first.get("ds_autoep_layers"):
-        raise Unsupported("it holds experts that are divided over ranks")
+        raise Unsupported("it contains experts that are divided over ranks")
     module, found = _mapping(first.get("module") or {}), dict[str, ShardedTensor]()
     if first.get("param_shapes") is None:
         if optimizers:
@@ -134,10 +134,10 @@ def _ranks(folder: Path) -> tuple[dict[int, str], dict[int, str]]:
         if matched is None:
             raise Unsupported(f"{folder.name}/{name} is the state of an expert or of a pipeline's layer")
         if int(matched[2]):
-            raise Unsupported(f"{folder.name}/{name} is of a model whose tensors are cut over ranks (tensor parallel)")
+            raise Unsupported(f"{folder.name}/{name} belongs to a model whose tensors are split over ranks (tensor parallel)")
         held = models if name.endswith(_ENDS[0]) else optimizers
         if held.setdefault(int(matched[1] or 0), name) != name:
-            raise Unreadable(f"{folder.name} holds the states of two savings: {held[int(matched[1] or 0)]} and {name}")
+            raise Unreadable(f"{folder.name} holds the states of two saves: {held[int(matched[1] or 0)]} and {name}")
     return models, optimizers
 
 
@@ -157,21 +157,21 @@ def _stage(states: Sequence[Mapping[Any, Any]], ranks: Mapping[int, str]) -> int
     stage, count = states[0].get("zero_stage"), states[0].get("partition_count")
     count = max(count, default=0) if isinstance(count, list) and all(type(one) is int for one in count) else count
     if stage not in (1, 2, 3) or type(count) is not int:
-        raise Unsupported(f"it is of ZeRO's stage {stage!r:.40}, and 1, 2 and 3 are known")
+        raise Unsupported(f"it is of ZeRO's stage {stage!r:.40}, but only 1, 2 and 3 are known")
     if sorted(ranks) != list(range(count)):
-        raise Unreadable(f"it was saved by {count:,} ranks, and the optimizer's states of {len(ranks):,} are there")
+        raise Unreadable(f"it was saved by {count:,} ranks, but only the optimizer's states of {len(ranks):,} are there")
     return int(stage)
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
     if not isinstance(value, dict):
-        raise Unreadable("it is damaged, or no state of DeepSpeed (a mapping is missing)")
+        raise Unreadable("it is damaged, or is not a state of DeepSpeed (a mapping is missing)")
     return value
 
 
 def _listed(value: Any, file: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise Unreadable(f"{file} holds no flat groups of weights")
+        raise Unreadable(f"{file} has no flat groups of weights")
     return value
 
 
@@ -181,7 +181,7 @@ def _shape(name: Any, value: Any) -> tuple[int, ...]:
         or len(value) > MOST_DIMENSIONS
         or not all(type(one) is int and 0 <= one < 1 << 62 for one in value)
     ):
-        raise Unreadable(f"it says no shape of {name}")
+        raise Unreadable(f"it gives no shape for {name}")
     return tuple(value)
 
 
@@ -206,7 +206,7 @@ def _whole(name: str, value: Any, file: str, shape: tuple[int, ...] | None = Non
     """A tensor that lies in one file as it is."""
     tensor = _stored(value, f"{name} in {file}")
     if shape is not None and tensor.shape != shape:
-        raise Unreadable(f"{name} in {file} has the shape {list(tensor.shape)}, and {list(shape)} is said")
+        raise Unreadable(f"{name} in {file} has the shape {list(tensor.shape)}, but should have {list(shape)}")
     piece = Piece(file, tensor.start, tensor.size, (0,) * len(tensor.shape), tensor.shape, strides=tensor.strides)
     return ShardedTensor(name, tensor.dtype, tensor.shape, (piece,))
 
@@ -219,7 +219,7 @@ def _cut_by_group(
 ) -> dict[str, ShardedTensor]:
     """Stages 1 and 2: the ranks' parts of a group, one behind the other, are its parameters in their order."""
     if any(len(group) != len(shapes) for group in groups):
-        raise Unreadable("its ranks hold other groups of parameters than are said")
+        raise Unreadable("its ranks have other groups of parameters than it says")
     found, align = dict[str, ShardedTensor](), 2 * len(groups)
     for number, held in enumerate(shapes):
         row, at = [group[number] for group in groups], 0
@@ -229,7 +229,7 @@ def _cut_by_group(
             at += math.prod(shape) + padding
         # DeepSpeed fills a group up to a multiple of twice its ranks, and leaves some of that out of the file.
         if -(-at // align) != -(-sum(run.elements for run in row) // align):
-            raise Unreadable(f"the group {number} has {sum(run.elements for run in row):,} elements, and its parameters {at:,}")
+            raise Unreadable(f"the group {number} has {sum(run.elements for run in row):,} elements, but its parameters have {at:,}")
     return found
 
 
@@ -254,7 +254,7 @@ def _cut_by_parameter(shapes: Mapping[str, tuple[int, ...]], groups: Sequence[Se
         found[name] = _flat(name, shape, runs, 0)
         at += part
     if any(sum(run.elements for run in group) != at for group in groups):
-        raise Unreadable(f"its ranks hold {sum(run.elements for run in groups[0]):,} elements each, and its parameters need {at:,}")
+        raise Unreadable(f"its ranks have {sum(run.elements for run in groups[0]):,} elements each, but its parameters need {at:,}")
     return found
 
 
@@ -265,7 +265,7 @@ def _frozen_of_ranks(
     if not shapes:
         return {}
     if sorted(models) != list(range(ranks)):
-        raise Unreadable(f"it was saved by {ranks:,} ranks, and the model states of {len(models):,} are there")
+        raise Unreadable(f"it was saved by {ranks:,} ranks, but only the model states of {len(models):,} are there")
     files = {rank: f"{tag}/{name}" for rank, name in sorted(models.items())}
     held = [first if rank == 0 else _read(folder, file) for rank, file in files.items()]
     parts = [_mapping(state.get("frozen_param_fragments")) for state in held]

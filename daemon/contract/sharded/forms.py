@@ -77,7 +77,7 @@ def read_tensors(folder: Path) -> dict[str, ShardedTensor]:
     chosen = newest_module(folder)
     if chosen is not None:
         return lightning.read_tensors(folder / chosen)
-    raise Unreadable("it holds no sharded form that is known")
+    raise Unreadable("it has no known sharded form")
 
 
 def newest_module(folder: Path) -> str | None:

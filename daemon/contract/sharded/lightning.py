@@ -69,7 +69,7 @@ def read_tensors(file: Path) -> dict[str, ShardedTensor]:
     value = read_archive(file, PLAIN_CLASSES)
     state = value.get("state_dict") if isinstance(value, dict) else None
     if not isinstance(state, dict):
-        raise Unreadable(f"{file.name} holds no state_dict")
+        raise Unreadable(f"{file.name} has no state_dict")
     found = {}
     for name, tensor in state.items():
         if isinstance(tensor, OtherTensor):

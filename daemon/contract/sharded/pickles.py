@@ -35,7 +35,7 @@ class Unsafe(Unreadable):
 
     def __init__(self, name: str) -> None:
         self.name = name[:200]
-        super().__init__(f"it asks to run {shown(self.name)}")
+        super().__init__(f"it wants to run {shown(self.name)}")
 
 
 def shown(name: Any) -> str:
@@ -86,7 +86,7 @@ def read_pickle(data: bytes, known: Known, stored: Callable[[Any], Any] | None =
     try:
         return _Machine(data, known, stored).run()
     except (IndexError, KeyError, TypeError, AttributeError, struct.error, UnicodeDecodeError, OverflowError, RecursionError) as error:
-        raise Unreadable(f"it is cut short or damaged ({type(error).__name__})") from None
+        raise Unreadable(f"it is truncated or damaged ({type(error).__name__})") from None
 
 
 class _Mark:
@@ -127,7 +127,7 @@ class _Machine:
     def _take(self, count: int) -> bytes:
         end = self._at + count
         if end > len(self._data):
-            raise Unreadable(f"it is cut short at byte {len(self._data):,}")
+            raise Unreadable(f"it is truncated at byte {len(self._data):,}")
         found = self._data[self._at : end]
         self._at = end
         return found
@@ -139,7 +139,7 @@ class _Machine:
     def _line(self) -> str:
         end = self._data.index(b"\n", self._at) if b"\n" in self._data[self._at : self._at + 4096] else -1
         if end < 0:
-            raise Unreadable(f"it is cut short at byte {self._at:,}")
+            raise Unreadable(f"it is truncated at byte {self._at:,}")
         return self._take(end + 1 - self._at)[:-1].decode()
 
     # Stack
@@ -160,7 +160,7 @@ class _Machine:
     def _top(self, kind: type) -> Any:
         top = self._stack[-1]
         if not isinstance(top, kind):
-            raise Unreadable(f"it is damaged (a {type(top).__name__} where a {kind.__name__} is due)")
+            raise Unreadable(f"it is damaged (a {type(top).__name__} instead of a {kind.__name__})")
         return top
 
     def _key(self, key: Any) -> Any:
@@ -173,7 +173,7 @@ class _Machine:
 
     def protocol(self) -> None:
         if not 2 <= self._take(1)[0] <= 5:
-            raise Unreadable("it is no pickle of the protocols 2 to 5")
+            raise Unreadable("it is not a pickle of the protocols 2 to 5")
 
     def pop(self) -> None:
         self._stack.pop()
@@ -253,7 +253,7 @@ class _Machine:
     def named_on_stack(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise Unreadable("it is damaged (a name that is no text)")
+            raise Unreadable("it is damaged (a name that is not text)")
         self._refer(module, name)
 
     def _refer(self, module: str, name: str) -> None:
@@ -266,13 +266,13 @@ class _Machine:
     def call(self) -> None:
         arguments, made = self._stack.pop(), self._stack.pop()
         if not isinstance(made, Named) or not isinstance(arguments, tuple):
-            raise Unreadable("it is damaged (a call of what can't be called)")
+            raise Unreadable("it is damaged (a call of something that is not a function)")
         self._charge(len(arguments) + sum(len(one) for one in arguments if isinstance(one, (list, tuple, dict, str, bytes))))
         self._push(made.make(*arguments))
 
     def call_with_names(self) -> None:
         if self._stack.pop():
-            raise Unreadable("it makes an object with named arguments")
+            raise Unreadable("it creates an object with named arguments")
         self.call()
 
     def build(self) -> None:
@@ -285,7 +285,7 @@ class _Machine:
 
     def persistent(self) -> None:
         if self._stored is None:
-            raise Unreadable("it refers to data outside of it")
+            raise Unreadable("it refers to data outside the file")
         self._push(self._stored(self._stack.pop()))
 
 

@@ -24,7 +24,7 @@ def tensor_name(name: Any) -> str:
     """The name, as a file says it. Unreadable for what a safetensors file could not have or a sentence not say."""
     if isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable():
         return name
-    raise Unreadable(f"it has a tensor that is called {shown(name)}, which is no name of one")
+    raise Unreadable(f"it has a tensor with the invalid name {shown(name)}")
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class ShardedTensor:
         for piece in self.pieces:
             bounds = zip(piece.offsets, piece.sizes, self.grid, strict=False)
             if len(piece.offsets) != len(self.grid) or len(piece.sizes) != len(self.grid):
-                return f"a piece of {self.name} has {len(piece.sizes)} dimensions, the tensor {len(self.grid)}"
+                return f"a piece of {self.name} has {len(piece.sizes)} dimensions, but the tensor has {len(self.grid)}"
             if any(offset < 0 or size < 0 or offset + size > limit for offset, size, limit in bounds):
-                return f"a piece of {self.name} lies outside of it"
+                return f"a piece of {self.name} is outside the tensor"
             boxes += [piece] if piece.elements else []
         held = sum(piece.elements for piece in boxes)
         if held < self.elements:

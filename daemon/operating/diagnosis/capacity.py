@@ -54,7 +54,7 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
         largest = max(known, key=lambda one: one.parameters)
         peak, written = _peak(needs[largest.name]), _written(needs[largest.name])
         answer.facts["an export"] = (
-            f"of {largest.name}: about {human(peak)} of memory and {human(written)} on disk, without what is measured later"
+            f"of {largest.name}: about {human(peak)} of memory and {human(written)} on disk, not counting later measurements"
         )
     return answer
 
@@ -104,12 +104,12 @@ def _too_large(variants: Sequence[str], stages: Sequence[StageSpec], needs: Mapp
 def _of_memory(model: ModelFound, settings: Settings, too_large: Mapping[str, int], allowed: int, total: int) -> str:
     fitting = [name for name in settings.variants if name not in too_large]
     is_one = len(too_large) == 1
-    instead = f"leave {'it' if is_one else 'them'} out ({', '.join(fitting)} would fit)" if fitting else "export on a larger box"
+    instead = f"leave {'it' if is_one else 'them'} out ({', '.join(fitting)} would fit)" if fitting else "export on a larger machine"
     return (
-        f"export.variants: {', '.join(too_large)} can't be made and checked of {model.name}"
+        f"export.variants: {', '.join(too_large)} can't be made and checked for {model.name}"
         f" ({model.parameters / 1e9:.1f} billion parameters):"
         f" {'it needs' if is_one else 'they need'} up to about {human(max(too_large.values()))} of memory,"
-        f" and limits.memory_fraction allows {human(allowed)} of {human(total)}; {instead}, or raise limits.memory_fraction"
+        f" but limits.memory_fraction allows {human(allowed)} of {human(total)}; {instead}, or raise limits.memory_fraction"
     )
 
 
@@ -119,6 +119,6 @@ def _of_disk(model: ModelFound, settings: Settings, written: int) -> list[str]:
         return []
     return [
         f"output.directory: an export of {model.name} writes about {human(written)}; {human(free)} are free in {settings.output.directory},"
-        f" of which limits.disk_reserve keeps {human(reserve)}, so that exports would wait; free space there, or point output.directory"
-        " at a larger disk"
+        f" of which limits.disk_reserve reserves {human(reserve)}, so exports would wait; free space there, or set output.directory to a"
+        " larger disk"
     ]

@@ -28,7 +28,7 @@ def _missing(place: str) -> str | None:
     try:
         spec = _spec(module)
     except (ImportError, ValueError, AttributeError) as error:
-        return f"the module {module} can't be looked for ({error})"
+        return f"the search for the module {module} failed ({error})"
     if spec is None:
         return f"there is no module {module}"
     if spec.origin is None or not spec.origin.endswith(".py"):

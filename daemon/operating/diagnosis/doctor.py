@@ -169,8 +169,9 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
     found = []
     if (mode := open_to_others(settings.state_directory)) is not None:
         found.append(
-            f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), in which pins of checkpoints lie; the daemon"
-            " closes it when it starts, unless something else lies in it: then `chmod 700` it, or give state.directory a folder of its own"
+            f"state.directory: others may read {settings.state_directory} (mode {mode:04o}), which contains pins of checkpoints; at its"
+            " start the daemon makes it private, unless it contains other files: then `chmod 700` it, or set state.directory to a"
+            " separate folder"
         )
     if (
         config is not None
@@ -178,7 +179,7 @@ def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
         and (mode := open_to_others(config)) is not None
         and _read_by_more(config, mode, settings)
     ):
-        found.append(f"notify.urls: others may read {config} (mode {mode:04o}), and such URLs hold keys; `chmod 600` it")
+        found.append(f"notify.urls: others may read {config} (mode {mode:04o}), but such URLs contain keys; `chmod 600` it")
     return found
 
 
@@ -198,10 +199,13 @@ def not_of_group(name: str) -> list[str]:
     try:
         group = grp.getgrnam(name).gr_gid
     except KeyError:
-        return [f"output.group: there is no group {name!r} on this box any more; name another one, or '' for none"]
+        return [f"output.group: there is no longer a group {name!r} on this machine; set another group, or '' for none"]
     if group in (os.getegid(), *os.getgroups()):
         return []
-    return [f"output.group: this user is no member of {name!r} and may not give files to it; `usermod -aG {name}` the daemon's user"]
+    return [
+        f"output.group: this user is not a member of {name!r} and can't give files to it; add the daemon's user to it with `usermod -aG"
+        f" {name} USER`"
+    ]
 
 
 def _access_to(root: Path) -> tuple[Fault | None, bool]:
@@ -214,8 +218,8 @@ def _same_names() -> list[str]:
     found = importlib.metadata.packages_distributions()
     others = sorted({one for name in ("daemon", "handlers") for one in found.get(name, ())} - {"ckptd"})
     return [
-        f"{one} has a package of the same name as one of ckptd's, in the same environment: whichever is installed or removed last takes"
-        " files of the other; give ckptd an environment of its own"
+        f"{one} has a package with the same name as one of ckptd's, in the same environment: installing or removing one of them overwrites"
+        " or deletes files of the other; install ckptd in a separate environment"
         for one in others
     ]
 
@@ -258,7 +262,9 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
     warnings += catalog().problems
     warnings += _same_names()
-    warnings += [f"base.map: {name!r} → {folder} holds no model now" for name, folder in settings.base.map.items() if not is_model(folder)]
+    warnings += [
+        f"base.map: {name!r} → {folder} contains no model now" for name, folder in settings.base.map.items() if not is_model(folder)
+    ]
     warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not os.path.isdir(folder)]
     reading = tried(settings)
     problems += reading.problems
@@ -267,7 +273,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     problems += room.problems
     warnings += room.warnings
     problems += [
-        f"{place_of(number, url)}: {fault}; correct it, or leave it out (the other services are notified all the same)"
+        f"{place_of(number, url)}: {fault}; correct it, or leave it out (the other services are still notified)"
         for number, url in enumerate(settings.notify.urls) if (fault := fault_of(url))
     ]  # fmt: skip
     problems += [f"merge.add: {problem}" for problem in problems_of(settings.merge, settings.base)]
@@ -276,7 +282,9 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     if threads > cores:
         warnings.append(f"limits.threads = {threads} is more than the {cores} cores that this process may use; try {max(1, cores // 2)}")
     if settings.limits.jobs > threads:
-        warnings.append(f"limits.jobs = {settings.limits.jobs}, but limits.threads = {threads} lets {threads} run at once; each needs one")
+        warnings.append(
+            f"limits.jobs = {settings.limits.jobs}, but limits.threads = {threads} lets only {threads} run at once; each needs one thread"
+        )
     total, available = memory()
     facts = {
         "roots": ", ".join(map(str, settings.watch.roots)) or "none",

@@ -181,7 +181,7 @@ def _as_user(user: int, work: Callable[[], Reading]) -> Reading:
         answer = stream.read()
     _, code = os.waitpid(child, 0)
     if code:
-        return Reading(f"could not be tried as {user_name(user)}")
+        return Reading(f"could not be tested as {user_name(user)}")
     told = json.loads(answer)
     return Reading(**{**told, "models": [ModelFound(**one) for one in told["models"]]})
 

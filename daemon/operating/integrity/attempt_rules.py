@@ -9,7 +9,7 @@ from daemon.operating.integrity.scene import Scene
 from daemon.running.executor import Executor
 from daemon.system.lock import is_locked
 
-_STRAY = "end it; the next start of the daemon does it too"
+_STRAY = "end it; the next start of the daemon also does this"
 
 
 def check_attempts(scene: Scene, executor: Executor) -> None:
@@ -19,11 +19,11 @@ def check_attempts(scene: Scene, executor: Executor) -> None:
     alive = not scene.quiescent and is_locked(scene.paths.lock)
     for name, folder in at_work.items():
         if not alive or str(folder) not in attempts:
-            scene.find("stray-child", f"{name} works on an attempt that nobody waits for", _STRAY, path=folder)
+            scene.find("stray-child", f"{name} works on an attempt that no job waits for", _STRAY, path=folder)
     if not alive:
         return
     for path, row in attempts.items():
         if path not in map(str, at_work.values()):
-            what = f"attempt {row['number']} of {row['stage']} is open, but what ran it ({row['executor_id']}) is gone"
-            remedy = "look at the daemon's log; a restart settles it"
+            what = f"attempt {row['number']} of {row['stage']} is open, but the process that ran it ({row['executor_id']}) is gone"
+            remedy = "check the daemon's log; a restart closes the attempt"
             scene.find("attempt-without-child", what, remedy, path=path, job=row["job"])

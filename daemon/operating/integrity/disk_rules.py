@@ -25,7 +25,7 @@ from daemon.publishing.swap import NEW, OLD
 from daemon.publishing.verification import verify
 
 LINKS = ("latest", "best")
-_CLEARED = "start the daemon, whose start removes it, or remove it by hand"
+_CLEARED = "start the daemon, which removes it, or remove it by hand"
 
 
 def check_disk(scene: Scene) -> None:
@@ -56,14 +56,14 @@ def _check_export(scene: Scene, job: sqlite3.Row, target: Path) -> None:
         scene.note("export-absent", "its export is no longer there: retention or a person removed it", "nothing, or `ckptd retry`",
                    path=target, job=job["id"])  # fmt: skip
     elif not manifest:
-        scene.find("export-half", "what lies at the export's place has no manifest that can be read", _again(job),
+        scene.find("export-half", "the export's folder has no readable manifest", _again(job),
                    path=target, job=job["id"])  # fmt: skip
     elif manifest.get("export_id") != job["id"]:
-        scene.note("export-replaced", f"another export took its place: {manifest.get('export_id')}", "nothing", path=target, job=job["id"])
+        scene.note("export-replaced", f"another export has replaced it: {manifest.get('export_id')}", "nothing", path=target, job=job["id"])
     else:
         scene.exports += 1
         if manifest.get("status") != job["state"]:
-            scene.find("export-status", f"its manifest says {manifest.get('status')}, the journal {job['state']}",
+            scene.find("export-status", f"its manifest says {manifest.get('status')}, but the journal says {job['state']}",
                        _again(job), path=target, job=job["id"])  # fmt: skip
         problems = verify(target, deep=scene.deep).problems
         for problem in problems:
@@ -90,25 +90,29 @@ def check_folder(scene: Scene, folder: Path, targets: set[str]) -> None:
             if plain in LINKS or plain.endswith(tuple(f"-{name}" for name in LINKS)):
                 _check_link(scene, path)
         elif entry.is_dir() and entry.name.removesuffix(FAILED_SUFFIX) in targets and not is_export(path) and os.listdir(path):
-            scene.find("export-half", f"a folder with the name of an export holds no {MANIFEST}", "move it away", path=path)
+            scene.find("export-half", f"a folder with the name of an export has no {MANIFEST}", "move it away", path=path)
         elif scene.quiescent and entry.name.startswith(".") and entry.name.endswith((NEW, OLD, GONE)):
-            scene.find("export-leftover", "what a publication or a removal needed for a moment was left", _CLEARED, path=path)
+            scene.find("export-leftover", "a temporary file of a publication or a removal was left", _CLEARED, path=path)
 
 
 def _check_link(scene: Scene, link: Path) -> None:
     if not link.exists():
         scene.find(
-            "link-broken", f"it points to {os.readlink(link)}, which is not there", "remove it; the next export makes it again", path=link
+            "link-broken",
+            f"it points to {os.readlink(link)}, which does not exist",
+            "remove it; the next export creates it again",
+            path=link,
         )
     elif not is_export(link.resolve()):
-        scene.find("link-astray", f"it points to {os.readlink(link)}, which is no export", "remove it; the next export makes it again",
+        scene.find("link-astray", f"it points to {os.readlink(link)}, which is not an export",
+                       "remove it; the next export creates it again",
                    path=link)  # fmt: skip
 
 
 def check_temporaries(scene: Scene, folder: Path) -> None:
     """No temporary name remains after the process that made it has ended."""
     for path in dead_temporaries(folder):
-        scene.find("temporary-left", "a process that lives no more left a temporary file", _CLEARED, path=path)
+        scene.find("temporary-left", "a process that has ended left a temporary file", _CLEARED, path=path)
 
 
 def check_pins_of_open_jobs(scene: Scene) -> None:
@@ -119,14 +123,14 @@ def check_pins_of_open_jobs(scene: Scene) -> None:
             continue
         pin, seen = Path(job["pin"]), CheckpointRef.model_validate_json(job["checkpoint"])
         if not pin.is_dir() or not export_files(pin):
-            scene.find("pin-missing", "the pinned checkpoint of an open job is not there",
+            scene.find("pin-missing", "the pinned checkpoint of an open job is missing",
                        "cancel the job, and export the checkpoint again if it still exists", path=pin, job=job["id"])  # fmt: skip
         elif scene.deep and identify(pin) != seen.digest:
-            scene.find("pin-changed", "the pinned checkpoint has other content than when it was taken",
+            scene.find("pin-changed", "the content of the pinned checkpoint has changed since it was taken",
                        "cancel the job, and export the checkpoint again", path=pin, job=job["id"])  # fmt: skip
         elif name := changed(seen.additions, pin, deep=scene.deep):
-            scene.find("pin-changed", f"the pin of the adapter {name}, which is merged with the checkpoint's own, is not there or has"
-                       " other content than when it was taken",
+            scene.find("pin-changed", f"the pin of the adapter {name}, which is merged with the checkpoint's own, is missing or its content"
+                       " has changed since it was taken",
                        "cancel the job, and export the checkpoint again", path=pin / ADDITIONS, job=job["id"])  # fmt: skip
 
 
@@ -140,8 +144,8 @@ def check_stage_outputs(scene: Scene) -> None:
         if whole and scene.deep:
             whole = all(sha256_file(folder / entry.path) == entry.sha256 for entry in files)
         if not whole:
-            scene.find("stage-output-damaged", f"the output of the finished stage {row['name']} is no longer whole",
-                       "start the daemon, which makes it again", path=folder, job=row["job"])  # fmt: skip
+            scene.find("stage-output-damaged", f"the output of the finished stage {row['name']} is no longer complete",
+                       "start the daemon, which repeats the stage", path=folder, job=row["job"])  # fmt: skip
 
 
 def check_leftovers(scene: Scene) -> None:

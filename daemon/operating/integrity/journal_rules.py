@@ -19,8 +19,8 @@ from daemon.operating.integrity.scene import REPORTED, Scene
 
 LATEST = 200
 """Ended jobs whose verdict is derived again unless everything is to be checked."""
-_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd retry` makes the export again"
-_WAIT = "start the daemon, whose start settles this; if it stays, report it with a copy of the journal"
+_REPORT = "stop the daemon and keep a copy of the journal for a bug report; `ckptd retry` repeats the export"
+_WAIT = "start the daemon, which corrects this; if it does not, report it with a copy of the journal"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ _REPORTED, _GIVEN_UP = _listed(REPORTED), "('superseded', 'cancelled')"
 RULES = (
     JournalRule(
         "job-without-stages", "SELECT id job, '' what FROM job WHERE NOT EXISTS (SELECT 1 FROM stage WHERE stage.job = job.id)",
-        "it has no stages, so that it can neither run nor end",
+        "it has no stages, so it can neither run nor end",
     ),
     JournalRule(
         "ended-job-open-stage",
@@ -80,20 +80,20 @@ RULES = (
         "attempt-without-stage",
         "SELECT attempt.job job, stage || '.' || number || ', whose stage is ' || state what FROM attempt"
         " JOIN stage ON stage.job = attempt.job AND stage.name = attempt.stage WHERE outcome IS NULL AND state <> 'running'",
-        "an attempt is open that no stage runs: {what}",
+        "an attempt is open, but no stage runs it: {what}",
     ),
     JournalRule(
         "stage-without-attempt",
         "SELECT job, name what FROM stage WHERE state = 'running' AND NOT EXISTS"
         " (SELECT 1 FROM attempt WHERE attempt.job = stage.job AND attempt.stage = stage.name AND outcome IS NULL)",
-        "the stage {what} is running without an open attempt, so that nothing would ever end it",
+        "the stage {what} is running without an open attempt, so it would never end",
     ),
     JournalRule(
         "attempts-miscounted",
         "SELECT stage.job job, name || ' counts ' || attempts || ', there are ' || count(number) || ' up to number '"
         " || COALESCE(max(number), 0) what FROM stage LEFT JOIN attempt ON attempt.job = stage.job AND attempt.stage = stage.name"
         " GROUP BY stage.job, name HAVING attempts <> count(number) OR attempts <> COALESCE(max(number), 0)",
-        "attempts are not counted without a gap: {what}",
+        "attempts are not numbered consecutively: {what}",
     ),
     JournalRule(
         "attempt-half-ended",
@@ -107,7 +107,7 @@ RULES = (
     ),
     JournalRule(
         "failure-without-reason", "SELECT job, name what FROM stage WHERE state = 'failed' AND fault IS NULL",
-        "the stage {what} has failed, and nothing says why",
+        "the stage {what} has failed, but no reason is recorded",
     ),
     JournalRule(
         "shared-target",
@@ -124,13 +124,13 @@ RULES = (
     JournalRule(
         "taken-without-job",
         "SELECT seen.job job, path what FROM seen WHERE verdict = 'taken' AND NOT EXISTS (SELECT 1 FROM job WHERE job.id = seen.job)",
-        "a checkpoint was taken, but its job is gone: {what}", "run `ckptd export` on that checkpoint",
+        "a checkpoint was taken, but its job is missing: {what}", "run `ckptd export` on that checkpoint",
     ),
     JournalRule(
         "message-twice",
         f"SELECT job.id job, count(*) what FROM job JOIN outbox ON outbox.job = job.id AND outbox.created >= job.ended"
         f" WHERE job.state IN {_REPORTED} GROUP BY job.id HAVING count(*) > 1",
-        "its end is announced {what} times",
+        "it has {what} notifications of its end",
     ),
     JournalRule(
         "message-state",
@@ -145,7 +145,7 @@ def check_file(connection: sqlite3.Connection, scene: Scene, *, thorough: bool) 
     """Whether the file is a sound database of ours; where not, nothing else in it can be believed."""
     problems = unsound(connection, full=thorough) or unbelievable(connection)
     for problem in problems:
-        scene.find("journal-damaged", f"the journal is no valid database: {problem}", REPAIR, path=scene.paths.journal)
+        scene.find("journal-damaged", f"the journal is not a valid database: {problem}", REPAIR, path=scene.paths.journal)
     return not problems
 
 
@@ -172,7 +172,8 @@ def check_plans(scene: Scene) -> None:
         if FORMER.intersection(names):
             continue  # planned by an earlier version: the next start plans it anew
         if unknown := [name for name in names if find_spec(name) is None]:
-            scene.find("stage-unknown", f"the plan knows no stage {', '.join(unknown)}", "install the ckptd that planned it, or cancel it",
+            scene.find("stage-unknown", f"it has unknown stages: {', '.join(unknown)}",
+                       "install the ckptd version that planned it, or cancel it",
                        job=job["id"])  # fmt: skip
         elif missing := [name for name in planned[plan] if name not in names]:
             scene.find(
@@ -195,4 +196,4 @@ def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
         follows = status_that_follows(facts)
         # Until validate.publish_unverified came, whatever could not be verified was published.
         if job.state not in (follows, status_of(asked_variants(facts), judge(facts), asked_variants(facts))):
-            scene.find("job-state-wrong", f"it is {job.state}, but from its stages and checks follows {follows}", _REPORT, job=job.id)
+            scene.find("job-state-wrong", f"it is {job.state}, but its stages and checks say {follows}", _REPORT, job=job.id)

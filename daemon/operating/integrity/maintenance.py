@@ -96,7 +96,7 @@ def _still_wrong(journal: Journal, suspicion: Json | None) -> str | None:
         return None
     rebuilt = rebuilt_state(journal.database)
     if suspicion.get("rebuilding") and (rebuilt or {}).get("token") != suspicion["rebuilding"]:
-        return str(suspicion.get("why", "its rebuilding was cut off"))
+        return str(suspicion.get("why", "its rebuilding was interrupted"))
     problems = journal.database.check(full=True)
     return "; ".join(problems[:3]) or None
 
@@ -208,8 +208,9 @@ def see_room(folder: Path, size: int, reserve: int) -> None:
     free = free_disk(folder)
     if free - size < reserve:
         raise Retryable(
-            FaultCode.DISK_NOW, "back the journal up", f"it takes {human(size)}, {human(free)} are free and limits.disk_reserve keeps"
-            f" {human(reserve)}", "free space there; the next backup is tried as planned", path=folder,
+            FaultCode.DISK_NOW, "back the journal up",
+            f"it needs {human(size)}, {human(free)} are free and limits.disk_reserve reserves {human(reserve)}",
+            "free space there; the next backup runs as scheduled", path=folder,
         )  # fmt: skip
 
 

@@ -101,8 +101,14 @@ def usable_version(connection: sqlite3.Connection, path: Path) -> bool:
     if version in (0, SCHEMA_VERSION):
         return bool(version)
     remedy = (
-        "check it with the ckptd that wrote it" if version > SCHEMA_VERSION else "start this ckptd on it once, which brings it up to date"
+        "check it with the ckptd that wrote it"
+        if version > SCHEMA_VERSION
+        else "start this ckptd once with this journal, which upgrades it"
     )
     raise UsageError(
-        FaultCode.JOURNAL_VERSION, "check the journal", f"its schema is {version}, this ckptd checks {SCHEMA_VERSION}", remedy, path=path
+        FaultCode.JOURNAL_VERSION,
+        "check the journal",
+        f"its schema is {version}, but this ckptd checks schema {SCHEMA_VERSION}",
+        remedy,
+        path=path,
     )

@@ -102,19 +102,22 @@ def _report_of(state: Path, wanted: str) -> Path:
     if path.is_dir():
         if (path / REPORT).is_file():
             return path / REPORT
-        raise UsageError(FaultCode.NO_REPORT, "compare", f"it has no {REPORT}", "name the folder of an export", path=path)
+        raise UsageError(FaultCode.NO_REPORT, "compare", f"it has no {REPORT}", "give the folder of an export", path=path)
     if path.is_file():
         return path
     found = find(state, wanted) if "/" not in wanted else []
     if len(found) != 1:
-        several = f"{len(ids(state, wanted))} jobs begin with it" if found else "there is no such folder, and no job begins with it"
+        several = (
+            f"{len(ids(state, wanted))} job ids begin with this" if found else "there is no such folder, and no job id begins with this"
+        )
         raise UsageError(
-            FaultCode.NO_SUCH_JOB, "compare", f"{wanted!r}: {several}", "name the folder of an export, or an id from `ckptd list`"
+            FaultCode.NO_SUCH_JOB, "compare", f"{wanted!r}: {several}", "give the folder of an export, or an id from `ckptd list`"
         )  # fmt: skip
     (job,) = found
     if job.report_file is None:
         raise UsageError(
-            FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: it is {job.activity}", "wait until it has ended (`ckptd status`)"
+            FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: it is {job.activity}",
+                "wait until it has finished (`ckptd status`)"
         )  # fmt: skip
     return Path(job.report_file)
 
@@ -125,9 +128,9 @@ def _read(file: Path) -> ComparedExport:
             report = json.loads(stream.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         cause = f"it can't be read: {error}"
-        raise UsageError(FaultCode.NO_REPORT, "compare", cause, "name the folder of an export", path=file) from None
+        raise UsageError(FaultCode.NO_REPORT, "compare", cause, "give the folder of an export", path=file) from None
     if not isinstance(report, dict) or not isinstance(report.get("artifacts"), list):
-        raise UsageError(FaultCode.NO_REPORT, "compare", "it is no report of an export", "name the folder of an export", path=file)
+        raise UsageError(FaultCode.NO_REPORT, "compare", "it is not a report of an export", "give the folder of an export", path=file)
     rows = [one for one in report["artifacts"] if isinstance(one, dict) and isinstance(one.get("variant"), str)]
     figures = {one["variant"]: figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures() for one in rows}
     samples = [known.sample for known in figures.values() if known.sample is not None]
@@ -186,5 +189,5 @@ def _notes(a: ComparedExport, b: ComparedExport) -> list[str]:
     if a.cpu and b.cpu and a.cpu != b.cpu:
         notes.append(f"They were measured on different processors ({a.cpu}; {b.cpu}): speeds can't be compared.")
     if a.prompt and b.prompt and a.prompt != b.prompt:
-        notes.append("They were asked different prompts: agreement and texts can't be compared.")
+        notes.append("They were checked with different prompts: agreement and texts can't be compared.")
     return notes

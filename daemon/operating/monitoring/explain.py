@@ -239,9 +239,9 @@ def _unwatched(settings: Settings, path: Path) -> str | None:
     if not roots:
         real = next((root for root in settings.watch.roots if Path(os.path.realpath(root)) in Path(os.path.realpath(path)).parents), None)
         if real is not None:
-            return f"it lies below the root {real} only through a link; give its path below that root"
+            return f"it is below the root {real} only through a link; give its real path below that root"
         named = ", ".join(map(str, settings.watch.roots)) or "none"
-        return f"it lies below none of watch.roots, which are: {named}"
+        return f"it is not below any of watch.roots, which are: {named}"
     return Scanner(_rules(settings)).why_not(roots[0], path)
 
 

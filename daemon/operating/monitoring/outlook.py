@@ -44,7 +44,7 @@ def starved(share: CpuShare | None) -> bool:
 def starving(share: CpuShare) -> str:
     """What an attempt that is starved gets, in words."""
     percent = 100 * share.got
-    return f"gets {f'{percent:.0f}' if percent >= 1 else 'less than 1'} % of a core; training goes first"
+    return f"gets {f'{percent:.0f}' if percent >= 1 else 'less than 1'} % of a core; training has priority"
 
 
 def stage_left(expected: float | None, seconds: float, fraction: float, share: CpuShare | None = None) -> float | None:

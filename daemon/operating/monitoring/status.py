@@ -347,11 +347,11 @@ def _waits_for(view: JobView, scene: _Scene) -> str | None:
     if job.state in ENDED_JOB or scene.live.progress.get(job.id):
         return None
     if not scene.running:
-        return "No daemon runs: the export goes on when one is started."
+        return "No daemon runs: the export continues when one is started."
     if job.paused:
-        return f"It is paused; `ckptd resume {job.id}` lets it go on."
+        return f"It is paused; `ckptd resume {job.id}` continues it."
     if scene.paused:
-        return "Everything is paused; `ckptd resume` lets it go on."
+        return "Everything is paused; `ckptd resume` continues the work."
     said, later = scene.live.waiting.get(job.id), retrying(view.stages, time.time())
     if later is not None and said in (None, *(ready.retrying(spec).sentence() for spec in _specs(view))):
         return later

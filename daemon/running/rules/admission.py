@@ -21,7 +21,7 @@ from daemon.system.disks import LEAST_INODES, free_inodes
 WAIT_SECONDS = 30.0
 
 
-_SOURCE = {"formula": "a formula on its size", "same size": "what it took before", "similar sizes": "what it took for similar models"}
+_SOURCE = {"formula": "estimated from its size", "same size": "measured before", "similar sizes": "measured on similar models"}
 
 
 @dataclass(frozen=True)
@@ -52,40 +52,41 @@ def admit(
     operation = f"start the stage {spec.name}"
     if need.memory > allowed:
         cause = (
-            f"it needs about {human(need.memory)} of memory (by {_SOURCE[need.source]}),"
-            f" and limits.memory_fraction allows {human(allowed)} of {human(total)}"
+            f"it needs about {human(need.memory)} of memory ({_SOURCE[need.source]}),"
+            f" but limits.memory_fraction allows {human(allowed)} of {human(total)}"
         )
         fitting = ", ".join(would_fit(allowed))
         instead = f"leave this variant out ({fitting} would fit)" if fitting else "leave this variant out"
         return Admission(Fault(
             code=FaultCode.MEMORY_NEVER, operation=operation, cause=cause,
-            remedy=f"export on a larger box, raise limits.memory_fraction, or {instead}",
+            remedy=f"export on a larger machine, raise limits.memory_fraction, or {instead}",
         ), never=True)  # fmt: skip
     free_memory = max(0, available - reserved.memory)
     if need.memory > free_memory:
-        held = f" ({human(reserved.memory)} more are promised to other stages)" if reserved.memory else ""
-        cause = f"it needs about {human(need.memory)} of memory and {human(free_memory)} are free now{held}"
+        held = f" ({human(reserved.memory)} more are reserved for other stages)" if reserved.memory else ""
+        cause = f"it needs about {human(need.memory)} of memory, but {human(free_memory)} are free now{held}"
         return Admission(Fault(
-            code=FaultCode.MEMORY_NOW, operation=operation, cause=cause, remedy="nothing, it waits for memory; free some to have it sooner",
+            code=FaultCode.MEMORY_NOW, operation=operation, cause=cause,
+            remedy="nothing; it waits for memory (to start it sooner, free memory)",
         ))  # fmt: skip
     for folder, wanted, key in ((paths.output, need.disk + reserved.disk, "output.directory"), (paths.state, 0, "state.directory")):
         if box.is_read_only(folder):
             return Admission(Fault(
-                code=FaultCode.READ_ONLY, operation=operation, cause="its file system can only be read now", path=str(folder),
-                remedy="look into the kernel's log for the disk's errors and mount it for writing again",
+                code=FaultCode.READ_ONLY, operation=operation, cause="its file system is read-only now", path=str(folder),
+                remedy="look for disk errors in the kernel's log, and mount the disk for writing again",
             ))  # fmt: skip
         free = box.free_disk(folder)
         if free - wanted < disk_reserve:
-            cause = f"it writes about {human(need.disk)}, {human(free)} are free and limits.disk_reserve keeps {human(disk_reserve)}"
+            cause = f"it writes about {human(need.disk)}, {human(free)} are free and limits.disk_reserve reserves {human(disk_reserve)}"
             return Admission(Fault(
                 code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
-                remedy=f"free space there, point {key} at a larger disk, or lower limits.disk_reserve",
+                remedy=f"free space there, set {key} to a larger disk, or lower limits.disk_reserve",
             ), room=wanted + disk_reserve)  # fmt: skip
         inodes = free_inodes(folder)
         if inodes is not None and inodes < LEAST_INODES:
-            cause = f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it holds too many files"
+            cause = f"its file system has {inodes} free inodes, and {LEAST_INODES} are needed: it has too many files"
             return Admission(Fault(
                 code=FaultCode.DISK_NOW, operation=operation, cause=cause, path=str(folder),
-                remedy=f"delete files there, or point {key} at another disk",
+                remedy=f"delete files there, or set {key} to another disk",
             ))  # fmt: skip
     return Admission()

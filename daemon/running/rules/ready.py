@@ -39,31 +39,40 @@ def because_of(need: str, stage: StageRow, spec: StageSpec) -> Fault:
 def retrying(spec: StageSpec) -> Fault:
     """The fault of a stage that waits for its next attempt."""
     return Fault(
-        code=FaultCode.RETRY, operation=f"run the stage {spec.name}", cause="an earlier attempt failed", remedy="nothing, it is tried again"
+        code=FaultCode.RETRY,
+        operation=f"run the stage {spec.name}",
+        cause="an earlier attempt failed",
+        remedy="nothing; it is tried again automatically",
     )
 
 
 def waiting_to_time(spec: StageSpec) -> Fault:
     """What is said of a stage that can't run beside another one, since one of the two measures time."""
-    cause = "it measures time, and other stages still run" if spec.alone else "another export measures its artifacts' speed"
+    cause = (
+        "it measures speed, but other stages are still running" if spec.alone else "another export is measuring the speed of its artifacts"
+    )
     return Fault(
-        code=FaultCode.TIMING, operation=f"start the stage {spec.name}", cause=cause, remedy="nothing, it starts by itself within minutes"
+        code=FaultCode.TIMING,
+        operation=f"start the stage {spec.name}",
+        cause=cause,
+        remedy="nothing; it starts automatically within minutes",
     )
 
 
 def waiting_for_turn(spec: StageSpec, limit: str, others: Sequence[str]) -> Fault:
     """What is said of a stage that can't start beside the stages of `others` (job ids), by the key `limit` of `[limits]`."""
     return Fault(
-        code=FaultCode.TURN, operation=f"start the stage {spec.name}", cause=f"limits.{limit} allows no more beside {', '.join(others)}",
-        remedy=f"nothing, it starts when those are done with theirs; or raise limits.{limit}",
+        code=FaultCode.TURN, operation=f"start the stage {spec.name}",
+        cause=f"limits.{limit} allows no more stages together with {', '.join(others)}",
+        remedy=f"nothing; it starts when those have finished, or sooner if you raise limits.{limit}",
     )  # fmt: skip
 
 
 def verifying() -> Fault:
     """The fault of a job whose finished outputs are being read again."""
     return Fault(
-        code=FaultCode.VERIFYING, operation="go on with the export",
-        cause="what earlier attempts finished is read and compared with its digests", remedy="nothing, it goes on by itself",
+        code=FaultCode.VERIFYING, operation="continue the export",
+        cause="the output of earlier attempts is being compared with its digests", remedy="nothing; it continues automatically",
     )  # fmt: skip
 
 

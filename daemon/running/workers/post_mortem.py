@@ -81,20 +81,26 @@ def _died(context: StageContext, death: Death, bad: str, last: str) -> Fault:
 def _signalled(death: Death) -> tuple[Code, str, str]:
     name = signal_name(-death.code)
     if death.at_limit:
-        cause = f"it reached its limit of memory, {mib(death.limit)}, and the kernel ended it; it held {mib(death.memory)} at the last look"
-        return FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this box"
+        cause = (
+            f"it reached its memory limit, {mib(death.limit)}, and the kernel ended it; it used {mib(death.memory)} at the last measurement"
+        )
+        return FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this machine"
     if death.code == -signal.SIGKILL and death.out_of_memory:
-        held = f"; it held {mib(death.memory)} at the last look" if death.memory else ""
+        held = f"; it used {mib(death.memory)} at the last measurement" if death.memory else ""
         cause = f"the kernel killed it because memory ran out{held}"
-        return FaultCode.OUT_OF_MEMORY, cause, "free memory on the box, export when training is over, or leave this variant out"
+        return FaultCode.OUT_OF_MEMORY, cause, "free memory on the machine, export when training is over, or leave this variant out"
     if death.code == -signal.SIGKILL:
-        cause = "its process was killed by SIGKILL, and neither ckptd nor, as far as it tells, the kernel's memory killer did that"
-        return FaultCode.KILLED, cause, "find out who sends signals on this box (an administrator, a job limit, a container's memory limit)"
+        cause = "its process was killed by SIGKILL, which neither ckptd nor, as far as ckptd can see, the kernel's OOM killer sent"
+        return (
+            FaultCode.KILLED,
+            cause,
+            "find out who sends signals on this machine (an administrator, a job limit, a container's memory limit)",
+        )
     if -death.code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        return FaultCode.KILLED, f"its process was ended by {name}, which ckptd did not send", "find out who sends signals on this box"
+        return FaultCode.KILLED, f"its process was ended by {name}, which ckptd did not send", "find out who sends signals on this machine"
     if death.code == -signal.SIGBUS and death.no_room:
-        cause = f"it wrote into a file in memory and the disk is full ({death.no_room}), which ends a process with SIGBUS"
-        return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
+        cause = f"it wrote to a memory-mapped file while the disk was full ({death.no_room}), and the kernel ended it with SIGBUS"
+        return FaultCode.DISK_FULL, cause, "free space on the file systems of the state and output directories"
     cause = f"its process crashed with {name} inside a library"
     return FaultCode.CRASHED, cause, "read the stack in the attempt's log; another version of the library that it names may not crash"
 
@@ -102,38 +108,40 @@ def _signalled(death: Death) -> tuple[Code, str, str]:
 def _exited(death: Death, bad: str, last: str) -> tuple[Code, str, str]:
     code = death.code
     if death.refused_forks:
-        return FaultCode.TOO_MANY_PROCESSES, "the kernel refused it more processes", "raise limits.processes if the stage needs that many"
+        return (
+            FaultCode.TOO_MANY_PROCESSES,
+            "the kernel did not allow it more processes",
+            "raise limits.processes if the stage needs that many",
+        )
     if bad:
-        return FaultCode.BAD_RESULT, bad, "look whether another program or version of ckptd writes there; the attempt is repeated"
+        return FaultCode.BAD_RESULT, bad, "check whether another program or version of ckptd writes there; the attempt is repeated"
     if code == EXIT_DISK_FULL or (code and any(text in last for text in _NO_SPACE)):
-        cause = f"the disk is full: not even its result could be written ({last or f'exit code {code}'})"
-        return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
+        cause = f"the disk is full, so its result could not be written ({last or f'exit code {code}'})"
+        return FaultCode.DISK_FULL, cause, "free space on the file systems of the state and output directories"
     if death.no_room and code in (1, EXIT_BAD_JOB, EXIT_UNWRITABLE):
-        cause = f"it ended with exit code {code} and could not even say why: the disk is full ({death.no_room})"
-        return FaultCode.DISK_FULL, cause, "free space on the file systems of state and output"
+        cause = f"it ended with exit code {code} and could not record why: the disk is full ({death.no_room})"
+        return FaultCode.DISK_FULL, cause, "free space on the file systems of the state and output directories"
     if code == EXIT_UNWRITABLE:
-        return FaultCode.RESULT_UNWRITABLE, f"its result could not be written ({last})", "look at the state directory and the kernel's log"
+        return FaultCode.RESULT_UNWRITABLE, f"its result could not be written ({last})", "check the state directory and the kernel's log"
     if code == EXIT_BAD_JOB:
         cause = f"the child could not use the job file ({last})"
-        remedy = (
-            "restart the daemon if ckptd or a format's package was replaced while it ran; else `ckptd check` says what is wrong with it"
-        )
+        remedy = "restart the daemon if ckptd or a format's package was replaced while it ran; otherwise `ckptd check` says what is wrong"
         return FaultCode.BAD_JOB, cause, remedy
     if code == EXIT_OTHER_PARENT:
         return (
             FaultCode.OTHER_PARENT,
-            "the child found itself without its daemon and ended",
+            "the child process found that its daemon was gone, and ended",
             "start only one daemon on this state directory",
         )
     if code == EXIT_NO_GROUP:
         return (
             FaultCode.NO_CONTROL_GROUP,
             f"the child could not enter its control group ({last})",
-            "look at the delegation of the service's group",
+            "check the delegation of the service's control group",
         )
     if code > 128 and signal_name(code - 128).startswith("SIG"):
-        cause = f"it ended with exit code {code}, which stands for {signal_name(code - 128)}: something that it started was ended by that"
-        return OtherCode(f"exit-{code}"), cause, "free memory if it was the memory killer; else read the attempt's log"
+        cause = f"it ended with exit code {code}, which means {signal_name(code - 128)}: a process that it started was ended by this signal"
+        return OtherCode(f"exit-{code}"), cause, "free memory if it was the OOM killer; otherwise read the attempt's log"
     return FaultCode.NO_RESULT, f"its process ended with exit code {code} and no result", READ_LOG
 
 

@@ -168,12 +168,12 @@ class Worker:
         self._excuse(pids, now)
         self._look_at = now + (QUICK_LOOK_SECONDS if len(pids) > self.bounds.processes // 4 else LOOK_SECONDS)
         if len(pids) > self.bounds.processes:
-            cause = f"it had {len(pids)} processes at the same time, and may have {self.bounds.processes}"
+            cause = f"it had {len(pids)} processes at the same time, but may have {self.bounds.processes}"
             self._end(FaultCode.TOO_MANY_PROCESSES, cause, "raise limits.processes if the stage needs that many")
             self.hurry()
         elif self.bounds.memory and self.memory > self.bounds.memory:
-            cause = f"its processes took {mib(self.memory)} of memory, and may take {mib(self.bounds.memory)}; it was ended"
-            self._end(FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this box")
+            cause = f"its processes used {mib(self.memory)} of memory, but may use {mib(self.bounds.memory)}; it was ended"
+            self._end(FaultCode.MEMORY_LIMIT, cause, "raise limits.memory_fraction, or leave this variant out on this machine")
 
     def _excuse(self, pids: Collection[int], now: float) -> None:
         """Let time in which other processes kept the child from the CPU count for nothing: it is slow then, neither late nor hung."""
@@ -189,10 +189,10 @@ class Worker:
                 self._enclosure.kill()
         elif now > self._deadline:
             cause = f"it ran longer than limits.stage_timeout, {self.bounds.timeout:.0f} s"
-            self._end(FaultCode.TIMEOUT, cause, "raise limits.stage_timeout if the stage was still moving")
+            self._end(FaultCode.TIMEOUT, cause, "raise limits.stage_timeout if the stage still made progress")
         elif now - self._heard > self.bounds.silence:
-            cause = f"it hung: it gave no sign of life for limits.silence_seconds, {self.bounds.silence:.0f} s"
-            self._end(FaultCode.HUNG, cause, "read the attempt's log; raise limits.silence_seconds if the box was swapping")
+            cause = f"it hung: it showed no activity for limits.silence_seconds, {self.bounds.silence:.0f} s"
+            self._end(FaultCode.HUNG, cause, "read the attempt's log; raise limits.silence_seconds if the machine was swapping")
 
     # Ending
 
