@@ -24,8 +24,6 @@ from daemon.contract.files import write_atomic
 
 log = structlog.get_logger("daemon")
 
-_RUN = Path(os.environ.get("_CKPTD_RUN", "/run"))
-"""The tests' own folder stands in for it, so that daemons of this machine are not theirs."""
 _NAME = "ckptd"
 _MOST_BYTES = 1 << 16
 _START_FIELD = 19
@@ -95,6 +93,11 @@ def _key(config: Path | None) -> str | None:
     return None if config is None else str(_resolved(config))
 
 
+def _run() -> Path:
+    """/run; tests name a folder of their own, so that they do not meet the daemons of this machine."""
+    return Path(os.environ.get("_CKPTD_RUN", "/run"))
+
+
 def _own_place() -> Path:
     """The folder for this process's file, made if need be. Raises OSError."""
     given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
@@ -111,22 +114,22 @@ def _personal() -> list[Path]:
     """Folders of this user's own, the one to write into first."""
     user = os.geteuid()
     session = [Path(os.environ["XDG_RUNTIME_DIR"])] if os.environ.get("XDG_RUNTIME_DIR") else []
-    session += [folder for folder in (_RUN / "user" / str(user),) if folder.is_dir()]
-    folders = [folder / _NAME for folder in session] + ([_RUN / _NAME] if user == 0 else [])
+    session += [folder for folder in (_run() / "user" / str(user),) if folder.is_dir()]
+    folders = [folder / _NAME for folder in session] + ([_run() / _NAME] if user == 0 else [])
     return [*folders, Path(tempfile.gettempdir()) / f"{_NAME}-{user}"]
 
 
 def _places() -> Iterator[tuple[Path, bool]]:
     """Folders in which daemons may have said something, and whether that is to be believed by this user."""
     user = os.geteuid()
-    for folder in sorted(_RUN.glob(f"{_NAME}*")):
+    for folder in sorted(_run().glob(f"{_NAME}*")):
         if _is_closed(folder, None):
             yield folder, True
     for folder in _personal():
         if _is_closed(folder, {user, 0}):
             yield folder, True
     if user == 0:
-        for folder in sorted(_RUN.glob(f"user/*/{_NAME}")):
+        for folder in sorted(_run().glob(f"user/*/{_NAME}")):
             if _is_closed(folder, None):
                 yield folder, False
 
