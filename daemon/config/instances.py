@@ -114,7 +114,7 @@ def _personal() -> list[Path]:
     """Folders of this user's own, the one to write into first."""
     user = os.geteuid()
     session = [Path(os.environ["XDG_RUNTIME_DIR"])] if os.environ.get("XDG_RUNTIME_DIR") else []
-    session += [folder for folder in (_run() / "user" / str(user),) if folder.is_dir()]
+    session += [folder for folder in (_run() / "user" / str(user),) if os.path.isdir(folder)]
     folders = [folder / _NAME for folder in session] + ([_run() / _NAME] if user == 0 else [])
     return [*folders, Path(tempfile.gettempdir()) / f"{_NAME}-{user}"]
 
@@ -122,16 +122,24 @@ def _personal() -> list[Path]:
 def _places() -> Iterator[tuple[Path, bool]]:
     """Folders in which daemons may have said something, and whether that is to be believed by this user."""
     user = os.geteuid()
-    for folder in sorted(_run().glob(f"{_NAME}*")):
+    for folder in _below(f"{_NAME}*"):
         if _is_closed(folder, None):
             yield folder, True
     for folder in _personal():
         if _is_closed(folder, {user, 0}):
             yield folder, True
     if user == 0:
-        for folder in sorted(_run().glob(f"user/*/{_NAME}")):
+        for folder in _below(f"user/*/{_NAME}"):
             if _is_closed(folder, None):
                 yield folder, False
+
+
+def _below(pattern: str) -> list[Path]:
+    """What matches below /run; nothing where this user may not look."""
+    try:
+        return sorted(_run().glob(pattern))
+    except OSError:
+        return []
 
 
 def _is_closed(folder: Path, owners: set[int] | None) -> bool:

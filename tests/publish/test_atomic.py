@@ -119,7 +119,7 @@ def test_folders_above_the_target_that_were_removed_are_made_again_through_links
 def test_the_output_of_a_stage_that_is_gone_can_be_made_again(tmp_path: Path) -> None:
     made = parts(tmp_path / "sources", 1)
     (made[0].source / "config.json").unlink()
-    with pytest.raises(Retryable, match=r"no longer there"):
+    with pytest.raises(Retryable, match=r"no longer exists"):
         assemble(made, tmp_path / "staging", {"version": 1})
 
 
