@@ -10,13 +10,16 @@ import os
 import sys
 from pathlib import Path
 
-from handlers.__main__ import main
+from handlers.__main__ import EXIT_DISK_FULL, main
 
 if __name__ == "__main__":
     job_file = Path(sys.argv[1])
     job = json.loads(job_file.read_bytes())
     if job["stage"] != "report":
-        job_file.write_text(json.dumps({**job, "entry": "tests.runner.toy_stages:run"}))
+        try:
+            job_file.write_text(json.dumps({**job, "entry": "tests.runner.toy_stages:run"}))
+        except OSError:  # a write that is the toy's alone: as the real entry ends where it can't write
+            sys.exit(EXIT_DISK_FULL)
     if log := os.environ.get("TOY_LOG"):
         with open(log, "a") as stream:
             stream.write(f"{job['job']} {job['stage']} {job['attempt']}\n")
