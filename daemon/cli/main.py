@@ -128,7 +128,7 @@ def _for_somebody_who_waits(settings: Settings) -> Settings:
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in it.")],
+    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in a checkpoint.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:

@@ -144,7 +144,7 @@ def _unwritable(key: str, folder: Path) -> list[str]:
     """The problem with a folder that could not be made or written to; nothing is made to find out."""
     there = nearest_existing(folder)
     if not there.is_dir():
-        cause = f"{there} is not a directory"
+        cause = f"{there} {NO_DIRECTORY}"
     elif not os.access(there, os.W_OK | os.X_OK):
         cause = f"{there} can't be written by this user"
     else:
