@@ -206,6 +206,18 @@ def inspect(path: Path) -> Inspection:
     )
 
 
+def checkpoint_around(path: Path) -> Path | None:
+    """The checkpoint in whose directory, or in a folder of whose, an absolute `path` lies; None where it lies in none.
+
+    Raises OSError when a folder around it can't be read.
+    """
+    for folder in path.parents:
+        if is_checkpoint_name(folder.name):
+            return folder
+    above = (folder for folder in list(path.parents)[:2] if inspect(folder).layout is not None)
+    return next(above, None)
+
+
 def _nothing_yet(path: Path) -> str:
     """What is missing of a directory without weights; where pieces are described and none is there, which ones."""
     with contextlib.suppress(OSError, CkptdError):

@@ -26,7 +26,9 @@ def closed(path: Path) -> Fault | None:
 
 
 def closed_directory(path: Path) -> Fault | None:
-    """The same for a directory in which checkpoints are looked for."""
+    """The same for a directory in which checkpoints are looked for; None for what is no directory, since no right would change that."""
+    if os.path.exists(path) and not os.path.isdir(path):
+        return None
     found = access.denial(path, "list")
     return None if found is None else _fault(path, found, access.remedy(found, path))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.checkpoints.inspection import Inspection, checkpoint_around, inspect
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.readable import closed_to_me
 from daemon.contract.errors import Permanent, UsageError
@@ -57,19 +57,10 @@ def _of_file(path: Path) -> Inspection:
             remedy = f"to export that one: `{_command(path.with_name(str(newest)))}`; for this one, copy it into a separate directory first"
             cause = f"only the newest .ckpt file of a directory is exported, which is {newest}"
             raise UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, cause, remedy, path=path)
-    around = _around(path)
+    around = checkpoint_around(path)
     if around is None:
         raise UsageError(FaultCode.NOT_A_DIRECTORY, _OPERATION, "it is a file that does not belong to a checkpoint", _FORMS, path=path)
     raise _inside(path, "a file", around)
-
-
-def _around(path: Path) -> Path | None:
-    """The checkpoint in whose directory, or in a folder of whose, `path` lies."""
-    for folder in path.parents:
-        if is_checkpoint_name(folder.name):
-            return folder
-    above = (folder for folder in list(path.parents)[:2] if inspect(folder).layout is not None)
-    return next(above, None)
 
 
 def _inside(path: Path, what: str, around: Path) -> UsageError:
@@ -85,7 +76,7 @@ def _none_itself(path: Path) -> UsageError:
     for one in Scanner(most_seconds=_SCAN_SECONDS).find(path, on_error=lambda error: None):
         found.setdefault(run_of(one.path), []).append(one.path)
     if not found:
-        around = None if is_checkpoint_name(path.name) else _around(path)
+        around = None if is_checkpoint_name(path.name) else checkpoint_around(path)
         if around is not None:
             return _inside(path, "a folder", around)
         return UsageError(FaultCode.NOT_A_CHECKPOINT, _OPERATION, "it contains neither an adapter nor model weights", _FORMS, path=path)

@@ -24,8 +24,9 @@ from daemon.checkpoints.inspection import Inspection, fingerprint, identify, ins
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
+from daemon.cli.filter import state_said
 from daemon.cli.views.tables import ExportView
-from daemon.config.paths import existing, foreground_state, prepare
+from daemon.config.paths import existing, file_on_the_way, foreground_state, prepare
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST
@@ -51,6 +52,7 @@ LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultC
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
 PASSING = SOON | {FaultCode.RETRY, FaultCode.TIMING, FaultCode.WINDOW_CLOSED}
 """What an export waits for that comes by itself."""
+_REMEDY_OF_DAMAGE = "save it again from the trainer, or copy it again completely; then run the same command again"
 PATIENCE_SECONDS = 30.0
 """How long the runner or the export's end may fail, again and again, before the command ends with the error: longer than a journal is
 ever busy."""
@@ -75,10 +77,12 @@ def export_now(
 ) -> ExportedJob:  # fmt: skip
     """Export one checkpoint; gives its job with its report. `add`: adapters as PATH or PATH=WEIGHT, in place of `merge.add`.
 
-    Raises UsageError for a path that is no checkpoint, Permanent for one that is damaged (after writing its
-    report) or can't be merged with what is to be added, Retryable when disk or memory are lacking now.
+    Raises UsageError for a path that is no checkpoint, Permanent for one that is incomplete or damaged (nothing is written) or can't be
+    merged with what is to be added, Retryable when disk or memory are lacking now.
     """
     found = checkpoint_at(Path(os.path.abspath(checkpoint)))
+    if not found.complete:
+        raise Permanent(**damaged(found).model_copy(update={"remedy": _REMEDY_OF_DAMAGE}).model_dump())
     settings = _adjusted(settings, found, output, base)
     checkpoint = found.path
     if add:
@@ -104,8 +108,6 @@ def export_now(
     report = Path(status.target) / "report.json"
     value = ExportedJob(**vars(status), report=json.loads(report.read_bytes()) if report.is_file() else None)
     view.finish(value, value.report)
-    if not found.complete:
-        raise Permanent(**damaged(found).model_dump())
     return value
 
 
@@ -117,6 +119,9 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
             update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": output.absolute()})}
         )
     folder = settings.output.directory
+    if output is not None and (file := file_on_the_way(folder)) is not None:
+        cause = "it is a file, not a directory" if file == folder else f"{file} is a file, not a directory"
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, "use --output", cause, "give a directory; it does not have to exist yet", path=folder)
     if folder == checkpoint or checkpoint in folder.parents:
         raise UsageError(
             FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would be inside the checkpoint, where only the trainer may write",
@@ -162,7 +167,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
     root, run = _run_and_root(parts.settings, found.path)
     intake, journal, seen = parts.intake, parts.journal, fingerprint(found.path)
     try:
-        candidate = intake.pin(root, run, found, seen) if found.complete else intake.damaged(root, run, found, seen)
+        candidate = intake.pin(root, run, found, seen)
     except Moved:
         raise Retryable(
             FaultCode.STILL_WRITTEN,
@@ -173,7 +178,7 @@ def _enter(parts: Engine, found: Inspection, *, force: bool) -> tuple[str, bool]
         ) from None
     except OSError as error:
         raise from_oserror(error, "pin the checkpoint") from error
-    if candidate.fault is not None and found.complete:
+    if candidate.fault is not None:
         raise Permanent(**candidate.fault.model_dump())
     existing = journal.jobs.get(candidate.job)
     if existing and existing.state in ENDED_JOB and (force or existing.state != "succeeded" or not is_published(existing.target)):
@@ -274,7 +279,7 @@ def retry_job(settings: Settings, job: str) -> None:
             changed = work is not None and row is not None and work != row.work
             if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
                 remedy = "retry an export that failed, is partial or was cancelled, or one whose configuration has changed since"
-                raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, f"it is {row.state if row else 'unknown'}", remedy)
+                raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, state_said(row.state if row else "unknown"), remedy)
             if row.untidy:
                 raise _not_yet(operation)
             _pin_again(row, _where(row, journal), operation)

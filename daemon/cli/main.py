@@ -128,7 +128,7 @@ def _for_somebody_who_waits(settings: Settings) -> Settings:
 
 @app.command()
 def explain(
-    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in it.")],
+    path: Annotated[Path, typer.Argument(readable=False, help="Directory of a checkpoint or of a run, or a file in a checkpoint.")],
     config: ConfigOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -270,14 +270,17 @@ def logs(
     config: ConfigOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of latest lines to show first.")] = 50,
-    job: Annotated[str, typer.Option("--job", help="Only the lines of this job.")] = "",
+    job: Annotated[str | None, typer.Option("--job", help="Only the lines of this job.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Show the daemon's log in a readable form."""
     from daemon.cli.views.tables import print_log
     from daemon.config.paths import StatePaths
 
-    print_log(StatePaths(load_settings(config, of_daemon=True).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
+    settings = load_settings(config, of_daemon=True)
+    if job is not None:
+        queue.refuse_unknown(settings, job)
+    print_log(StatePaths(settings.state_directory).log, follow=follow, lines=lines, job=job or "", as_json=json_)
 
 
 @app.command()

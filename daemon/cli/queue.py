@@ -5,13 +5,14 @@ They write into the journal, where a running daemon finds it within seconds, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.cli.common import ConfigOption, load_settings
+from daemon.cli.filter import state_said
 from daemon.cli.views.markup import say
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
@@ -25,7 +26,7 @@ OPEN = ("pending", "running")
 _LISTED = 5
 """Jobs that are named where an id is not enough."""
 JobArgument = Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")]
-MaybeJob = Annotated[str, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
+MaybeJob = Annotated[str | None, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,14 +41,38 @@ def find_job(settings: Settings, wanted: str) -> JobDetails:
     from daemon.config.paths import existing
     from daemon.operating.monitoring.status import find, ids
 
+    refuse_no_id(wanted)
     existing(settings.state_directory)
     jobs = find(settings.state_directory, wanted)
     if len(jobs) != 1:
-        found = ids(settings.state_directory, wanted)
-        listed = ", ".join(found[:_LISTED]) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
-        cause = f"{len(found)} jobs begin with {wanted!r}: {listed}" if found else f"no job begins with {wanted!r}"
-        raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
+        raise _not_one(wanted, ids(settings.state_directory, wanted))
     return jobs[0]
+
+
+def refuse_no_id(wanted: str) -> None:
+    """Raise UsageError for an id without a letter, as a variable that is not set gives one."""
+    if not wanted.strip():
+        raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", "the id is empty", "give the id of a job; `ckptd list` shows the ids")
+
+
+def refuse_unknown(settings: Settings, wanted: str) -> None:
+    """Raise UsageError where no job of the journal and no line of the log is meant by `wanted`: the log may be older than the journal."""
+    from daemon.config.paths import StatePaths, existing
+    from daemon.operating.logs import follow
+    from daemon.operating.monitoring.status import ids
+
+    refuse_no_id(wanted)
+    state = settings.state_directory
+    if ids(state, wanted) or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
+        return
+    existing(state)
+    raise _not_one(wanted, [])
+
+
+def _not_one(wanted: str, found: Sequence[str]) -> UsageError:
+    listed = ", ".join(found[:_LISTED]) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
+    cause = f"{len(found)} jobs begin with {wanted!r}: {listed}" if found else f"no job begins with {wanted!r}"
+    return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
 
 
 @contextmanager
@@ -63,7 +88,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
 
 
 def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
-    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", f"it is {job.state}", remedy)
+    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", state_said(job.state), remedy)
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:
@@ -86,11 +111,11 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     say(f"{found.id} is cancelled; to continue it, run `ckptd retry {found.id}`.")
 
 
-def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
+def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Start no new stages, of one job or of all jobs; running stages end normally, and checkpoints are still taken."""
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
-        if not job:
+        if job is None:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
             say(f"The queue {said}; `ckptd resume` continues it.")
             return
@@ -101,11 +126,11 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
         say(f"{found.id} {said}; `ckptd resume {found.id}` continues it.")
 
 
-def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
+def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Continue a paused job, or the paused queue."""
     settings = load_settings(config, of_daemon=True)
     with _journal(settings) as journal:
-        if not job:
+        if job is None:
             say("The queue continues." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
         found = find_job(settings, job)
@@ -118,7 +143,7 @@ def first(job: JobArgument, config: ConfigOption = None) -> None:
     found = find_job(settings, job)
     with _journal(settings) as journal:
         if not journal.controls.prefer(found.id):
-            raise _refuse(found, "prefer", "prefer only an export that waits")
+            raise _refuse(found, "put first", "use `ckptd first` only for an export that waits")
     say(f"{found.id} is next{' after it is resumed' if found.paused else ''}.")
 
 

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from daemon.installing.actions import Action
     from daemon.installing.discovery import Proposal
 
+_OUTPUT = (
+    "Folder for the exports. Default: /srv/exports for /etc/ckptd/config.toml, else the folder exports beside the first root by name,"
+    " or in the home if this user can't write there."
+)
+_QUESTIONS = {
+    "watch.roots": "Directories below which trainings write",
+    "base.search": "Folders that hold base models",
+    "output.directory": "Folder for the exports",
+    "export.variants": "Variants to make, as `ckptd formats` names them",
+    "notify.urls": "Where to send notifications of exports, as Apprise URLs",
+}
+"""What is asked, in this order."""
+_ANY_ROOT = Path("/nonexistent")
+"""Stands for a root while options are looked at without one."""
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask: use what was found, and the defaults.")]
 
 
@@ -39,7 +53,7 @@ def init(
     ] = None,
     root: Annotated[list[Path] | None, typer.Option("--root", help="Directory in which trainings write. Repeatable.")] = None,
     base: Annotated[list[Path] | None, typer.Option("--base", help="Folder that holds base models. Repeatable.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the exports.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     variant: Annotated[list[str] | None, typer.Option("--variant", help="Variant to make; `ckptd formats` lists them. Repeatable.")] = None,
     notify: Annotated[
         list[str] | None, typer.Option("--notify", help="Apprise URL of a service that gets notifications. Repeatable.")
@@ -56,19 +70,15 @@ def init(
         first_config.refuse_existing(target, force=force)
     found = None if root and base else _look()
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
-    roots = _paths(root) if root else _roots(found, asks, yes)
-    bases = _paths(base) if base else _bases(found, asks)
-    folder = output.absolute() if output else _output(roots, target, asks)
-    variants = variant or _variants(asks)
-    chosen: dict[str, dict[str, Any]] = {
-        "watch": {"roots": roots},
-        "base": {"search": bases} | ({"map": dict(found.mapped)} if found and found.mapped else {}),
-        "output": {"directory": folder},
-        "export": {"variants": variants},
-    }
-    if urls := notify or (_words("Where to send notifications of exports, as Apprise URLs (none: leave it empty)", []) if asks else []):
-        chosen["notify"] = {"urls": urls}
-    content = first_config.validated(first_config.text(chosen))
+    system = target == SYSTEM_CONFIG
+    given: dict[str, Any] = {
+        "watch.roots": _paths(root or ()), "base.search": _paths(base or ()), "output.directory": output and _paths([output])[0],
+        "export.variants": list(variant or ()), "notify.urls": list(notify or ()),
+    }  # fmt: skip
+    chosen = _asked(given, found, system=system) if asks else _proposed(given, found, system=system, yes=yes)
+    roots, folder, urls = chosen["watch"]["roots"], chosen["output"]["directory"], chosen.get("notify")
+    content = first_config.text(chosen)
+    first_config.refuse_unusable(content, chosen)
     if dry_run:
         say_lines(content.rstrip("\n"))
         return
@@ -98,58 +108,99 @@ def _look() -> Proposal:
     return found
 
 
-def _roots(found: Proposal | None, asks: bool, yes: bool) -> list[Path]:
+def _proposed(given: dict[str, Any], found: Proposal | None, *, system: bool, yes: bool) -> dict[str, dict[str, Any]]:
+    """What was given by options, and for the rest what is proposed. Raises UsageError where no root is known."""
+    roots = given["watch.roots"]
     proposed = [one.path for one in found.roots] if found else []
-    if asks:
-        answer: list[Path] = []
-        while not answer:
-            answer = _paths(_words("Directories below which trainings write", proposed))
-        return answer
-    if yes and proposed:
-        return proposed
-    if yes:
+    if not roots and yes and not proposed:
         raise UsageError(
             FaultCode.NO_CONFIGURATION, "make a configuration", "no checkpoint was found on this machine, so there is nothing to watch yet",
             "give the directory below which trainings write with --root; it does not have to exist yet",
         )  # fmt: skip
-    raise UsageError(
-        FaultCode.NO_TERMINAL, "ask which directories to watch", "there is no terminal",
-        "give them with --root" + (f", or use --yes to accept what was found: {', '.join(map(str, proposed))}" if proposed else ""),
-    )  # fmt: skip
+    if not roots and not yes:
+        raise UsageError(
+            FaultCode.NO_TERMINAL, "ask which directories to watch", "there is no terminal",
+            "give them with --root" + (f", or use --yes to accept what was found: {', '.join(map(str, proposed))}" if proposed else ""),
+        )  # fmt: skip
+    values = {**given, "watch.roots": roots or proposed}
+    for key in ("base.search", "output.directory", "export.variants"):
+        values[key] = given[key] or _default(key, values, found, system=system)
+    return _sections(values, found)
 
 
-def _bases(found: Proposal | None, asks: bool) -> list[Path]:
-    proposed = list(found.searched) if found else []
-    return _paths(_words("Folders that hold base models", proposed)) if asks else proposed
-
-
-def _output(roots: list[Path], target: Path, asks: bool) -> Path:
+def _default(key: str, values: dict[str, Any], found: Proposal | None, *, system: bool) -> Any:
+    """What is proposed for a key when the ones before it are known."""
+    from daemon.contract.jobs.options import ExportOptions
     from daemon.installing.places import output_beside
 
-    proposed = output_beside(roots, system=target == SYSTEM_CONFIG)
-    while asks:
-        if (answer := _paths(_words("Where exports go", [proposed]))) and len(answer) == 1:
-            return answer[0]
-        say_error("Give one folder, with quotes around it if it has spaces.")
-    return proposed
+    if key == "watch.roots":
+        return [one.path for one in found.roots] if found else []
+    if key == "base.search":
+        return list(found.searched) if found else []
+    if key == "output.directory":
+        return output_beside(values["watch.roots"], system=system)
+    return list(ExportOptions().variants) if key == "export.variants" else []
 
 
-def _variants(asks: bool) -> list[str]:
-    from daemon.contract.jobs.options import ExportOptions
+def _sections(values: dict[str, Any], found: Proposal | None) -> dict[str, dict[str, Any]]:
+    """The values by section, without notifications where none are wanted; with the bases that lie in a cache."""
+    chosen: dict[str, dict[str, Any]] = {"base": {"map": dict(found.mapped)} if found and found.mapped else {}}
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        if value or name != "notify.urls":
+            chosen.setdefault(section, {})[key] = value
+    return chosen
 
-    default = list(ExportOptions().variants)
-    return _words("Variants to make, as `ckptd formats` names them", default) if asks else default
+
+def _asked(given: dict[str, Any], found: Proposal | None, *, system: bool) -> dict[str, dict[str, Any]]:
+    """What was given by options, and for the rest what is answered; an answer that can't be used is asked for again."""
+    from daemon.installing import first_config
+
+    def refuse_unusable(values: dict[str, Any]) -> None:
+        """Raise UsageError for values that can't be used. What is not known yet counts as proposed."""
+        rest = {key: values.get(key) or given[key] or _default(key, values, found, system=system) for key in given}
+        chosen = _sections({**rest, **values}, found)
+        first_config.refuse_unusable(first_config.text(chosen), chosen)
+
+    refuse_unusable({"watch.roots": given["watch.roots"] or [_ANY_ROOT]})  # else every answer would be refused for an option's sake
+    say_error("Give several values with spaces between them, and put quotes around a value that has spaces.")
+    values: dict[str, Any] = {}
+    for key, question in _QUESTIONS.items():
+        if given[key]:
+            values[key] = given[key]
+            continue
+        proposed = _default(key, values, found, system=system)
+        while True:
+            answer = _words(question, proposed if isinstance(proposed, list) else [proposed])
+            if key == "watch.roots" and not answer:
+                say_error("Give at least one directory; it does not have to exist yet.")
+                continue
+            if key == "output.directory" and len(answer) != 1:
+                say_error("Give one folder, with quotes around it if it has spaces.")
+                continue
+            value: Any = answer if key in ("export.variants", "notify.urls") else _paths(answer)
+            value = value[0] if key == "output.directory" else value
+            try:
+                refuse_unusable({**values, key: value})
+            except UsageError as error:
+                say_error(str(error))
+                continue
+            values[key] = value
+            break
+    return _sections(values, found)
 
 
 def _words(question: str, proposed: list[Any]) -> list[str]:
-    """An answer of several words, quoted as in a shell."""
+    """An answer of several words, quoted as in a shell; none for an empty one, or "none"."""
     default = shlex.join(map(str, proposed))
     while True:
-        answer = typer.prompt(question, default=default, err=True)
+        answer = typer.prompt(question if default else f"{question} [none]", default=default, show_default=bool(default), err=True)
         try:
-            return shlex.split(answer)
+            words = shlex.split(answer)
         except ValueError as error:
             say_error(f"That can't be read as a list of words: {error}.")
+            continue
+        return [] if words == ["none"] else words
 
 
 def _paths(given: Any) -> list[Path]:

@@ -129,9 +129,17 @@ def foreground_state(state: Path, checkpoint: Path) -> Path:
     return state / FOREGROUND / digest_of(str(checkpoint))[:16]
 
 
+def file_on_the_way(folder: Path) -> Path | None:
+    """What is at the place of a folder that is to be made, or of one above it, and is no directory; None where nothing is in the way."""
+    there = next((one for one in (folder, *folder.parents) if os.path.lexists(one)), None)
+    return there if there is not None and os.path.exists(there) and not os.path.isdir(there) else None
+
+
 def not_writable(key: str, folder: Path, cause: str, number: int | None = None) -> UsageError:
     """The error for a folder of the configuration that can't be written to. `number`: the errno that the system gave, if it was asked."""
-    if number == errno.EROFS and os.environ.get("INVOCATION_ID"):
+    if (file := file_on_the_way(folder)) is not None:
+        cause, remedy = f"{file} is a file, not a directory", f"set {key} to a directory, or move that file away"
+    elif number == errno.EROFS and os.environ.get("INVOCATION_ID"):
         remedy = (
             f"let the service write there: `systemctl edit ckptd`, the lines [Service] and ReadWritePaths={folder}, and a restart"
             f" (the folder must exist); or set {key} to a folder that it may write, for example below /var/lib/ckptd"

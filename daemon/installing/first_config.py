@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from daemon.config import loading, template
+from daemon.config.paths import file_on_the_way
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
+from daemon.publishing.notifier import place_of
+from daemon.publishing.sending import fault_of
 
 DEFAULTS = Path(loading.__file__).with_name("defaults.toml")
 """config.toml of the repository, which documents every key with its default."""
@@ -80,6 +84,24 @@ def validated(content: str) -> str:
     return content
 
 
+def refuse_unusable(content: str, chosen: Chosen) -> None:
+    """Raise UsageError with the first thing that keeps a daemon from using the values that were chosen. `content`: the file with them."""
+    validated(content)
+    for key, folders in (
+        ("watch.roots", chosen.get("watch", {}).get("roots", ())),
+        ("base.search", chosen.get("base", {}).get("search", ())),
+        ("output.directory", [one for name, one in chosen.get("output", {}).items() if name == "directory"]),
+    ):
+        for folder in folders:
+            if (file := file_on_the_way(folder)) is not None:
+                cause = "it is a file, not a directory" if file == folder else f"{file} is a file, not a directory"
+                raise UsageError(FaultCode.NOT_A_DIRECTORY, f"use it for {key}", cause, "give a directory", path=folder)
+    for number, url in enumerate(chosen.get("notify", {}).get("urls", ())):
+        if (said := fault_of(url)) is not None:
+            remedy = "give an Apprise URL, for example mailto://USER:PASSWORD@example.org, or none"
+            raise UsageError(FaultCode.CONFIG_INVALID, f"use {place_of(number, url)}", said, remedy)
+
+
 def write(path: Path, content: str, *, force: bool, private: bool) -> None:
     """Write the file, and the folder around it. `private`: it holds secrets, so that its owner alone may read it.
 
@@ -102,7 +124,15 @@ def write(path: Path, content: str, *, force: bool, private: bool) -> None:
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise UsageError where something is at `path` and `force` does not say to replace it."""
+    """Raise UsageError where a file is at `path` and `force` does not say to replace it, and where no file can be written there."""
+    if path.is_dir():
+        raise UsageError(
+            FaultCode.CONFIG_EXISTS, "write the configuration", "it is a directory, not a file",
+            f"give the file to write, for example {shlex.quote(str(path / 'config.toml'))}", path=path,
+        )  # fmt: skip
+    if (file := file_on_the_way(path.parent)) is not None:
+        cause = f"{file} is a file, not a directory"
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, "write the configuration", cause, "give another file to write", path=path)
     if os.path.lexists(path) and not force:
         raise UsageError(
             FaultCode.CONFIG_EXISTS, "write the configuration", "a file already exists there; it was not changed",

@@ -61,12 +61,12 @@ def remove(chains: Toolchains, name: str) -> int:
     operation = f"remove the toolchain {name}"
     definition = chains.definition(name)
     if not chains.home.is_dir():
-        raise UsageError(FaultCode.NOT_INSTALLED, operation, "it is not installed", "nothing")
+        raise _nothing_there(operation)
     try:
         with _only_one(chains.home, name, operation):
             swept, found = _sweep(chains.home, name), chains.versions(definition.name)
             if not found and not swept:
-                raise UsageError(FaultCode.NOT_INSTALLED, operation, "it is not installed", "nothing")
+                raise _nothing_there(operation)
             for one in found:
                 _take_away(one.folder, chains.home / f".{name}.removing", operation)
             (chains.home / f"{name}.log").unlink(missing_ok=True)
@@ -75,13 +75,18 @@ def remove(chains: Toolchains, name: str) -> int:
         raise from_oserror(error, operation, str(chains.home)) from error
 
 
+def _nothing_there(operation: str) -> UsageError:
+    remedy = "there is nothing to remove; `ckptd toolchain list` shows what is installed"
+    return UsageError(FaultCode.NOT_INSTALLED, operation, "it is not installed", remedy)
+
+
 def check(chains: Toolchains, name: str) -> Installed:
     """Probe an installed toolchain. Raises UsageError where it is not installed, Permanent where it does not work any more."""
     operation = f"check the toolchain {name}"
-    fault = chains.lacking(name, operation)
     chains.definition(name)
+    fault = chains.lacking(name, operation)
     if fault is not None:
-        raise UsageError(**fault.model_dump())
+        raise UsageError(**fault.model_copy(update={"cause": f"it is {chains.state(name)}"}).model_dump())
     known = chains.get(name)
     assert known is not None
     remedy = f"run `ckptd toolchain install {name} --again`"

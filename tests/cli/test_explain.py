@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from daemon.config.settings import Settings, StateSettings
+from daemon.contract.errors import UsageError
+from daemon.operating.monitoring.explain import explain
 from tests.cli.test_bad_input import ckptd, export, one_sentence
 from tests.detection.helpers import copy_of
 from tests.runner.conftest import Toy
@@ -88,6 +91,22 @@ def test_a_path_that_is_not_there_is_a_usage_error_and_a_file_stands_for_its_dir
     assert answer.returncode == 2
     assert "there is no such file or directory" in one_sentence(answer)
     assert explained(tmp_path, pico_checkpoint / "adapter_config.json")["path"] == str(pico_checkpoint)
+
+
+def test_a_file_that_belongs_to_no_checkpoint_does_not_stand_for_the_directory_around_it(tmp_path: Path, pico_checkpoint: Path) -> None:
+    checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
+    (checkpoint / "global_step4").mkdir()
+    inside = [checkpoint / "notes.txt", checkpoint / "global_step4" / "x.pt"]
+    outside = [tmp_path / "my.toml", tmp_path / "run" / "log.txt"]
+    for file in (*inside, *outside):
+        file.touch()
+    settings = Settings(state=StateSettings(directory=tmp_path / "state"))
+    for file in outside:
+        with pytest.raises(UsageError, match="it is a file that does not belong to a checkpoint"):
+            explain(settings, file)
+    assert [explain(settings, file).path for file in inside] == [str(file.parent) for file in inside]
+    (tmp_path / "run" / "last.ckpt").touch()
+    assert explain(settings, tmp_path / "run" / "last.ckpt").path == str(tmp_path / "run")
 
 
 def test_an_empty_directory_is_no_checkpoint_yet(tmp_path: Path) -> None:

@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from daemon.cli.main import app
+from daemon.config.paths import StatePaths, prepare
+from daemon.contract.errors import UsageError
 from daemon.contract.version import __version__
+from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd
+from tests.journal.conftest import enter, reference
 from tests.runner.conftest import Toy
 from tests.service import listing
 
@@ -134,3 +139,31 @@ def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  
     answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=str(tmp_path / "runs"))
     assert answer.returncode == 0
     assert "does not exist yet" in answer.stdout and "The configuration is valid" in answer.stdout
+
+
+def test_every_verb_says_the_same_of_a_job_that_is_not_there_and_of_an_empty_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = prepare(tmp_path / "state", tmp_path / "out").state
+    journal = Journal(StatePaths(state).journal)
+    enter(journal, "run-1-abcdef10", reference(1))
+    journal.jobs.start("run-1-abcdef10", None)
+    journal.jobs.finish("run-1-abcdef10", "succeeded", None)
+    journal.close()
+    StatePaths(state).log.write_text('{"event": "e", "job": "older-2-1234567", "timestamp": "2026-05-01T12:34:56Z"}\n')
+    monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(state))
+    monkeypatch.setenv("CKPTD_OUTPUT__DIRECTORY", str(tmp_path / "out"))
+    for words in (["show"], ["logs", "--json", "--job"], ["logs", "--job"], ["pause"], ["resume"], ["retry"], ["cancel"], ["first"]):
+        for wanted, said in (("nope", "no job begins with 'nope'"), ("", "the id is empty. Fix: give the id of a job")):
+            with pytest.raises(UsageError, match=said):
+                app([*words, wanted], standalone_mode=False)
+    assert capsys.readouterr().out == ""
+    app(["logs", "--job", "older"], standalone_mode=False)
+    assert "12:34:56" in capsys.readouterr().out, "a job that the journal has no more"
+    for verb, said in (
+        ("first", r"Could not put first run-1-abcdef10: it has succeeded\. Fix: use `ckptd first` only for an export that waits\."),
+        ("retry", "it has succeeded"),
+        ("cancel", "it has succeeded"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            app([verb, "run"], standalone_mode=False)

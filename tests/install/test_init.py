@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.config.loading import load
+from daemon.contract.errors import UsageError
 from daemon.contract.formats.catalog import catalog
 from daemon.installing import discovery, first_config
 from daemon.installing.places import output_beside
@@ -57,6 +58,11 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
     assert init(tmp_path, *words, "--dry-run").returncode == 0 and file.read_text() == "mine"
     assert init(tmp_path, *words, "--force").returncode == 0 and "[watch]" in file.read_text()
+    for target, said in ((tmp_path, f"it is a directory, not a file. Fix: give the file to write, for example {file}"),
+                         (file / "x.toml", f"{file} is a file, not a directory")):  # fmt: skip
+        for force in (True, False):
+            with pytest.raises(UsageError, match=re.escape(said)):
+                first_config.refuse_existing(target, force=force)
     link = tmp_path / "link.toml"
     link.symlink_to(tmp_path / "nowhere")
     assert init(tmp_path, link, *words[1:]).returncode == 2 and not (tmp_path / "nowhere").exists()
@@ -68,9 +74,14 @@ def test_an_existing_file_is_replaced_only_with_force(tmp_path: Path) -> None:
         (("--root", "runs", "--variant", "onx"), "there is no variant 'onx'; did you mean 'onnx'"),
         (("--root", "runs", "--output", "runs/out"), "lies inside the watched root"),
         (("--root", "runs/\udcff"), "a path is not UTF-8"),
+        (("--root", "file"), "/file): it is a file, not a directory"),
+        (("--root", "runs", "--base", "file/bases"), "/file is a file, not a directory"),
+        (("--root", "runs", "--output", "file"), "/file): it is a file, not a directory"),
+        (("--root", "runs", "--notify", "nonsense"), "no Apprise service has such a URL"),
     ],
 )
 def test_what_would_not_be_valid_is_said_and_nothing_is_written(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    (tmp_path / "file").touch()
     done = init(tmp_path, "config.toml", "--base", "bases", *words)
     assert done.returncode == 2 and said in done.stderr and "ckptd-init-" not in done.stderr
     assert not (tmp_path / "config.toml").exists()
@@ -109,8 +120,15 @@ def typed(folder: Path, answers: list[str], *words: str) -> str:
 
 
 def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
-    answers = [f"{tmp_path}/runs '{tmp_path}/more runs'", "", f"{tmp_path}/out", "pytorch onnx-int8", ""]
+    (tmp_path / "file").touch()
+    answers = [
+        f"{tmp_path}/file", f"{tmp_path}/runs '{tmp_path}/more runs'", f"{tmp_path}/file/bases", "none",
+        f"{tmp_path}/runs/out", f"{tmp_path}/file", f"{tmp_path}/out", "pytorch onx", "pytorch onnx-int8", "nonsense", "",
+    ]  # fmt: skip
     shown = typed(tmp_path, answers, "config.toml")
+    assert not answers and shown.count("is a file, not a directory. Fix: give a directory") == 3
+    assert "did you mean 'onnx'" in shown and "lies inside the watched root" in shown and "no Apprise service has such a URL" in shown
+    assert "with spaces between them" in shown and "Apprise URLs [none]: " in shown and "[]" not in shown
     assert "Directories below which trainings write" in shown and "is written: 2 roots" in shown, shown
     loaded = load(tmp_path / "config.toml")
     assert loaded.watch.roots == (tmp_path / "runs", tmp_path / "more runs")
@@ -203,4 +221,8 @@ def test_exports_never_go_where_they_would_be_watched(tmp_path: Path) -> None:
     assert output_beside([tmp_path / "runs"], system=False) == tmp_path / "exports"
     assert output_beside([tmp_path / "exports"], system=False) == Path.home() / "exports"
     assert output_beside([tmp_path / "runs"], system=True) == Path("/srv/exports")
+    there, later = tmp_path / "here" / "runs", tmp_path / "new" / "runs"
+    there.mkdir(parents=True)
+    assert output_beside([there, later], system=False) == output_beside([later, there], system=False) == tmp_path / "here" / "exports"
+    assert output_beside([later], system=False) == tmp_path / "new" / "exports", "the root is not there yet"
     assert output_beside([Path("/srv")], system=True) != Path("/srv/exports")

@@ -130,7 +130,7 @@ def test_people_can_pause_cancel_and_take_up_again_while_it_runs(make_toy: Calla
     toy.wait_held()
     assert [job["state"] for job in toy.status()["jobs"]] == ["pending", "running"]
     assert toy.run_verb("cancel", second) == 0
-    assert toy.run_verb("cancel", second) == 2 and "it is cancelled" in toy.said
+    assert toy.run_verb("cancel", second) == 2 and "it was cancelled" in toy.said
     toy.held.unlink()
     toy.wait_ended(2)
     states = {job["id"]: job["state"] for job in toy.status()["jobs"]}

@@ -92,7 +92,7 @@ def test_two_retries_at_once_put_the_job_back_once_and_leave_its_pin(failed: Des
     threads[1].start()
     for thread in threads:
         thread.join(30)
-    assert sorted(said) == ["it is pending", "queued"]
+    assert sorted(said) == ["it waits", "queued"]
     row = failed.journal.jobs.get("job")
     assert row is not None and check(row.pin) == row.checkpoint.digest
 

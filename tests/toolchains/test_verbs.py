@@ -19,8 +19,8 @@ def test_list_tells_what_is_missing_and_what_brings_it(tmp_path: Path) -> None:
 
 def test_what_is_not_installed_or_not_known_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     for verb, name, words in (
-        ("check", "optimum", "the toolchain optimum is not installed. Fix: run `ckptd toolchain install optimum`."),
-        ("remove", "optimum", "it is not installed"),
+        ("check", "optimum", "check the toolchain optimum: it is not installed. Fix: run `ckptd toolchain install optimum`."),
+        ("remove", "optimum", "it is not installed. Fix: there is nothing to remove; `ckptd toolchain list` shows what is installed."),
         ("install", "nothing", "there is no toolchain 'nothing'. Fix: use one of: optimum."),
     ):
         answer = ckptd(tmp_path, "toolchain", verb, name)

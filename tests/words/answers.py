@@ -67,7 +67,7 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("list",): {},
     ("show",): {2: "no job, or more than one job, matches this id"},
     ("compare",): {2: "one of the two is not an export, or it has no report yet"},
-    ("logs",): {0: "done, also if there is no log yet"},
+    ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`"},
     ("check",): {0: "no problem found; there may be warnings", 2: "something is wrong; see `problems`"},
     ("formats",): {},
     ("demo",): {

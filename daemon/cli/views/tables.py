@@ -176,7 +176,8 @@ def print_check(value: Diagnosis) -> None:
     for warning in value.warnings:
         console.print(f"[yellow]note[/yellow]   {escape(warning)}")
     if not value.problems:
-        console.print("[green]The configuration is valid.[/green]")
+        notes = f", with {len(value.warnings)} note{'s' * (len(value.warnings) != 1)} above" if value.warnings else ""
+        console.print(f"[green]The configuration is valid{notes}.[/green]")
 
 
 def print_formats(value: FormatsHere) -> None:

@@ -32,6 +32,8 @@ from daemon.system.lock import is_locked
 from daemon.system.mounts import file_system_type, is_remote
 from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
 
+NO_DIRECTORY = "is a file, not a directory"
+
 
 def _version(name: str) -> str | None:
     try:
@@ -142,7 +144,7 @@ def _unwritable(key: str, folder: Path) -> list[str]:
     """The problem with a folder that could not be made or written to; nothing is made to find out."""
     there = nearest_existing(folder)
     if not there.is_dir():
-        cause = f"{there} is not a directory"
+        cause = f"{there} {NO_DIRECTORY}"
     elif not os.access(there, os.W_OK | os.X_OK):
         cause = f"{there} can't be written by this user"
     else:
@@ -208,9 +210,21 @@ def not_of_group(name: str) -> list[str]:
     ]
 
 
-def _access_to(root: Path) -> tuple[Fault | None, bool]:
-    """What keeps this user out of a root, and whether it is there."""
-    return closed_directory(root), os.path.isdir(root)
+def _access_to(root: Path) -> tuple[Fault | None, bool, bool]:
+    """What keeps this user out of a root, whether something is there, and whether that is a directory."""
+    return closed_directory(root), os.path.exists(root), os.path.isdir(root)
+
+
+def _bases(settings: Settings) -> list[str]:
+    """What is wrong with the folders of base models. Those that are closed to this user are left to `tried`, which asks as the service."""
+    found = []
+    for folder in settings.base.search:
+        if closed_directory(folder) is None and not os.path.isdir(folder):
+            found.append(f"base.search: {folder} " + (NO_DIRECTORY if os.path.exists(folder) else "does not exist"))
+    for name, folder in settings.base.map.items():
+        if closed_directory(folder) is None and not is_model(folder):
+            found.append(f"base.map: {name!r} → {folder} contains no model now")
+    return found
 
 
 def _same_names() -> list[str]:
@@ -250,7 +264,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:
         try:
-            barred, there = ask(str(root), partial(_access_to, root))
+            barred, there, is_directory = ask(str(root), partial(_access_to, root))
         except TimeoutError:
             problems.append(f"watch.roots: the file system of {root} does not answer; look at the mount and its server")
             continue
@@ -258,14 +272,13 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
             problems.append(f"watch.roots: {barred.cause}; {barred.remedy}")
         elif not there:
             warnings.append(f"the root {root} does not exist yet")
+        elif not is_directory:
+            problems.append(f"watch.roots: {root} {NO_DIRECTORY}; give the directory below which trainings write")
         elif is_remote(file_system_type(root)) and settings.watch.backend == "inotify":
             warnings.append(f'the root {root} is a network file system, which gives no events; use watch.backend = "auto"')
     warnings += catalog().problems
     warnings += _same_names()
-    warnings += [
-        f"base.map: {name!r} → {folder} contains no model now" for name, folder in settings.base.map.items() if not is_model(folder)
-    ]
-    warnings += [f"base.search: {folder} does not exist" for folder in settings.base.search if not os.path.isdir(folder)]
+    warnings += _bases(settings)
     reading = tried(settings)
     problems += reading.problems
     warnings += reading.warnings
@@ -301,4 +314,6 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         "cores": f"{cores}, {settings.limits.effective_threads} for each child",
         **{name: _version(name) or "missing" for name in ("torch", "transformers", "peft", "onnx", "onnxruntime")},
     }
-    return Diagnosis(facts, tuple(problems), tuple(warnings))
+    # Two looks may find the same thing: a root is asked about, and then searched.
+    problems = list(dict.fromkeys(problems))
+    return Diagnosis(facts, tuple(problems), tuple(dict.fromkeys(one for one in warnings if one not in problems)))

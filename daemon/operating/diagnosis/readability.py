@@ -55,7 +55,7 @@ class Reading:
     problems: list[str] = field(default_factory=list)
     """Roots below which nothing can be read."""
     warnings: list[str] = field(default_factory=list)
-    """Directories that can't be read, below roots where others can."""
+    """Directories that can't be read, below roots where others can, and folders of base models that can't be listed."""
     models: list[ModelFound] = field(default_factory=list)
     """What the complete checkpoints below the roots need, in the order in which it was met."""
 
@@ -97,7 +97,15 @@ def _tried(settings: Settings) -> Reading:
             problems += said
         else:
             warnings += said
+    warnings += _closed_bases(settings)
     return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings, list(models.values()))
+
+
+def _closed_bases(settings: Settings) -> list[str]:
+    """The folders of base models that can't be come to or listed."""
+    folders = [("base.search", one) for one in settings.base.search]
+    folders += [(f"base.map.{name!r}", one) for name, one in settings.base.map.items()]
+    return [f"{key}: {fault.cause}; {fault.remedy}" for key, folder in folders if (fault := closed_directory(folder)) is not None]
 
 
 def _note_model(path: Path, settings: Settings, models: dict[str, ModelFound]) -> None:

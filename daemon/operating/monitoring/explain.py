@@ -15,7 +15,7 @@ from typing import Literal
 
 from daemon.checkpoints.additions import problems_of
 from daemon.checkpoints.base_models import base_wanted, find_base
-from daemon.checkpoints.inspection import Inspection, export_files, fingerprint, inspect, is_run_alone
+from daemon.checkpoints.inspection import Inspection, checkpoint_around, export_files, fingerprint, inspect, is_run_alone
 from daemon.checkpoints.layouts import NO_ADAPTER_YET, TABLE
 from daemon.checkpoints.names import is_checkpoint_name, run_of, step_of
 from daemon.checkpoints.readable import closed_to_me
@@ -25,6 +25,7 @@ from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.sharded.lightning import SUFFIX as MODULE
 from daemon.journal.database import reading
 from daemon.journal.overview import seen_as
 from daemon.operating.monitoring.status import Snapshot, snapshot
@@ -132,7 +133,8 @@ class RunExplanation:
 def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplanation:
     """What can be said of a directory: a checkpoint's facts, or, for a run or anything above, those of each checkpoint in it.
 
-    Raises UsageError for a path that is not there, and whatever keeps it from being read.
+    A file stands for the directory around it, if it is a `.ckpt` file or lies in a checkpoint.
+    Raises UsageError for a path that is not there and for any other file, and whatever keeps it from being read.
     """
     path = Path(os.path.abspath(path))
     if not os.path.exists(path):
@@ -142,6 +144,11 @@ def explain(settings: Settings, path: Path) -> CheckpointExplanation | RunExplan
     folder = path if os.path.isdir(path) else path.parent
     unreadable: list[str] = []
     try:
+        if folder != path and path.suffix != MODULE and checkpoint_around(path) is None:
+            raise UsageError(
+                FaultCode.NOT_A_DIRECTORY, "explain", "it is a file that does not belong to a checkpoint",
+                "give the directory of a checkpoint or of a run", path=path,
+            )  # fmt: skip
         inside = [] if is_checkpoint_name(folder.name) else _below(folder, settings, unreadable)
         live = snapshot(settings.state_directory, limit=0)
         own = _checkpoint(settings, folder, live)

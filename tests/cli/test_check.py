@@ -1,0 +1,69 @@
+"""`ckptd check` tells each thing once, by what it is, and its last line does not hide the notes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from daemon.config.loading import load
+from daemon.operating.diagnosis import doctor
+from daemon.operating.diagnosis.doctor import Diagnosis, examine
+from daemon.operating.diagnosis.readability import Reading
+from daemon.system import access
+from tests.cli.test_bad_input import ckptd
+
+NOBODY = 65534
+ROOT = os.geteuid() == 0
+
+
+def examined(folder: Path, *, roots: str = "", search: str = "") -> Diagnosis:
+    """What `check` finds with these lists of paths, written as in TOML."""
+    file = folder / "check.toml"
+    file.write_text(f'[watch]\nroots = [{roots}]\n[base]\nsearch = [{search}]\n[state]\ndirectory = "{folder}/state"\n'
+                    f'[output]\ndirectory = "{folder}/exports"\n')  # fmt: skip
+    return examine(load(file), file)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+def test_a_root_that_is_a_file_is_called_one_and_told_once(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "my.toml").touch(mode)
+    found = examined(tmp_path, roots=f'"{tmp_path}/my.toml"')
+    about = [one for one in (*found.problems, *found.warnings) if "my.toml" in one]
+    assert about == [f"watch.roots: {tmp_path}/my.toml is a file, not a directory; give the directory below which trainings write"]
+
+
+def test_a_base_folder_that_is_a_file_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch()
+    assert f"base.search: {tmp_path}/weights is a file, not a directory" in examined(tmp_path, search=f'"{tmp_path}/weights"').warnings
+
+
+def test_nothing_is_told_twice_whatever_looks_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "tried", lambda settings: Reading("", ["one", "two", "one"], ["two", "three", "three"]))
+    found = examined(tmp_path, roots=f'"{tmp_path}/gone", "{tmp_path}/gone"')
+    assert (found.problems.count("one"), found.problems.count("two"), found.warnings.count("three")) == (1, 1, 1)
+    assert not {*found.problems} & {*found.warnings} and len({*found.warnings}) == len(found.warnings)
+
+
+@pytest.mark.skipif(not ROOT, reason="becomes another user")
+def test_a_base_folder_that_the_service_can_not_come_to_is_a_note(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "bases").mkdir(parents=True)
+    closed.chmod(0)
+    (tmp_path / "state").mkdir(0o700)
+    os.chown(tmp_path / "state", NOBODY, NOBODY)
+    found = examined(tmp_path, search=f'"{closed}/bases"')
+    (note,) = (one for one in found.warnings if one.startswith("base.search"))
+    assert f"the user {access.user_name(NOBODY)} has no right to enter " in note and "setfacl" in note and "does not exist" not in note
+
+
+def test_the_last_line_tells_of_the_notes_above_it(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    state = {"CKPTD_STATE__DIRECTORY": str(tmp_path / "state"), "CKPTD_OUTPUT__DIRECTORY": str(tmp_path / "exports")}
+    answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=f"{tmp_path}/runs,{tmp_path}/rusn", **state)
+    assert answer.returncode == 0, answer.stderr
+    notes = sum(line.startswith("note") for line in answer.stdout.splitlines())
+    assert f"the root {tmp_path}/rusn does not exist yet" in answer.stdout and notes > 0
+    word = "note" if notes == 1 else "notes"
+    assert answer.stdout.splitlines()[-1] == f"The configuration is valid, with {notes} {word} above."
