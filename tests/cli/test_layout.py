@@ -12,11 +12,12 @@ from rich.cells import cell_len
 from rich.text import Span, Text
 
 from daemon.cli.filter import STATES
-from daemon.cli.views.layout import LEAST_WIDTH, hanging, middle, wrap
+from daemon.cli.views.layout import hanging, middle
 from daemon.cli.views.status import handles, jobs_lines, status_lines
 from daemon.contract.text import printable
 from daemon.operating.monitoring.live import IncompleteState, RootState
 from daemon.operating.monitoring.status import DaemonState, JobStatus, Snapshot, StageStatus
+from daemon.operating.wrapping import LEAST_WIDTH, wrap
 from tests.cli.test_tables import CONTROLLED
 
 TITLES = ["job", "run", "step", "loss", "state", "what"]

@@ -7,23 +7,24 @@ there is no terminal nothing is shortened, so that programs and `grep` find what
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from daemon.cli.views.layout import LEAST_WIDTH, Cell, Column, duration, fits, hanging, table
+from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
 from daemon.operating.monitoring.outlook import about
+from daemon.operating.wrapping import width_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from daemon.journal.overview import TargetState
     from daemon.operating.monitoring.live import RootState
     from daemon.operating.monitoring.status import JobStatus, Snapshot, StageStatus
@@ -41,13 +42,6 @@ _COLUMNS = (
     Column("job", least=_HANDLE), Column("run", least=8), Column("step", least=7, right=True), Column("loss", least=7, right=True),
     Column("state", least=10), Column("what", "words", least=10),
 )  # fmt: skip
-
-
-def width_of(console: Console) -> int | None:
-    """Cells of a line; None where nothing need be cut, since it is no terminal and nobody said how wide it is."""
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        return None
-    return max(LEAST_WIDTH, console.width)
 
 
 def print_status(value: Snapshot, *, everything: bool = False) -> None:
