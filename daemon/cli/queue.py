@@ -15,6 +15,7 @@ from daemon.cli.common import ConfigOption, load_settings
 from daemon.cli.views.markup import say
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.journal.rows import told_state
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -63,7 +64,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
 
 
 def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
-    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", f"it is {job.state}", remedy)
+    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:

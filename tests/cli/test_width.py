@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +73,7 @@ PRINTINGS: dict[str, Printing] = {
     "formats": lambda folder: print_formats(formats_here(folder)),
     "logs": _log,
     "config show": _config,
-    "queue": lambda folder: say(SENTENCE),
+    "a sentence": lambda folder: say(SENTENCE),
 }
 WHOLE = re.compile(r"^(id|checkpoint|target|report) +\S+$|: ckptd retry \S+$|: python -m handlers \S+$|; its log: \S+$")
 """What `show` leaves in one line, to be copied."""
@@ -82,6 +83,8 @@ WHOLE = re.compile(r"^(id|checkpoint|target|report) +\S+$|: ckptd retry \S+$|: p
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., list[str]]]:
     def function(name: str, width: int | None) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(width)) if width else monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: name == "a sentence" and width is not None)
+        monkeypatch.setenv("NO_COLOR", "1")
         capsys.readouterr()
         PRINTINGS[name](tmp_path)
         return [line.rstrip() for line in capsys.readouterr().out.splitlines()]

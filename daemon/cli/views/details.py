@@ -57,7 +57,7 @@ def _facts(job: JobDetails) -> list[Text]:
 def _stages(job: JobDetails, width: int | None) -> list[Text]:
     rows = [
         [
-            Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell(str(stage.attempts)),
+            Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell("–" if _reused(stage) else str(stage.attempts)),
             Cell("" if stage.seconds is None or stage.state == "running" else duration(stage.seconds)), Cell(_note(job, stage)),
         ]
         for stage in job.stages
@@ -73,7 +73,16 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
         spec, states = find_spec(stage.name), {one.name: one.state for one in job.stages}
         lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
         return f"needs {', '.join(lacking)}" if lacking else ""
+    if (spec := find_spec(stage.name)) and stage.state == "succeeded" and job.artifacts.get(spec.checks or "") == "failed":
+        return "rejected the artifact"
+    if _reused(stage):
+        return "reused: an earlier attempt made the same"
     return "error: see below" if stage.error else ""
+
+
+def _reused(stage: StageStatus) -> bool:
+    """Whether it ended without an attempt of its own, with the output of an earlier one."""
+    return stage.state == "succeeded" and stage.attempts == 0
 
 
 def _why(job: JobDetails, width: int | None) -> list[Text]:

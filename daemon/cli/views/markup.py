@@ -61,8 +61,11 @@ def put_field(console: Console, label: str, text: str, room: int, style: str = "
 
 def say(text: str) -> None:
     """Print a sentence, without markup; on a terminal broken between words."""
-    put(terminal(), Text(printable(text)))
-    sys.stdout.flush()
+    if sys.stdout.isatty():
+        put(terminal(), Text(printable(text)))
+        sys.stdout.flush()
+    else:
+        say_whole(text)
 
 
 def say_whole(text: str) -> None:

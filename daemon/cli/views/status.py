@@ -7,7 +7,9 @@ there is no terminal nothing is shortened, so that programs and `grep` find what
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -36,6 +38,7 @@ WATCH_SECONDS = 2.0
 _SPARE_LINES = 2
 """Of the screen, for the prompt and the line before it."""
 _LEAST_JOBS = 3
+_OPEN = ("running", "stopped", "waiting", "paused")
 _HANDLE = 8
 """Characters of an id's last part that name an export among others."""
 _COLUMNS = (
@@ -185,8 +188,11 @@ def _trouble_of(target: TargetState) -> str:
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     """How many exports there are of each kind."""
-    words = {"running": "running" if value.daemon.running else "stopped", "pending": "waiting"}
-    counts = [f"{count} {words.get(state, state)}" for state in ("running", "pending", *ENDED_JOB) if (count := value.counts.get(state))]
+    found = Counter({state: value.counts[state] for state in ENDED_JOB if state in value.counts})
+    opened = Counter(job.activity or job.state for job in value.jobs if job.state not in ENDED_JOB)
+    opened["waiting"] += opened.pop("pending", 0)
+    opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - opened.total())  # those without a row
+    counts = [f"{count} {state}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + found)[state])]
     return [("exports", ", ".join(counts), "bold")] if counts else []
 
 
@@ -207,8 +213,14 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
         who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
-        lines += hanging(f"{who}:", text, width, style=style)
+        lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
     return lines
+
+
+def _of_several(text: str) -> str:
+    """What is said of an export, said of several."""
+    text = re.sub(r"^It waits for its turn\b", "They wait for their turn", text)
+    return re.sub(r"^No daemon runs: the export continues\b", "No daemon runs: the exports continue", text)
 
 
 def handles(ids: Sequence[str]) -> dict[str, str]:
@@ -268,7 +280,7 @@ def _left(job: JobStatus) -> list[str]:
     """How much work is left of a job, in words; [] where nothing tells."""
     if job.left_seconds is None:
         return []
-    return [f"{about(job.left_seconds)} {'left' if _running(job) else 'of work'}"]
+    return [f"{about(job.left_seconds)} {'left in all' if _running(job) else 'of work'}"]
 
 
 def _left_in_short(job: JobStatus) -> list[str]:
@@ -286,6 +298,7 @@ def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
     found: dict[str, tuple[list[str], str]] = {}
     for job in jobs:
         texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
+        texts += [("`ckptd first` put it at the front of the queue", "dim")] if job.first else []
         texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
         texts += [(job.error, "red")] if job.error else []
@@ -301,5 +314,5 @@ def pace(stage: StageStatus) -> str | None:
         return None
     parts = [f"{stage.name} {100 * stage.fraction:.0f} % after {duration(stage.seconds or 0)}"]
     parts += [stage.message] if stage.message else []
-    parts += [f"{about(stage.left_seconds)} left"] if stage.left_seconds is not None else []
+    parts += [f"{about(stage.left_seconds)} left for this stage"] if stage.left_seconds is not None else []
     return ", ".join(parts) + (f"; {stage.starved}" if stage.starved else "")
