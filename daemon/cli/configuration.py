@@ -8,15 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 
 from daemon.cli.common import ConfigOption, JsonOption, configuration_of, load_settings, print_json
-from daemon.cli.views.markup import say, say_lines
+from daemon.cli.views.markup import say, say_lines, terminal
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.operating.wrapping import width_of, wrap
 
 app = typer.Typer(help="The effective configuration, and where each value comes from.", no_args_is_help=True)
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH = 60
+"""Place of the comments, where there is room."""
+_COMMENT = 12
+"""Cells that a comment has on a narrow terminal at the least."""
 Names = tuple[str, ...]
 
 
@@ -68,7 +73,8 @@ def show(
         })  # fmt: skip
         return
     named = ", ".join(str(one) for one, _ in files.each) or "no file; these are the defaults"
-    say_lines("\n".join([f"# {named}", *_tables(rows, origins)]))
+    width = width_of(terminal())
+    say_lines("\n".join([*_comment(named, width), *_tables(rows, origins, width)]))
 
 
 @app.command()
@@ -87,8 +93,9 @@ def preset(
         print_json({one: {"about": PRESETS[one].about, "values": PRESETS[one].make()} for one in chosen})
         return
     for one in chosen:
-        heading = f"# preset = {json.dumps(one)}: {PRESETS[one].about}"
-        say_lines("\n".join([*([""] if one != chosen[0] else []), heading, *_tables(_leaves(PRESETS[one].make()), {})]))
+        width = width_of(terminal())
+        heading = _comment(f"preset = {json.dumps(one)}: {PRESETS[one].about}", width)
+        say_lines("\n".join([*([""] if one != chosen[0] else []), *heading, *_tables(_leaves(PRESETS[one].make()), {}, width)]))
 
 
 def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
@@ -135,16 +142,36 @@ def _leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[Names, Any]]:
             yield (*above, name), value
 
 
-def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str]) -> Iterator[str]:
-    """Lines of TOML; `origins`: what is said behind a value."""
+def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str], width: int | None) -> Iterator[str]:
+    """Lines of TOML of at most `width` cells; `origins`: what is said behind a value, or above one that has no room beside it."""
     table: Names = ()
     for names, value in rows:
         if names[:-1] != table:
             table = names[:-1]
             yield ""
             yield f"[{'.'.join(map(_name, table))}]"
-        line, origin = f"{_name(names[-1])} = {_value(value)}", origins.get(names)
-        yield f"{line:<{_WIDTH}}  # {origin}" if origin else line
+        name, text, origin = _name(names[-1]), _value(value), origins.get(names)
+        line = f"{name} = {text}"
+        comment = f"# {origin}" if origin else ""
+        if width is None:
+            yield f"{line:<{_WIDTH}}  {comment}" if comment else line
+        elif cell_len(line) + len("  ") + cell_len(comment) <= width:
+            place = min(_WIDTH, width - len("  ") - _COMMENT)
+            yield f"{line:<{min(place, width - len('  ') - cell_len(comment))}}  {comment}" if comment else line
+        else:
+            yield from _comment(origin, width) if origin else ()
+            yield from _in_lines(name, value, line, width)
+
+
+def _comment(text: str, width: int | None) -> list[str]:
+    return [f"# {row}" for row in wrap(text, None if width is None else width - len("# "))]
+
+
+def _in_lines(name: str, value: Any, line: str, width: int) -> list[str]:
+    """A value that is wider than the terminal: TOML lets a list have its entries in lines of their own; nothing else can be broken."""
+    if isinstance(value, list) and value and cell_len(line) > width:
+        return [f"{name} = [", *(f"  {_value(one)}," for one in value), "]"]
+    return [line]
 
 
 def _name(text: str) -> str:

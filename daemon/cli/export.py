@@ -24,7 +24,6 @@ from daemon.checkpoints.inspection import Inspection, fingerprint, identify, ins
 from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
-from daemon.cli.filter import state_said
 from daemon.cli.views.tables import ExportView
 from daemon.config.paths import existing, file_on_the_way, foreground_state, prepare
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
@@ -36,7 +35,7 @@ from daemon.contract.jobs.plan import find_spec, stage_names
 from daemon.contract.values import Json
 from daemon.journal.jobs import RETRIED
 from daemon.journal.journal import Journal
-from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now
+from daemon.journal.rows import ENDED_JOB, ENDED_STAGE, JobRow, StageRow, now, told_state
 from daemon.operating import logs
 from daemon.operating.monitoring.live import ExportLive, of_export
 from daemon.operating.monitoring.status import JobStatus, snapshot
@@ -279,7 +278,7 @@ def retry_job(settings: Settings, job: str) -> None:
             changed = work is not None and row is not None and work != row.work
             if row is None or row.state not in RETRIED or (row.state == "succeeded" and not changed):
                 remedy = "retry an export that failed, is partial or was cancelled, or one whose configuration has changed since"
-                raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, state_said(row.state if row else "unknown"), remedy)
+                raise UsageError(FaultCode.NOTHING_TO_RETRY, operation, told_state(row.state if row else "unknown"), remedy)
             if row.untidy:
                 raise _not_yet(operation)
             _pin_again(row, _where(row, journal), operation)

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 OPEN, ENDED = "open", "ended"
 STATES = ("pending", "running", "waiting", "paused", "stopped", *ENDED_JOB, OPEN, ENDED)
 """What `--state` takes: states of the journal, what becomes of an export now, and all that have (not) ended."""
-_SAID = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled", "superseded": "was replaced by a newer one",
-         "pending": "waits", "running": "runs"}  # fmt: skip
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
-
-def state_said(state: str) -> str:
-    """How an export in this state of the journal is, as a clause."""
-    return f"it {_SAID.get(state, f'is {state}')}"
 
 
 @dataclass(frozen=True)

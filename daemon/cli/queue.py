@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, load_settings
-from daemon.cli.filter import state_said
 from daemon.cli.views.markup import say
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.journal.rows import told_state
 
 if TYPE_CHECKING:
     from daemon.config.settings import Settings
@@ -88,7 +88,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
 
 
 def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
-    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", state_said(job.state), remedy)
+    return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
 
 
 def retry(job: JobArgument, config: ConfigOption = None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from daemon.cli.common import SYSTEM_CONFIG, ConfigOption, configuration_of, load_settings, own_config
+from daemon.cli.views.layout import duration
 from daemon.cli.views.markup import say, say_error, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
@@ -96,8 +97,7 @@ def _look() -> Proposal:
     say_error("Looking for trainings and models on this machine …")
     found = look()
     for one in found.roots:
-        hours = (time.time() - one.newest) / 3600
-        ago = f"{hours:.0f} hours" if hours < 48 else f"{hours / 24:.0f} days"
+        ago = duration(max(0.0, time.time() - one.newest))
         say_error(f"  {one.path}: {one.runs} run{'s' if one.runs != 1 else ''}, the newest checkpoint {ago} old")
     for folder in found.searched:
         say_error(f"  {folder}: base models")

@@ -23,7 +23,7 @@ ALIKE = 8
 """Earlier exports from which the time of one is estimated."""
 LEAST_HANDLE = 4
 _SINCE_2 = ", '[]' AS warnings, NULL AS reason, 0 AS untidy"
-_SINCE_3 = ", 0 AS paused"
+_SINCE_3 = ", 0 AS paused, 0 AS priority"
 _SINCE_4 = ", NULL AS executor_id"
 
 

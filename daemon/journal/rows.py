@@ -46,6 +46,8 @@ class JobRow:
     """Superseded or cancelled, and not cleared away yet."""
     paused: bool = False
     """Starts no further stage until a person says so."""
+    first: bool = False
+    """Waits at the front of the queue, where `ckptd first` put it."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def job_of(row: sqlite3.Row) -> JobRow:
         row["id"], row["state"], CheckpointRef.model_validate_json(row["checkpoint"]), Work.recovered(row["work"]),
         Path(row["pin"]), Path(row["target"]), Path(row["base"]) if row["base"] else None, row["created"], row["started"], row["ended"],
         tuple(json.loads(row["warnings"])), row["reason"], bool(row["untidy"]), bool(row["paused"]),
+        row["state"] == "pending" and row["priority"] > 0,
     )  # fmt: skip
 
 
@@ -169,3 +172,17 @@ def attempt_of(row: sqlite3.Row) -> AttemptRow:
         row["job"], row["stage"], row["number"], row["strategy"], row["outcome"], Path(row["folder"]), Path(row["staging"]),
         row["estimate"], row["executor_id"], row["started"], row["ended"], _fault(row["fault"]),
     )  # fmt: skip
+
+
+def told_state(state: str) -> str:
+    """The state, or activity, of a job as a clause: "it has failed"."""
+    clauses = {
+        "pending": "it waits",
+        "running": "it runs",
+        "succeeded": "it has succeeded",
+        "failed": "it has failed",
+        "cancelled": "it was cancelled",
+        "superseded": "it was replaced by a newer one",
+        "partial": "it is partial",
+    }
+    return clauses.get(state, f"it is {state}")

@@ -190,8 +190,11 @@ def places_of(settings: Settings, paths: StatePaths) -> tuple[Place, ...]:
 
 
 def sizes(folders: Iterable[tuple[str, Path]]) -> list[tuple[str, Path, int]]:
-    """Bytes that each (what it is, folder) takes, the largest first; no more than MOST_ENTRIES files are looked at."""
-    found, left = [], MOST_ENTRIES
+    """Bytes of the disk that each (what it is, folder) takes, the largest first; no more than MOST_ENTRIES files are looked at.
+
+    A file with several names counts once, for the first folder that has one.
+    """
+    found, left, counted = [], MOST_ENTRIES, set[tuple[int, int]]()
     for what, folder in folders:
         size = 0
         for directory, below, names in os.walk(folder):
@@ -199,7 +202,10 @@ def sizes(folders: Iterable[tuple[str, Path]]) -> list[tuple[str, Path, int]]:
             for name in names:
                 left -= 1
                 with contextlib.suppress(OSError):
-                    size += os.lstat(os.path.join(directory, name)).st_blocks * 512
+                    status = os.lstat(os.path.join(directory, name))
+                    if (status.st_dev, status.st_ino) not in counted:
+                        counted.add((status.st_dev, status.st_ino))
+                        size += status.st_blocks * 512
             if left <= 0:
                 break
         if size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -10,9 +11,12 @@ from rich.text import Text
 
 from daemon.contract.text import local_time, printable, printable_lines
 from daemon.contract.values import Json
+from daemon.operating.wrapping import fold, width_of
 
 LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 _APART = ("timestamp", "level", "event", "message", "logger", "exception", "job")
+_FOR_PROGRAMS = ("id",)
+"""What is written for programs alone, such as the executor's name of an attempt."""
 _WHERE = ("run", "step", "stage", "attempt")
 
 
@@ -33,6 +37,21 @@ def log_line(record: Json) -> Text:
     return line
 
 
+def log_lines(record: Json, width: int | None) -> list[Text]:
+    """The same for a terminal of `width` cells: broken between words, without what programs alone need. None: in one line, whole."""
+    if width is None:
+        return [log_line(record)]
+    shown = {key: said for key, value in record.items() if key not in _FOR_PROGRAMS and (said := _plain(value)) != ""}
+    return fold(log_line(shown), width)
+
+
+def _plain(value: Any) -> Any:
+    """A value as words: `a (b), c (d)` for a mapping, `a, b` for a list."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} ({_plain(one)})" for key, one in value.items() if one not in (None, "", {}, []))
+    return ", ".join(str(_plain(one)) for one in value) if isinstance(value, list | tuple) else value
+
+
 class Readable:
     """Renders a record of structlog so; with the colours of a terminal or without any."""
 
@@ -44,5 +63,7 @@ class Readable:
         if not self._colors:
             return log_line(record).plain
         stream = io.StringIO()
-        Console(file=stream, force_terminal=True, color_system="standard", soft_wrap=True, highlight=False).print(log_line(record))
+        shown = Console(file=stream, force_terminal=True, color_system="standard", soft_wrap=True, highlight=False)
+        for line in log_lines(record, width_of(Console(stderr=True))):
+            shown.print(line)
         return stream.getvalue().rstrip("\n")

@@ -95,7 +95,7 @@ def _reasons(ordered: list[Export], rules: RetentionSettings, now: float) -> dic
     good = [export for export in ordered if not export.failed]
     failed = [export for export in ordered if export.failed]
     reasons = {export.path: "its job is open" for export in ordered if export.busy}
-    reasons |= {export.path: "a symlink points to it" for export in ordered if export.linked}
+    reasons |= {export.path: "a link in its folder, such as `latest`, points to it" for export in ordered if export.linked}
     for export in ordered:
         if not (rules.keep_last or rules.keep_best or rules.keep_days):
             reasons.setdefault(export.path, "no rule of [retention] is active")

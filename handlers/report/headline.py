@@ -3,12 +3,13 @@
 The rule of the recommendation, which docs/validation.md tells too. Considered is what passed its check, is published, and can be put to
 use; what needs its base beside it (an adapter alone) only where nothing else passed. Of these the fastest over PyTorch is named; where
 others come within `NEAR` of its speed, the one of them whose answers are nearest to the live model's, and of equals the smallest. Where no
-speed was measured, the smallest takes the place of the fastest, by the same rule. The smallest and the nearest are named beside it, for
-whom these matter more.
+speed was measured, the smallest takes the place of the fastest, by the same rule. The smallest, if it is more than 5 % smaller,
+and the nearest are named beside it, for whom these matter more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 from daemon.contract.errors import Fault
@@ -20,6 +21,8 @@ from handlers.report.usage import Usage
 
 NEAR = 0.1
 """Share by which speeds, or sizes, may differ and count as equal: repeated measurements differ by as much."""
+SAME_SIZE = 0.05
+"""Share by which sizes may differ for the smaller one to be no reason to choose it."""
 RULE = (
     "The rule: of the artifacts that passed their check, take the {} one; if others are within 10 % of it, take the one of"
     " them whose outputs are closest to the live model's. An artifact that failed, or was not checked, is never recommended."
@@ -85,6 +88,8 @@ def recommend(report: Report) -> Recommendation:
     best = fastest or smallest or nearest
     usage = Usage(report)
     found: dict[str, Choice] = {}
+    if smallest is not None and any(_about_as_small(one, smallest) for one in (best, nearest)):
+        smallest = None
     ranked: tuple[tuple[Preference, Artifact | None], ...] = ((kind, best), ("smallest", smallest), ("nearest", nearest))
     for preference, artifact in ranked:
         if artifact is not None and artifact.variant not in found:
@@ -127,6 +132,11 @@ def _smallest(usable: Sequence[Artifact]) -> Artifact | None:
     """None where no size is known."""
     sizes = {artifact.variant: float(size) for artifact in usable if (size := artifact.size_bytes)}
     return _nearest_of(usable, sizes, lambda size: size <= (1 + NEAR) * min(sizes.values()))
+
+
+def _about_as_small(artifact: Artifact, smallest: Artifact) -> bool:
+    """Whether nobody would take the smallest instead of another artifact that is recommended, for its size."""
+    return artifact is not smallest and (artifact.size_bytes or math.inf) * (1 - SAME_SIZE) <= (smallest.size_bytes or 0)
 
 
 def _nearest_of(usable: Sequence[Artifact], figures: dict[str, float], near: Callable[[float], bool]) -> Artifact | None:

@@ -48,7 +48,25 @@ def render(report: Report) -> str:
         limit_at=charts.limit_position(1.0),
         timeline=charts.timeline(report),
         loss=charts.loss_curve(report),
+        speed_note=speed_note(report),
     )  # fmt: skip
+
+
+def speed_note(report: Report) -> str:
+    """Why an artifact with more tokens a second than another has the lower factor over PyTorch; "" where none has."""
+    known = [
+        (one.variant, speed, factor)
+        for one in report.artifacts
+        if (speed := one.measured.tokens_per_second) is not None and (factor := one.measured.speed_over_pytorch) is not None
+    ]
+    for name, speed, factor in known:
+        for other, lower, higher in known:
+            if speed > lower and units.times(factor) != units.times(higher) and factor < higher:
+                return (
+                    f"{name} has more tokens/s than {other} but a lower factor: each artifact was measured beside PyTorch in its own"
+                    f" turns, and PyTorch was faster in the turns of {name}. Compare artifacts by the factor."
+                )
+    return ""
 
 
 @dataclass(frozen=True)

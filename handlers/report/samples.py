@@ -18,6 +18,8 @@ MOST_PROMPT = 600
 MOST_TEXT = 1500
 """Characters of a text that are shown and compared."""
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_BREAKS = re.compile(r"\n(?:[^\S\n]*\n){3,}")
+"""Line breaks in a row that are counted."""
 ENDS = "(ends here)"
 MISSING = "(…)"
 
@@ -79,7 +81,16 @@ def _cell(title: str, live: str, text: str) -> Cell:
     return Cell(title, note, parts(_cut(live), _cut(text)))
 
 
+def visible(text: str) -> str:
+    """The text with what can't be seen told: one that is blank, and many line breaks in a row, which would be a tall empty box."""
+    if text and not text.strip():
+        breaks = text.count("\n")
+        return f"({breaks} line break{'s' if breaks > 1 else ''})" if breaks else f"({len(text)} space{'s' if len(text) > 1 else ''})"
+    return _BREAKS.sub(lambda found: f"\n({found[0].count(chr(10))} line breaks)" + "\n" * (found.end() < len(text)), text)
+
+
 def _cut(text: str) -> str:
+    text = visible(text)
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} … ({len(text) - MOST_TEXT:,} more characters)"
 
 

@@ -19,15 +19,16 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def size(value: Any) -> str:
-    """Bytes in decimal units, three digits: "1.20 MB"."""
+    """Bytes in binary units, as every verb prints them, three digits: "1.20 MiB"."""
     if not is_number(value):
         return NOTHING
     amount, unit = float(value), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if abs(amount) < 999.5:
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1023.5:
             break
-        amount, unit = amount / 1000, larger
-    return f"{int(amount)} B" if unit == "B" else f"{f'{amount:#.3g}'.rstrip('.')} {unit}"
+        amount, unit = amount / 1024, larger
+    digits = f"{amount:.0f}" if abs(amount) >= 999.5 else f"{amount:#.3g}".rstrip(".")
+    return f"{int(amount)} B" if unit == "B" else f"{digits} {unit}"
 
 
 def duration(value: Any) -> str:

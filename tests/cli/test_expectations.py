@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,17 +15,21 @@ from hypothesis import strategies as st
 
 from daemon.cli.filter import Filter
 from daemon.cli.views.details import print_job
+from daemon.cli.views.status import jobs_lines
 from daemon.config.paths import StatePaths, foreground_state, prepare
 from daemon.contract.errors import Fault, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Outcome, StageResult
+from daemon.contract.jobs.plan import spec_of
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal
-from daemon.journal.rows import AttemptId, StageRow
+from daemon.journal.rows import AttemptId, StageRow, told_state
+from daemon.operating.disk_watch import sizes
 from daemon.operating.monitoring.live import LiveFile, StageProgress, write_live
 from daemon.operating.monitoring.outlook import Earlier, about, job_left, stage_left, starved, starving
 from daemon.operating.monitoring.status import JobStatus, find, snapshot
 from daemon.running.executor import CpuShare
+from daemon.running.rules import ready
 from daemon.system.lock import locked
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_layout import job as shown_job
@@ -121,6 +126,58 @@ def test_what_is_paused_says_how_it_goes_on(three: Path) -> None:
     journal.close()
     assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd resume c` continues it.")
     assert (all_of_them.activity, all_of_them.waiting_for) == ("paused", "Everything is paused; `ckptd resume` continues the work.")
+
+
+def test_what_is_paused_is_called_so_while_no_daemon_runs(three: Path) -> None:
+    journal = Journal(StatePaths(three).journal)
+    journal.controls.pause("c", True)
+    journal.close()
+    one = seen(three, None)["c"]
+    assert (one.activity, one.waiting_for) == ("paused", "It is paused; `ckptd resume c` continues it.")
+
+
+def test_what_was_put_first_is_marked(three: Path) -> None:
+    journal = Journal(StatePaths(three).journal)
+    journal.controls.prefer("c")
+    journal.close()
+    jobs = seen(three, running())
+    assert [name for name, one in jobs.items() if one.first] == ["c"]
+    assert "`ckptd first` put it at the front of the queue" in " ".join(line.plain for line in jobs_lines([jobs["c"]], None))
+
+
+@given(stages=st.lists(st.floats(0, 1e5), min_size=1, max_size=4), side_by_side=st.floats(1, 8), others=st.lists(st.floats(1, 1e5)))
+def test_an_export_never_takes_less_time_than_one_of_its_stages(stages: list[float], side_by_side: float, others: list[float]) -> None:
+    rows = [StageRow(f"s{n}", "running", 1, 0, None, None, None, None, None) for n in range(len(stages))]
+    rows += [StageRow(f"o{n}", "waiting", 0, 0, None, None, None, None, None) for n in range(len(others))]
+    running: dict[str, float | None] = {f"s{n}": left for n, left in enumerate(stages)}
+    left = job_left(rows, running, Earlier({f"o{n}": [one] for n, one in enumerate(others)}, side_by_side))
+    assert left is not None and left >= max(stages)
+
+
+def test_a_mere_wait_is_no_fault() -> None:
+    spec = spec_of("merge")
+    waits = [ready.waiting_for_turn(spec, "threads", ["a"]), ready.waiting_to_time(spec), ready.retrying(spec), ready.verifying()]
+    for one in waits:
+        assert "waits: " in ready.told(one) and "Could not" not in ready.told(one) and "othing" not in ready.told(one)
+    assert ready.told(waits[0]).startswith("The stage merge waits: limits.threads allows no more stages together with a; it starts when")
+    real = Fault(code=FaultCode.DISK_NOW, operation="merge", cause="the disk was full", remedy="free some")
+    assert ready.told(real) == real.sentence()
+
+
+def test_files_with_several_names_take_room_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "x").write_bytes(b"x" * 100_000)
+    for name in ("a/y", "b/z"):
+        os.link(tmp_path / "a" / "x", tmp_path / name)
+    os.truncate(os.open(tmp_path / "b" / "hole", os.O_CREAT | os.O_RDWR), 1 << 30)
+    ((what, _, taken),) = sizes([("one", tmp_path / "a"), ("two", tmp_path / "b")])
+    assert what == "one" and taken == (tmp_path / "a" / "x").stat().st_blocks * 512 < 200_000
+
+
+@pytest.mark.parametrize("state", ["pending", "succeeded", "failed", "partial", "cancelled", "superseded", "running", "stopped"])
+def test_a_state_is_told_in_plain_words(state: str) -> None:
+    assert told_state(state) not in ("it is succeeded", "it is pending", "it is failed") and told_state(state).startswith("it ")
 
 
 def test_a_stage_that_is_tried_again_says_when_and_why(three: Path) -> None:

@@ -12,11 +12,13 @@ from rich.cells import cell_len
 from rich.text import Span, Text
 
 from daemon.cli.filter import STATES
-from daemon.cli.views.layout import LEAST_WIDTH, hanging, middle, wrap
+from daemon.cli.views.details import _note
+from daemon.cli.views.layout import hanging, middle
 from daemon.cli.views.status import handles, jobs_lines, status_lines
 from daemon.contract.text import printable
 from daemon.operating.monitoring.live import IncompleteState, RootState
-from daemon.operating.monitoring.status import DaemonState, JobStatus, Snapshot, StageStatus
+from daemon.operating.monitoring.status import DaemonState, JobDetails, JobStatus, Snapshot, StageStatus
+from daemon.operating.wrapping import LEAST_WIDTH, wrap
 from tests.cli.test_tables import CONTROLLED
 
 TITLES = ["job", "run", "step", "loss", "state", "what"]
@@ -147,13 +149,16 @@ def test_a_cause_that_several_exports_share_is_said_once() -> None:
     why = "It waits for its turn: limits.jobs allows 1 at a time."
     lines = shown(jobs_lines([job(step=step, id=f"r-{step}-{step:08x}", waiting_for=why) for step in range(1, 9)], 100))
     assert "\n".join(lines).count("limits.jobs") == 1
-    assert lines[9].startswith("r-1-00000001, r-2-00000002, r-3-00000003, r-4-00000004, r-5-00000005 and 3 more: It waits for")
+    assert lines[9].startswith("r-1-00000001, r-2-00000002, r-3-00000003, r-4-00000004, r-5-00000005 and 3 more: They wait for")
 
 
 def test_a_running_stage_says_how_far_it_is_how_long_it_takes_yet_and_that_it_is_starved() -> None:
     told = stage(left_seconds=130, starved="gets 3 % of a core; training has priority")
     lines = " ".join(" ".join(shown(jobs_lines([job(stages=(told,), left_seconds=400)], 80))).split())
-    assert "check-onnx-int8 40 % after 70 s, prompt 3 of 8, about 2 min left; gets 3 % of a core; training has priority" in lines
+    assert (
+        "check-onnx-int8 40 % after 70 s, prompt 3 of 8, about 2 min left for this stage; gets 3 % of a core; training has priority"
+        in lines
+    )
     assert "40 %, 7 min left" in lines
 
 
@@ -169,6 +174,21 @@ def test_the_status_fits_the_screen_and_keeps_what_is_not_finished() -> None:
 def test_every_state_of_an_export_has_a_row_of_its_own_look() -> None:
     for state, width in itertools.product(STATES_OF_JOBS, (60, 80)):
         assert state in shown(jobs_lines([job(state=state)], width))[1]
+
+
+def test_the_counts_say_what_the_rows_say() -> None:
+    jobs = [job(step=step, state="running", activity="waiting", id=f"r-{step}") for step in range(4)]
+    value = status(*jobs, counts={"running": 4, "pending": 2, "succeeded": 3})
+    assert "exports 6 waiting, 3 succeeded" in shown(status_lines(value, 80, None))
+
+
+@pytest.mark.parametrize(("state", "verdict", "attempts", "said"), [
+    ("succeeded", "failed", 1, "rejected the artifact"), ("succeeded", "passed", 1, ""),
+    ("succeeded", "passed", 0, "reused: an earlier attempt made the same"), ("waiting", "passed", 0, ""),
+])  # fmt: skip
+def test_the_stages_of_an_export_say_what_came_of_them(state: str, verdict: str, attempts: int, said: str) -> None:
+    checked = stage(state=state, attempts=attempts)
+    assert _note(JobDetails(**vars(job(stages=(checked,), artifacts={"onnx-int8": verdict})), attempts=()), checked) == said
 
 
 def test_unwell_always_has_a_reason() -> None:

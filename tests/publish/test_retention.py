@@ -27,6 +27,9 @@ from tests.publish.parts import publish
 NOW = 1_000_000_000.0
 
 
+LINKED = "a link in its folder, such as `latest`, points to it"
+
+
 def rules(last: int = 0, best: int = 0, days: float = 0.0) -> RetentionSettings:
     return RetentionSettings(keep_last=last, keep_best=best, keep_days=days)
 
@@ -273,7 +276,7 @@ def test_the_command_tells_what_would_go_and_why_the_rest_stays(folder: Path, tm
     told = json.loads(CliRunner().invoke(app, ["prune", "--config", str(config), "--dry-run", "--json"]).output)
     assert [Path(one["path"]).name for one in told["removed"]] == ["step-6", "step-2"]
     assert {Path(one["path"]).name: one["reason"] for one in told["kept"]} == {
-        "step-10": "a symlink points to it", "step-8": "among the newest, keep_last = 2", "step-4": "a symlink points to it",
+        "step-10": LINKED, "step-8": "among the newest, keep_last = 2", "step-4": LINKED,
     }  # fmt: skip
     assert told["freed"] == sum(one["freed"] for one in told["removed"]) > 0
     assert "step-2" in names(folder)

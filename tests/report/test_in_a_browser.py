@@ -40,3 +40,13 @@ def test_nothing_is_to_be_scrolled_sideways_and_it_prints_on_a_few_pages(case: A
         assert re.search(r'id="said">wide (\d+)<', dom)[1] == "0", width  # type: ignore[index]
     browse(tmp_path, f"--print-to-pdf={paper}", "--no-pdf-header-footer", page.as_uri())
     assert 1 <= len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes())) <= 4
+
+
+def test_nothing_is_cut_off_on_paper(tmp_path: Path) -> None:
+    """The rules for paper, applied to a frame as wide as A4 between its margins (186 mm)."""
+    page, frame = tmp_path / "report.html", tmp_path / "frame.html"
+    text = page_of(facts.succeeded(), tmp_path / "work")
+    page.write_text(text.replace("@media print", "@media all").replace("@media screen", "@media speech"), encoding="utf-8")
+    frame.write_text(FRAME.format(page=page.as_uri(), width=703), encoding="utf-8")
+    dom = browse(tmp_path, "--allow-file-access-from-files", "--virtual-time-budget=3000", "--dump-dom", frame.as_uri())
+    assert re.search(r'id="said">wide (\d+)<', dom)[1] == "0"  # type: ignore[index]

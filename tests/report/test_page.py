@@ -188,8 +188,8 @@ def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (units.size(999), "999 B"), (units.size(999_600), "1.00 MB"), (units.size(1_200_000), "1.20 MB"),
-        (units.size(615_423_380), "615 MB"), (units.size(None), "–"),
+        (units.size(999), "999 B"), (units.size(999_600), "976 KiB"), (units.size(1_200_000), "1.14 MiB"),
+        (units.size(615_423_380), "587 MiB"), (units.size(None), "–"),
         (units.duration(0.0123), "12.3 ms"), (units.duration(3.4), "3.4 s"), (units.duration(125), "2 min 5 s"),
         (units.duration(3780), "1 h 3 min"),
         (units.number(1.2e-5), "1.2e-5"), (units.number(0.0312), "0.0312"), (units.number(596_049_920), "596,049,920"),
@@ -199,3 +199,11 @@ def test_charts_without_figures_are_left_out(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_figures_are_shown_in_units_that_people_read(shown: str, text: str) -> None:
     assert shown == text
+
+
+def test_every_row_of_the_timeline_has_the_same_ticks(tmp_path: Path) -> None:
+    text = page_of(facts.succeeded(), tmp_path)
+    figure = text[text.index('id="timeline-caption"') :].split("</figure>")[0]
+    rows = figure.split('class="track"')[1:]
+    ticks = [re.findall(r'class="tick" x1="([0-9.]+)%"', row) for row in rows]
+    assert len(rows) > 2 and ticks == [["25.0", "50.0", "75.0"]] * len(rows)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report.build import build
+from handlers.report.headline import recommend
 from handlers.report.model import Report
 from tests.report import facts
 from tests.report.test_page import Page, page_of
@@ -37,7 +38,7 @@ def asked(*variants: str, **changes: Any) -> Work:
 def test_the_fastest_that_passed_is_recommended_with_what_to_install_and_how_to_run_it(tmp_path: Path) -> None:
     report = report_of(facts.succeeded(), tmp_path)
     assert report.recommendation.sentence == (
-        "Deploy onnx-int8: 4.8 × as fast as PyTorch, 96.2 % agreement with the live model, 615 MB (0.52 × the base's weights)."
+        "Deploy onnx-int8: 4.8 × as fast as PyTorch, 96.2 % agreement with the live model, 587 MiB (0.52 × the base's weights)."
     )
     best = report.recommendation.best
     assert best is not None and best.run == "python onnx-int8/example.py 'def add(a, b):' --tokens 32" and best.language == "sh"
@@ -162,3 +163,32 @@ def test_stages_that_failed_for_one_cause_are_one_entry(tmp_path: Path) -> None:
     said = Page(page_of(job, tmp_path)).text
     assert said.count("the disk is full") == 1 and said.count("Free 12 GB") + said.count("free 12 GB") == 1
     assert "onnx, onnx-int8 Could not quantize the graph: the disk is full. Could not write the graph." in said
+
+
+@pytest.mark.parametrize(("size", "offered"), [(96_000, False), (94_000, True)])
+def test_a_smallest_of_about_the_same_size_is_not_offered(size: int, offered: bool, tmp_path: Path) -> None:
+    report = report_of(facts.succeeded(), tmp_path)
+    changed = {"onnx": (100_000, 5.0, 1e-4), "onnx-int8": (300_000, 1.5, 1e-3), "pytorch": (size, None, 1e-6)}
+    artifacts = [
+        one.model_copy(update={
+            "size_bytes": changed[one.variant][0],
+            "figures": {**one.figures, "speed_over_pytorch": changed[one.variant][1], "kl": changed[one.variant][2]},
+        })
+        for one in report.artifacts
+    ]  # fmt: skip
+    said = recommend(report.model_copy(update={"artifacts": tuple(artifacts)}))
+    assert said.best is not None and said.best.variant == "onnx"
+    assert [(one.preference, one.variant) for one in said.others] == [("smallest" if offered else "nearest", "pytorch")]
+
+
+def test_more_tokens_a_second_with_a_lower_factor_are_explained(tmp_path: Path) -> None:
+    slow = facts.check("onnx", speed_over_pytorch=3.6, tokens_per_second=900.0)
+    fast = facts.check("onnx-int8", speed_over_pytorch=3.1, tokens_per_second=1000.0)
+    assert "onnx-int8 has more tokens/s than onnx but a lower factor" in page_of(facts.made_all(slow, fast), tmp_path / "1")
+    alike = facts.check("onnx-int8", speed_over_pytorch=3.9, tokens_per_second=1000.0)
+    assert "but a lower factor" not in page_of(facts.made_all(slow, alike), tmp_path / "2")
+
+
+def test_a_warning_of_the_export_is_not_called_one_of_a_job(tmp_path: Path) -> None:
+    warned = facts.succeeded().model_copy(update={"warnings": ("the disk was full",)})
+    assert "<b>export</b>: the disk was full" in page_of(warned, tmp_path)

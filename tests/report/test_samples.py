@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,3 +75,18 @@ def test_exports_of_an_earlier_version_show_the_one_prompt_that_they_know(tmp_pa
     (sample,) = build(facts.context(job.model_copy(update={"stages": tuple(stages)}), tmp_path), END).samples
     assert (sample.prompt, sample.base, sample.live) == ("def add(a, b):", None, "\n    return a + b\n")
     assert set(sample.artifacts) == {"pytorch", "onnx", "onnx-int8"}
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("\n" * 24, "(24 line breaks)"), ("\n", "(1 line break)"), ("   ", "(3 spaces)"), ("", ""), ("a\n\n\nb", "a\n\n\nb"),
+    ("a" + "\n" * 9, "a\n(9 line breaks)"), ("a\n \n\n  \nb", "a\n(4 line breaks)\nb"),
+])  # fmt: skip
+def test_line_breaks_that_fill_a_box_are_counted(text: str, said: str) -> None:
+    assert samples.visible(text) == said
+
+
+@given(text=st.text("a \n\t", max_size=60))
+def test_no_text_is_a_tall_empty_box(text: str) -> None:
+    shown = samples.visible(text)
+    assert "\n" * 4 not in shown and (bool(shown.strip()) or not text)
+    assert samples.visible(text).replace("\n", "").startswith(text.split("\n")[0].rstrip()) or not text.strip()

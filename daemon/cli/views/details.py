@@ -10,10 +10,11 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.cli.views.status import pace, width_of
+from daemon.cli.views.status import pace
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB
+from daemon.operating.wrapping import width_of
 
 if TYPE_CHECKING:
     from daemon.operating.monitoring.status import JobDetails, StageStatus
@@ -56,7 +57,7 @@ def _facts(job: JobDetails) -> list[Text]:
 def _stages(job: JobDetails, width: int | None) -> list[Text]:
     rows = [
         [
-            Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell(str(stage.attempts)),
+            Cell(stage.name), Cell(stage.state, STATE_STYLE.get(stage.state, "")), Cell("–" if _reused(stage) else str(stage.attempts)),
             Cell("" if stage.seconds is None or stage.state == "running" else duration(stage.seconds)), Cell(_note(job, stage)),
         ]
         for stage in job.stages
@@ -72,7 +73,16 @@ def _note(job: JobDetails, stage: StageStatus) -> str:
         spec, states = find_spec(stage.name), {one.name: one.state for one in job.stages}
         lacking = [need for need in (spec.needs if spec else ()) if states.get(need) in ("failed", "skipped")]
         return f"needs {', '.join(lacking)}" if lacking else ""
+    if (spec := find_spec(stage.name)) and stage.state == "succeeded" and job.artifacts.get(spec.checks or "") == "failed":
+        return "rejected the artifact"
+    if _reused(stage):
+        return "reused: an earlier attempt made the same"
     return "error: see below" if stage.error else ""
+
+
+def _reused(stage: StageStatus) -> bool:
+    """Whether it ended without an attempt of its own, with the output of an earlier one."""
+    return stage.state == "succeeded" and stage.attempts == 0
 
 
 def _why(job: JobDetails, width: int | None) -> list[Text]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from daemon.cli.views.markup import escape, terminal
+from daemon.cli.views.layout import Cell, Column, duration, table
+from daemon.cli.views.markup import escape, put, put_field, terminal
 from daemon.contract.text import local_time
 from daemon.operating.monitoring.explain import CheckpointExplanation, FileRow, RunExplanation
+from daemon.operating.wrapping import width_of
 from daemon.system.box import human
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def _not_taken(value: CheckpointExplanation) -> str:
 
 
 def _print_run(console: Console, value: RunExplanation) -> None:
-    console.print(f"[bold]{escape(value.path)}[/bold]")
+    put(console, f"[bold]{escape(value.path)}[/bold]")
     for row in value.checkpoints:
         name = row.path.removeprefix(value.path).lstrip("/") or "."
         about = "; ".join(row.missing) or row.refusal or "; ".join(row.unmergeable) or _recorded(row) or _undecided(row)
-        console.print(f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
+        put(console, f"{escape(name)}: {_verdict(row)}, {escape(row.layout or 'nothing yet')}, step {row.step}: {escape(about)}")
     for problem in value.unreadable:
-        console.print(f"[red]{escape(problem)}[/red]")
+        put(console, f"[red]{escape(problem)}[/red]")
 
 
 def _undecided(row: CheckpointExplanation) -> str:
@@ -73,9 +73,9 @@ def _undecided(row: CheckpointExplanation) -> str:
 
 def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     def line(label: str, text: str, style: str = "") -> None:
-        console.print(f"[bold]{label:<9}[/bold] " + (f"[{style}]{escape(text)}[/{style}]" if style else escape(text)))
+        put_field(console, label, text, 10, style)
 
-    console.print(f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
+    put(console, f"[bold]{escape(value.path)}[/bold]: {_verdict(value)}")
     line("layout", f"{value.layout} ({value.writer}), step {value.step}" if value.layout else "not recognized yet")
     if value.method:
         line("model", value.method + (f" on {value.base}" if value.base else ""))
@@ -86,9 +86,9 @@ def _print_checkpoint(console: Console, value: CheckpointExplanation) -> None:
     for problem in () if value.unreadable else value.missing:
         line("missing", problem, "yellow")
     if value.incomplete_seconds is not None:
-        line("since", f"the daemon has seen it incomplete for {value.incomplete_seconds} s")
+        line("since", f"the daemon has seen it incomplete for {duration(value.incomplete_seconds)}")
     if value.quiet_seconds is not None:
-        line("quiet", f"the files that an export reads last changed {value.quiet_seconds:.0f} s ago")
+        line("quiet", f"the files that an export reads last changed {duration(value.quiet_seconds)} ago")
     if value.settles_in_seconds is not None:
         line("settles", f"in {value.settles_in_seconds:.0f} s, unless it changes again")
     if value.unreadable:
@@ -114,12 +114,11 @@ def _print_decision(line: Callable[..., None], value: CheckpointExplanation) -> 
 
 
 def _print_files(console: Console, files: Sequence[FileRow]) -> None:
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    table.add_column("file")
-    table.add_column("size", justify="right")
-    table.add_column("read by an export")
-    for row in files[:_LISTED]:
-        table.add_row(escape(row.name), "" if row.bytes is None else human(row.bytes), "yes" if row.read else "")
-    console.print(table)
+    rows = [
+        [Cell(row.name), Cell("" if row.bytes is None else human(row.bytes)), Cell("yes" if row.read else "")] for row in files[:_LISTED]
+    ]
+    columns = Column("file", "words"), Column("size", least=9, right=True), Column("read by an export", least=17)
+    for line in (line for row in table(columns, rows, width_of(console)) for line in row):
+        console.print(line, soft_wrap=True)
     if len(files) > _LISTED:
-        console.print(f"and {len(files) - _LISTED} more")
+        put(console, f"and {len(files) - _LISTED} more")

@@ -5,22 +5,19 @@ Widths are counted in cells of the terminal: a Chinese character takes two, a co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.text import Text
 
 from daemon.contract.text import printable
+from daemon.operating.wrapping import wrap
 
-LEAST_WIDTH = 60
-"""Columns that every output is made for; a narrower terminal breaks the lines itself."""
 GAP = 2
 """Cells between two columns."""
 DOTS = "…"
-_AFTER = re.compile(r"(?<=[/;,])")
 
 
 def middle(text: str, width: int) -> str:
@@ -41,35 +38,6 @@ def _begin(text: str, width: int) -> str:
         if taken > width:
             return text[:place]
     return text
-
-
-def wrap(text: str, width: int | None) -> list[str]:
-    """The text in lines of at most `width` cells, broken between words alone; None: in one line.
-
-    A single word that is longer than a line, as paths are, has lines of its own, broken after a slash or a comma, and elsewhere only where
-    a part of it is longer than a line still.
-    """
-    if width is None or cell_len(text) <= width:
-        return [text]
-    lines, line = list[str](), ""
-    for word in text.split(" "):
-        pieces = _pieces(word, width)
-        for number, piece in enumerate(pieces):
-            longer = f"{line}{'' if number else ' '}{piece}" if line else piece
-            begins = len(pieces) > 1 and number == 0  # a long word has a line of its own, to be copied from
-            if not line or (cell_len(longer) <= width and not begins):
-                line = longer
-            else:
-                lines.append(line)
-                line = piece
-    return [*lines, line]
-
-
-def _pieces(word: str, width: int) -> list[str]:
-    """What a word may be broken into."""
-    if cell_len(word) <= width:
-        return [word]
-    return [piece for part in _AFTER.split(word) if part for piece in (chop_cells(part, width) if cell_len(part) > width else [part])]
 
 
 def hanging(label: str, text: str, width: int | None, *, style: str = "", indent: int = 2) -> list[Text]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 from rich import markup
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from daemon.contract.text import printable, printable_lines
+from daemon.operating.wrapping import fold, width_of
 
 STATE_STYLE = {
     "succeeded": "green", "passed": "green", "running": "cyan", "partial": "yellow", "unverified": "yellow", "failed": "red",
@@ -43,16 +46,41 @@ def styled(state: str) -> str:
     return f"[{style}]{state}[/{style}]" if style else escape(state)
 
 
+def put(console: Console, text: str | Text, *, indent: int = 2) -> None:
+    """Print a line, as rich markup where it is a `str`; on a terminal broken between words, with what goes on indented."""
+    shown = Text.from_markup(text, emoji=False) if isinstance(text, str) else text
+    for line in fold(shown, width_of(console), indent):
+        console.print(line, soft_wrap=True)
+
+
+def put_field(console: Console, label: str, text: str, room: int, style: str = "") -> None:
+    """Print a label, padded to `room` cells, and its text; on a terminal the text's further lines begin where it does."""
+    label += " " * max(1, room - cell_len(label))
+    put(console, Text.assemble((label, "bold"), (printable(text), style)), indent=cell_len(label))
+
+
 def say(text: str) -> None:
-    """Print one line, without markup."""
+    """Print a sentence, without markup; on a terminal broken between words."""
+    if sys.stdout.isatty():
+        put(terminal(), Text(printable(text)))
+        sys.stdout.flush()
+    else:
+        say_whole(text)
+
+
+def say_whole(text: str) -> None:
+    """Print one line as it is, without markup: for programs, or to be copied."""
     print(printable(text), flush=True)
 
 
 def say_lines(text: str) -> None:
-    """Print a text that has several lines, without markup."""
+    """Print a text that has several lines as it is, without markup: for programs, or to be copied."""
     print(printable_lines(text), flush=True)
 
 
 def say_error(text: str) -> None:
-    """Print a message to stderr, without markup; it may have several lines."""
-    print(printable_lines(text), file=sys.stderr, flush=True)
+    """Print a message to stderr, without markup; it may have several lines. On a terminal they are broken between words."""
+    if sys.stderr.isatty():
+        put(terminal(stderr=True), Text(printable_lines(text)))
+    else:
+        print(printable_lines(text), file=sys.stderr, flush=True)

@@ -7,23 +7,26 @@ there is no terminal nothing is shortened, so that programs and `grep` find what
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from daemon.cli.views.layout import LEAST_WIDTH, Cell, Column, duration, fits, hanging, table
+from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
 from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
 from daemon.operating.monitoring.outlook import about
+from daemon.operating.wrapping import width_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from daemon.journal.overview import TargetState
     from daemon.operating.monitoring.live import RootState
     from daemon.operating.monitoring.status import JobStatus, Snapshot, StageStatus
@@ -35,19 +38,13 @@ WATCH_SECONDS = 2.0
 _SPARE_LINES = 2
 """Of the screen, for the prompt and the line before it."""
 _LEAST_JOBS = 3
+_OPEN = ("running", "stopped", "waiting", "paused")
 _HANDLE = 8
 """Characters of an id's last part that name an export among others."""
 _COLUMNS = (
     Column("job", least=_HANDLE), Column("run", least=8), Column("step", least=7, right=True), Column("loss", least=7, right=True),
     Column("state", least=10), Column("what", "words", least=10),
 )  # fmt: skip
-
-
-def width_of(console: Console) -> int | None:
-    """Cells of a line; None where nothing need be cut, since it is no terminal and nobody said how wide it is."""
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        return None
-    return max(LEAST_WIDTH, console.width)
 
 
 def print_status(value: Snapshot, *, everything: bool = False) -> None:
@@ -191,8 +188,11 @@ def _trouble_of(target: TargetState) -> str:
 
 def _queue(value: Snapshot) -> list[tuple[str, str, str]]:
     """How many exports there are of each kind."""
-    words = {"running": "running" if value.daemon.running else "stopped", "pending": "waiting"}
-    counts = [f"{count} {words.get(state, state)}" for state in ("running", "pending", *ENDED_JOB) if (count := value.counts.get(state))]
+    found = Counter({state: value.counts[state] for state in ENDED_JOB if state in value.counts})
+    opened = Counter(job.activity or job.state for job in value.jobs if job.state not in ENDED_JOB)
+    opened["waiting"] += opened.pop("pending", 0)
+    opened["waiting"] += max(0, value.counts.get("running", 0) + value.counts.get("pending", 0) - opened.total())  # those without a row
+    counts = [f"{count} {state}" for state in (*_OPEN, *ENDED_JOB) if (count := (opened + found)[state])]
     return [("exports", ", ".join(counts), "bold")] if counts else []
 
 
@@ -213,8 +213,14 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     lines = [line for row in table(_COLUMNS, rows, width) for line in row]
     for text, (ids, style) in _remarks(jobs).items():
         who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
-        lines += hanging(f"{who}:", text, width, style=style)
+        lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
     return lines
+
+
+def _of_several(text: str) -> str:
+    """What is said of an export, said of several."""
+    text = re.sub(r"^It waits for its turn\b", "They wait for their turn", text)
+    return re.sub(r"^No daemon runs: the export continues\b", "No daemon runs: the exports continue", text)
 
 
 def handles(ids: Sequence[str]) -> dict[str, str]:
@@ -274,7 +280,7 @@ def _left(job: JobStatus) -> list[str]:
     """How much work is left of a job, in words; [] where nothing tells."""
     if job.left_seconds is None:
         return []
-    return [f"{about(job.left_seconds)} {'left' if _running(job) else 'of work'}"]
+    return [f"{about(job.left_seconds)} {'left in all' if _running(job) else 'of work'}"]
 
 
 def _left_in_short(job: JobStatus) -> list[str]:
@@ -292,6 +298,7 @@ def _remarks(jobs: Sequence[JobStatus]) -> dict[str, tuple[list[str], str]]:
     found: dict[str, tuple[list[str], str]] = {}
     for job in jobs:
         texts = [(text, "cyan") for stage in job.stages if (text := pace(stage)) is not None]
+        texts += [("`ckptd first` put it at the front of the queue", "dim")] if job.first else []
         texts += [("`ckptd export` makes it, in the foreground", "dim")] if job.foreground else []
         texts += [(job.waiting_for, "yellow")] if job.waiting_for else []
         texts += [(job.error, "red")] if job.error else []
@@ -307,5 +314,5 @@ def pace(stage: StageStatus) -> str | None:
         return None
     parts = [f"{stage.name} {100 * stage.fraction:.0f} % after {duration(stage.seconds or 0)}"]
     parts += [stage.message] if stage.message else []
-    parts += [f"{about(stage.left_seconds)} left"] if stage.left_seconds is not None else []
+    parts += [f"{about(stage.left_seconds)} left for this stage"] if stage.left_seconds is not None else []
     return ", ".join(parts) + (f"; {stage.starved}" if stage.starved else "")

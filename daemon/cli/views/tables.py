@@ -13,18 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.checkpoints.inspection import Inspection
-from daemon.cli.views.layout import duration
-from daemon.cli.views.markup import escape, say, say_error, styled, terminal
+from daemon.cli.views.layout import Cell, Column, duration, table
+from daemon.cli.views.markup import escape, put, put_field, say_error, say_whole, styled, terminal
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
 from daemon.contract.values import Json
 from daemon.operating.monitoring.outlook import about, stage_left, starved, starving
+from daemon.operating.wrapping import width_of
 from daemon.system.box import human
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from daemon.journal.rows import StageRow
-    from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere, ProcessorHere
+    from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere, ProcessorHere, VariantHere
     from daemon.operating.monitoring.status import JobStatus
     from daemon.running.children import Running
 
@@ -60,14 +61,14 @@ class ExportView:
             _Elapsed(), TextColumn("{task.fields[note]}"), console=self._console,
         )  # fmt: skip
         if not quiet:
-            self._console.print(f"[bold]{escape(found.path.parent.name)}[/bold] step {found.step}: {escape(str(found.path))}")
+            put(self._console, f"[bold]{escape(found.path.parent.name)}[/bold] step {found.step}: {escape(str(found.path))}")
         if self._live:
             self._progress.start()
 
     def say(self, message: str) -> None:
         """A line of its own."""
         if not self._quiet:
-            self._console.print(escape(message))
+            put(self._console, escape(message))
 
     def show(self, stages: Mapping[str, StageRow], running: Sequence[Running]) -> None:
         """Bring the display up to date."""
@@ -109,9 +110,9 @@ class ExportView:
             terminal().print(artifact_table(report))
         for stage in job.stages:
             if stage.error and stage.state == "failed":
-                self._console.print(f"[red]{escape(stage.error)}[/red]")
+                put(self._console, f"[red]{escape(stage.error)}[/red]")
         for failure in _rejections(report):
-            self._console.print(f"[yellow]{escape(failure)}[/yellow]")
+            put(self._console, f"[yellow]{escape(failure)}[/yellow]")
         terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
 
@@ -130,25 +131,25 @@ def _percent(share: Any) -> str:
 
 def artifact_table(report: Json) -> Table:
     """A row per artifact of a report: size, error, agreement and speed beside PyTorch's. Fits 80 columns."""
-    table = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
+    shown = Table(header_style="bold", box=None, pad_edge=False, collapse_padding=True)
     for title in ("artifact", "verdict"):
-        table.add_column(title, no_wrap=True)
+        shown.add_column(title, no_wrap=True)
     for title in ("size", "× base", "error", "agree", "tok/s", "PyTorch"):
-        table.add_column(title, justify="right", no_wrap=True)
+        shown.add_column(title, justify="right", no_wrap=True)
     for one in report.get("artifacts", []):
         figures = figures_of(one.get("figures"), ArtifactFigures) or ArtifactFigures()
-        table.add_row(
+        shown.add_row(
             escape(one["variant"]), styled(one["verdict"]), human(one["size_bytes"]) if one.get("size_bytes") else "–",
             _figure(one.get("size_ratio"), "{:.2f}×"), _figure(figures.error_max, "{:.1g} σ"),
             _percent(figures.agreement), _figure(figures.tokens_per_second, "{:.0f}"),
             _figure(figures.pytorch_tokens_per_second, "{:.0f}"),
         )  # fmt: skip
-    return table
+    return shown
 
 
 def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) -> None:
     """`ckptd logs`."""
-    from daemon.operating.log_line import log_line
+    from daemon.operating.log_line import log_lines
     from daemon.operating.logs import follow as records
 
     console = terminal(soft_wrap=True)
@@ -159,59 +160,67 @@ def print_log(file: Path, *, follow: bool, lines: int, job: str, as_json: bool) 
     try:
         for record in records(file, tail=lines, forever=follow, job=job):
             if as_json:
-                say(json.dumps(record))
+                say_whole(json.dumps(record))
             else:
-                console.print(log_line(record))
+                for line in log_lines(record, width_of(console)):
+                    console.print(line)
     except KeyboardInterrupt:
         return
 
 
 def print_check(value: Diagnosis) -> None:
     """`ckptd check`."""
-    console = terminal(soft_wrap=True)
+    console = terminal()
     for key, fact in value.facts.items():
-        console.print(f"[bold]{key:<18}[/bold] {escape(str(fact))}")
+        put_field(console, key, str(fact), 19)
     for problem in value.problems:
-        console.print(f"[red]wrong[/red]  {escape(problem)}")
+        put(console, f"[red]wrong[/red]  {escape(problem)}", indent=7)
     for warning in value.warnings:
-        console.print(f"[yellow]note[/yellow]   {escape(warning)}")
+        put(console, f"[yellow]note[/yellow]   {escape(warning)}", indent=7)
     if not value.problems:
         notes = f", with {len(value.warnings)} note{'s' * (len(value.warnings) != 1)} above" if value.warnings else ""
-        console.print(f"[green]The configuration is valid{notes}.[/green]")
+        put(console, f"[green]The configuration is valid{notes}.[/green]")
 
 
 def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
-    table = Table(header_style="bold", box=None, pad_edge=False)
-    for title in ("variant", "here", "what it is", "package"):
-        table.add_column(title, overflow="fold")
-    for name, row in value.variants.items():
-        here = "[yellow]yes, and can't be checked[/yellow]" if row.check_needs else "[green]yes[/green]"
-        lacks = f"[yellow]lacks {escape(', '.join(row.lacks))}[/yellow]" if row.lacks else "[red]no, see below[/red]"
-        table.add_row(escape(name), here if row.available else lacks, escape(row.about), escape(row.package))
+    rows = [
+        [Cell(name), *_here(row), Cell(row.about), Cell(row.package)] for name, row in value.variants.items()
+    ]  # fmt: skip
+    columns = (
+        Column("variant", least=max(map(len, value.variants), default=8)), Column("here", "words", least=8),
+        Column("what it is", "words", least=12), Column("package", "words", least=8),
+    )  # fmt: skip
     console = terminal(soft_wrap=True)
-    console.print(table)
+    for line in (line for row in table(columns, rows, width_of(console)) for line in row):
+        console.print(line)
     for name, row in value.variants.items():
         for need in row.check_needs:
-            console.print(f"[yellow]{escape(name)} can't be checked here: {escape(need)}[/yellow]")
+            put(console, f"[yellow]{escape(name)} can't be checked here: {escape(need)}[/yellow]")
     for name, chain in value.toolchains.items():
         hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
         state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"
-        console.print(f"toolchain {escape(name)}: {state} ({escape(chain.about)})")
+        put(console, f"toolchain {escape(name)}: {state} ({escape(chain.about)})")
     wrong = [f"{name} can't be made or checked: {flaw}" for name, row in value.variants.items() for flaw in row.wrong]
     for problem in (*value.problems, *wrong):
-        console.print(f"[red]{escape(problem)}[/red]")
+        put(console, f"[red]{escape(problem)}[/red]")
     _print_doubts(console, value.processor)
+
+
+def _here(row: VariantHere) -> list[Cell]:
+    if row.available:
+        return [Cell("yes, and can't be checked", "yellow") if row.check_needs else Cell("yes", "green")]
+    return [Cell(f"lacks {', '.join(row.lacks)}", "yellow") if row.lacks else Cell("no, see below", "red")]
 
 
 def _print_doubts(console: Console, processor: ProcessorHere) -> None:
     """What a check on this box's processor leaves open for others; variants with the same text share a line."""
     names = " ".join(processor.features) or "of unknown instruction sets"
-    console.print(f"processor: {escape(processor.model or processor.architecture)} ({escape(names)})", soft_wrap=False)
+    put(console, f"processor: {escape(processor.model or processor.architecture)} ({escape(names)})")
     kernels = ", ".join(processor.not_run)
-    console.print(f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}", soft_wrap=False)
+    put(console, f"not run on this processor, proved from the weights for int8 variants: {escape(kernels)}")
     variants: dict[str, list[str]] = {}
     for variant, doubt in processor.doubts.items():
         variants.setdefault(doubt, []).append(variant)
     for doubt, those in variants.items():
-        console.print(f"checked only for processors like this one: {escape(', '.join(those))}: {escape(doubt)}", soft_wrap=False)
+        put(console, f"checked only for processors like this one: {escape(', '.join(those))}: {escape(doubt)}")

@@ -16,6 +16,7 @@ from typing import Any
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.journal.rows import told_state
 from daemon.operating.monitoring.status import find, ids
 
 REPORT = "report.json"
@@ -116,7 +117,7 @@ def _report_of(state: Path, wanted: str) -> Path:
     (job,) = found
     if job.report_file is None:
         raise UsageError(
-            FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: it is {job.activity}",
+            FaultCode.NO_REPORT, f"compare {job.id}", f"it has no report: {told_state(job.activity)}",
                 "wait until it has finished (`ckptd status`)"
         )  # fmt: skip
     return Path(job.report_file)

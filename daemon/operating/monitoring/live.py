@@ -22,6 +22,7 @@ from daemon.contract.errors import Fault, from_oserror
 from daemon.journal.overview import JournalCare
 from daemon.journal.rows import now
 from daemon.operating.last_end import LastEnd
+from daemon.running.rules.ready import told
 from daemon.system.disks import Place, Shortage, write_padded
 from daemon.system.threads import Death
 
@@ -157,7 +158,7 @@ def live_file(
         roots=tuple(_root_state(root, watcher) for root in settings.watch.roots),
         unreadable={str(path): fault.sentence() for path, fault in itertools.islice(watcher.unreadable.items(), MOST_UNREADABLE)},
         progress=progress_of(runner),
-        waiting={job: waiting.fault.sentence() for job, waiting in dict(runner.waits.of).items()},
+        waiting={job: told(waiting.fault) for job, waiting in dict(runner.waits.of).items()},
         jobs=settings.limits.jobs,
         **vars(condition),
     )
@@ -165,7 +166,7 @@ def live_file(
 
 def of_export(runner: Runner, started: str) -> LiveFile:
     """The content of the live file of an export in the foreground."""
-    waiting = {job: one.fault.sentence() for job, one in dict(runner.waits.of).items()}
+    waiting = {job: told(one.fault) for job, one in dict(runner.waits.of).items()}
     return LiveFile(pid=os.getpid(), started=started, time=now(), progress=progress_of(runner), waiting=waiting)
 
 

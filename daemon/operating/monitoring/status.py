@@ -148,6 +148,8 @@ class JobStatus:
     """Estimated remaining work, in seconds; None if there is no estimate."""
     report_file: str | None = None
     """Path of its report, if there is one."""
+    first: bool = False
+    """Whether it waits at the front of the queue, because of `ckptd first`."""
     foreground: bool = False
     """Whether `ckptd export` makes it, and not the daemon."""
 
@@ -346,14 +348,14 @@ def _waits_for(view: JobView, scene: _Scene) -> str | None:
     job = view.job
     if job.state in ENDED_JOB or scene.live.progress.get(job.id):
         return None
-    if not scene.running:
+    if not scene.running and not (job.paused or scene.paused):
         return "No daemon runs: the export continues when one is started."
     if job.paused:
         return f"It is paused; `ckptd resume {job.id}` continues it."
     if scene.paused:
         return "Everything is paused; `ckptd resume` continues the work."
     said, later = scene.live.waiting.get(job.id), retrying(view.stages, time.time())
-    if later is not None and said in (None, *(ready.retrying(spec).sentence() for spec in _specs(view))):
+    if later is not None and said in (None, *(ready.told(ready.retrying(spec)) for spec in _specs(view))):
         return later
     if said is None and job.state == "pending" and scene.live.jobs and scene.at_work >= scene.live.jobs:
         return f"It waits for its turn: limits.jobs allows {scene.live.jobs} at a time."
@@ -370,10 +372,10 @@ def _activity(view: JobView, scene: _Scene, waiting_for: str | None) -> str:
         return job.state
     if scene.live.progress.get(job.id):
         return "running"
-    if not scene.running:
-        return "stopped" if job.state == "running" else "waiting"
     if job.paused or scene.paused:
         return "paused"
+    if not scene.running:
+        return "stopped" if job.state == "running" else "waiting"
     return "waiting" if waiting_for or job.state == "pending" else "running"
 
 
@@ -391,6 +393,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
+    left = None if left is None else max(left, *(one or 0.0 for one in running.values()), 0.0)
     waiting_for, target = _waits_for(view, scene), target_of(job, job.state)
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
@@ -417,6 +420,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         waiting_for=waiting_for,
         error=job.reason or (errors[0] if errors else None),
         paused=job.paused,
+        first=job.first,
         warnings=job.warnings,
         artifacts={check.variant: str(check.verdict) for check in checks},
         stages=stages,

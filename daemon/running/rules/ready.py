@@ -76,6 +76,17 @@ def verifying() -> Fault:
     )  # fmt: skip
 
 
+_MERE_WAITS = frozenset({FaultCode.RETRY, FaultCode.TIMING, FaultCode.TURN, FaultCode.VERIFYING})
+
+
+def told(fault: Fault) -> str:
+    """Why a job waits, as a sentence: what only takes time, and asks nothing of a person, is no fault in it."""
+    if fault.code not in _MERE_WAITS:
+        return fault.sentence()
+    what = fault.operation.partition(" ")[2]
+    return f"{what[:1].upper()}{what[1:]} waits: {fault.cause}; {fault.remedy.removeprefix('nothing; ')}."
+
+
 def next_lane(lanes: Sequence[Lane]) -> Lane | None:
     """The lane whose run was served longest ago; among those never served the one that has waited longest."""
     return min(lanes, key=lambda lane: (lane.served or "", lane.oldest, lane.root, lane.run), default=None)
