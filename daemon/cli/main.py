@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from daemon.cli.common import (
     JsonOption,
     command_for,
     configuration_of,
+    daemon_place,
+    daemon_state,
     load_settings,
     no_access,
     print_json,
@@ -35,6 +38,7 @@ from daemon.system import journald
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
     from daemon.config.settings import Settings
+    from daemon.operating.monitoring.status import Snapshot
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY = 1, 2, 3, 70, 75
 EXPLAIN_SECONDS = 60.0
@@ -173,13 +177,18 @@ def status(
     if chosen is None and len(others) > 1:
         _print_daemons(others, json_=json_)
         return
-    folder = load_settings(config, of_daemon=True).state_directory
+    place = daemon_place(config)
+
+    def look() -> Snapshot:
+        file = None if place.config is None else str(place.config.absolute())
+        return dataclasses.replace(snapshot(place.state), config=file, config_problem=place.mistake)
+
     if watch:
         from daemon.cli.views import status as view
 
-        view.watch(lambda: snapshot(folder))
+        view.watch(look)
         return
-    value = snapshot(folder)
+    value = look()
     if json_:
         print_json(value)
     else:
@@ -221,7 +230,7 @@ def list_(
     from daemon.operating.monitoring.status import snapshot
 
     wanted = Filter.of(run, state or (), since)
-    jobs = [job for job in snapshot(load_settings(config, of_daemon=True).state_directory, limit=10_000).jobs if wanted.takes(job)]
+    jobs = [job for job in snapshot(daemon_state(config), limit=10_000).jobs if wanted.takes(job)]
     if json_:
         print_json(jobs)
     else:
@@ -235,7 +244,7 @@ def show(
     json_: JsonOption = False,
 ) -> None:
     """Show one export: its stages, attempts, errors and folder."""
-    value = queue.find_job(load_settings(config, of_daemon=True), job)
+    value = queue.find_job(daemon_state(config), job)
     if json_:
         print_json(value)
     else:
@@ -256,7 +265,7 @@ def compare(
     """Compare two exports: quality, size, speed, and their answers to the same prompt."""
     from daemon.operating.monitoring.comparison import compare as side_by_side
 
-    value = side_by_side(load_settings(config, of_daemon=True, own_state=True).state_directory, a, b)
+    value = side_by_side(daemon_state(config, own_state=True), a, b)
     if json_:
         print_json(value)
     else:
@@ -277,7 +286,7 @@ def logs(
     from daemon.cli.views.tables import print_log
     from daemon.config.paths import StatePaths
 
-    print_log(StatePaths(load_settings(config, of_daemon=True).state_directory).log, follow=follow, lines=lines, job=job, as_json=json_)
+    print_log(StatePaths(daemon_state(config)).log, follow=follow, lines=lines, job=job, as_json=json_)
 
 
 @app.command()

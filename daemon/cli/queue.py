@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, load_settings
+from daemon.cli.common import ConfigOption, daemon_state, load_settings
 from daemon.cli.views.markup import say
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
-    from daemon.config.settings import Settings
     from daemon.journal.journal import Journal
     from daemon.operating.monitoring.status import JobDetails
 
@@ -35,15 +35,18 @@ def register(app: typer.Typer) -> None:
         app.command()(verb)
 
 
-def find_job(settings: Settings, wanted: str) -> JobDetails:
-    """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one, and where there is no journal."""
+def find_job(state: Path, wanted: str) -> JobDetails:
+    """The one job of a state directory whose id is, or begins with, `wanted`.
+
+    Raises UsageError unless it is exactly one, and where there is no journal.
+    """
     from daemon.config.paths import existing
     from daemon.operating.monitoring.status import find, ids
 
-    existing(settings.state_directory)
-    jobs = find(settings.state_directory, wanted)
+    existing(state)
+    jobs = find(state, wanted)
     if len(jobs) != 1:
-        found = ids(settings.state_directory, wanted)
+        found = ids(state, wanted)
         listed = ", ".join(found[:_LISTED]) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
         cause = f"{len(found)} jobs begin with {wanted!r}: {listed}" if found else f"no job begins with {wanted!r}"
         raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
@@ -51,11 +54,11 @@ def find_job(settings: Settings, wanted: str) -> JobDetails:
 
 
 @contextmanager
-def _journal(settings: Settings) -> Iterator[Journal]:
+def _journal(state: Path) -> Iterator[Journal]:
     from daemon.config.paths import existing
     from daemon.journal.journal import Journal
 
-    journal = Journal(existing(settings.state_directory))
+    journal = Journal(existing(state))
     try:
         yield journal
     finally:
@@ -71,16 +74,16 @@ def retry(job: JobArgument, config: ConfigOption = None) -> None:
     from daemon.cli.export import retry_job
 
     settings = load_settings(config, of_daemon=True)
-    found = find_job(settings, job)
+    found = find_job(settings.state_directory, job)
     retry_job(settings, found.id)
     say(f"{found.id} is back in the queue.")
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     """Cancel an export: stop it, remove its output, and do not take its checkpoint again automatically."""
-    settings = load_settings(config, of_daemon=True)
-    found = find_job(settings, job)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    found = find_job(state, job)
+    with _journal(state) as journal:
         if not journal.controls.cancel(found.id, "cancelled by hand"):
             raise _refuse(found, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
     say(f"{found.id} is cancelled; to continue it, run `ckptd retry {found.id}`.")
@@ -88,13 +91,13 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
 
 def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
     """Start no new stages, of one job or of all jobs; running stages end normally, and checkpoints are still taken."""
-    settings = load_settings(config, of_daemon=True)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    with _journal(state) as journal:
         if not job:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
             say(f"The queue {said}; `ckptd resume` continues it.")
             return
-        found = find_job(settings, job)
+        found = find_job(state, job)
         if found.state not in OPEN:
             raise _refuse(found, "pause", "pause only an export that waits or runs")
         said = "is paused now" if journal.controls.pause(found.id, True) else "was paused already"
@@ -103,20 +106,20 @@ def pause(job: MaybeJob = "", config: ConfigOption = None) -> None:
 
 def resume(job: MaybeJob = "", config: ConfigOption = None) -> None:
     """Continue a paused job, or the paused queue."""
-    settings = load_settings(config, of_daemon=True)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    with _journal(state) as journal:
         if not job:
             say("The queue continues." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
-        found = find_job(settings, job)
+        found = find_job(state, job)
         say(f"{found.id} continues." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
     """Move a waiting export to the front of the queue."""
-    settings = load_settings(config, of_daemon=True)
-    found = find_job(settings, job)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    found = find_job(state, job)
+    with _journal(state) as journal:
         if not journal.controls.prefer(found.id):
             raise _refuse(found, "prefer", "prefer only an export that waits")
     say(f"{found.id} is next{' after it is resumed' if found.paused else ''}.")

@@ -128,6 +128,7 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
 def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     """What a person should know before anything else."""
     found = [("no room", f"{one.sentence()}; work waits until there is enough. {one.delete}", "red") for one in value.disks]
+    found += [("configuration", value.config_problem, "red")] if value.config_problem else []
     found += [("unwell", why, "red") for why in value.daemon.unwell]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
         found.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))

@@ -194,6 +194,10 @@ class Snapshot:
     """Why the daemon, or the previous one, stopped because of an error."""
     foreground: tuple[JobStatus, ...] = ()
     """Exports that `ckptd export` makes now in this state directory."""
+    config: str | None = None
+    """The configuration file that this command used; None if there is none."""
+    config_problem: str | None = None
+    """Why that file can't be used as it is now, as a sentence; None if it can. A running daemon continues with what it read before."""
 
 
 def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
