@@ -18,7 +18,7 @@ from daemon.contract.text import printable
 
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
-    from daemon.config.layers import Files
+    from daemon.config.layers import Files, Source
     from daemon.config.settings import Settings
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
@@ -79,6 +79,30 @@ def load_settings(
     if closed is not None:
         raise no_access(closed)
     return settings
+
+
+class DaemonConfiguration:
+    """The configuration by which this process serves: read at its start and for each reload."""
+
+    def __init__(self, config: Path | None) -> None:
+        """`config`: what --config names."""
+        self._config = config
+        self._source: Source | None = None
+
+    def read(self) -> Settings:
+        """The settings as they are now. Raises UsageError as `load_settings` does."""
+        from daemon.config import layers
+
+        file = configuration_of(self._config)
+        files = layers.read(file)
+        settings = load_settings(file, need_roots=True, serves=True, files=files)
+        self._source = layers.Source.of(file, files)
+        return settings
+
+    def source(self) -> Source:
+        """The files of the settings that were read last."""
+        assert self._source is not None
+        return self._source
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ import typer
 from daemon.cli import configuration, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
     ConfigOption,
+    DaemonConfiguration,
     JsonOption,
     command_for,
     configuration_of,
@@ -76,7 +77,8 @@ def _common(
 @app.command()
 def run(config: ConfigOption = None) -> None:
     """Run the service: watch the configured roots and export the checkpoints that appear there."""
-    settings = load_settings(config, need_roots=True, serves=True)
+    configuration = DaemonConfiguration(config)
+    settings = configuration.read()
     refuse_second_journal(configuration_of(config), settings)
     from daemon.config.instances import announced
     from daemon.config.paths import prepare
@@ -87,7 +89,7 @@ def run(config: ConfigOption = None) -> None:
     logs.set_up(settings.log, paths.log)
     logs.say_closed(paths.closed)
     with announced(configuration_of(config), settings.state_directory):
-        serve(settings, reload=lambda: load_settings(config, need_roots=True, serves=True))
+        serve(settings, reload=configuration.read, source=configuration.source)
 
 
 @app.command()

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, daemon_state, load_settings
-from daemon.cli.views.markup import say
+from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
+from daemon.cli.views.markup import say, say_error
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.text import printable
 
 if TYPE_CHECKING:
     from daemon.journal.journal import Journal
@@ -72,9 +73,12 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
 def retry(job: JobArgument, config: ConfigOption = None) -> None:
     """Put an export that failed, is partial or was cancelled back into the queue; after a configuration change, any ended export."""
     from daemon.cli.export import retry_job
+    from daemon.operating.reload import unread_change
 
     settings = load_settings(config, of_daemon=True)
     found = find_job(settings.state_directory, job)
+    if change := unread_change(settings.state_directory):
+        say_error(f"ckptd: {printable(change)}")
     retry_job(settings, found.id)
     say(f"{found.id} is back in the queue.")
 
@@ -129,5 +133,8 @@ def reload(config: ConfigOption = None) -> None:
     """Make the running daemon read the configuration file again and use it, if the whole file is valid."""
     from daemon.operating.reload import ask_for_reload
 
-    ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))
-    say("The daemon uses the new configuration now.")
+    file = configuration_of(config, of_daemon=True)
+    if ask_for_reload(load_settings(file, need_roots=True, of_daemon=True), file):
+        say("The daemon uses the new configuration now.")
+    else:
+        say("The daemon has read its configuration again; nothing has changed in it.")

@@ -6,6 +6,7 @@ variables, `CKPTD_SECTION__KEY`, `--set`. Tables are put together key by key; an
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from daemon.config.sources import holds, option_for, over, variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import read_bounded
+from daemon.contract.values import digest_of
 
 PARTS = "conf.d"
 MOST_BYTES = 1 << 20
@@ -40,9 +42,29 @@ class Files:
             found = over(found, values)
         return found
 
+    @property
+    def digest(self) -> str:
+        """Of their values, in the order in which they are read: another text with the same values is no other configuration."""
+        return digest_of(json.dumps([values for _, values in self.each], sort_keys=True, default=str))
+
     def origin(self, key: str) -> Path | None:
         """The file that gives the value of a dotted key; None where it comes from elsewhere."""
         return next((path for path, values in reversed(self.each) if holds(values, key)), None)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which files a configuration was read from, and what they said then."""
+
+    file: str | None
+    """The main file, as an absolute path; None where there is none."""
+    digest: str
+    """That of `Files`."""
+
+    @classmethod
+    def of(cls, path: Path | None, files: Files) -> Source:
+        """What was just read."""
+        return cls(None if path is None else str(path.absolute()), files.digest)
 
 
 def read(path: Path | None) -> Files:

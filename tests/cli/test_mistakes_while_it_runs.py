@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,20 @@ import typer
 from typer.testing import CliRunner
 
 from daemon.cli.main import app
+from daemon.cli.views.status import status_lines
+from daemon.config import layers
 from daemon.config.instances import announced
 from daemon.config.paths import StatePaths
 from daemon.config.sources import given_on_command_line
-from daemon.contract.errors import UsageError
+from daemon.contract.errors import CkptdError, UsageError
+from daemon.contract.text import one_line
 from daemon.journal.journal import Journal
+from daemon.operating.monitoring.live import ConfigLoad, LiveFile, write_live
+from daemon.operating.monitoring.status import snapshot
+from daemon.operating.reload import unread_change
 from daemon.system.lock import locked
+from tests.journal.conftest import enter
+from tests.service import Service
 
 STEERING = {
     ("status",): 0, ("status", "--json"): 0, ("list",): 0, ("list", "--json"): 0, ("logs",): 0, ("pause",): 0, ("resume",): 0,
@@ -113,3 +122,83 @@ def test_a_directory_that_may_be_misspelt_is_not_guessed(tmp_path: Path) -> None
         (tmp_path / "my.toml").write_text(text)
         said = CliRunner().invoke(app, ["status", "--config", str(tmp_path / "my.toml")])
         assert isinstance(said.exception, UsageError), text
+
+
+def answer(*words: str) -> tuple[int, str]:
+    """What a verb says, in one line, and its exit code."""
+    said = CliRunner().invoke(app, words)
+    error = str(said.exception) if isinstance(said.exception, CkptdError) else ""
+    return (2 if error else said.exit_code), f"{said.output}{error}"
+
+
+def test_a_daemon_says_which_file_it_works_on_what_it_read_and_how_it_ended(make_service: Callable[..., Service]) -> None:
+    service = make_service()
+    other = service.folder / "other.toml"
+    other.write_text(service.config.read_text())
+    mine, theirs = ("--config", str(service.config)), ("--config", str(other))
+    service.start()
+    service.wait_for(lambda value: bool(value["daemon"]["running"] and value["roots"]), 60)
+    assert service.process is not None
+    pid = service.process.pid
+
+    # Another file with the same state directory.
+    code, said = answer("reload", *theirs)
+    assert code == 2 and f"the daemon (pid {pid}) works on {service.config}, not on {other}" in said
+    assert f"the daemon that is shown here works on {service.config}, not on {other}" in answer("status", *theirs)[1]
+    assert "not on" not in answer("status", *mine)[1]
+    link = service.folder / "link.toml"
+    link.symlink_to(service.config)
+    assert answer("reload", "--config", str(link)) == (0, "The daemon has read its configuration again; nothing has changed in it.\n")
+
+    # What the file says now, and what the daemon has read.
+    state = service.state
+    service.config.write_text("# said otherwise\n" + service.config.read_text())
+    assert unread_change(state) is None
+    service.config.write_text(service.config.read_text() + "[limits]\nattempts = 2\n")
+    assert "run `ckptd reload" in (unread_change(state) or "")
+    assert answer("reload", *mine) == (0, "The daemon uses the new configuration now.\n")
+    assert unread_change(state) is None
+
+    # A reload that the service manager asks for, with two mistakes.
+    good = service.config.read_text()
+    service.config.write_text(good.replace("roots", "rots").replace("attempts", "attemts"))
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for(lambda value: bool(value["daemon"]["configuration"]["problem"]), 30)
+    said = answer("status", *mine)[1]
+    assert "the last reload was refused: Could not use the configuration" in said and "\\n" not in said
+    assert "; limits.attemts: is not a known key" in said and ". Fix: change those keys" in said
+    service.config.write_text(good)
+
+    assert service.stop() == 0
+    start = f"start it with `ckptd run --config {service.config}`"
+    assert f"not running: {start}" in answer("status", *mine)[1]
+    service.start()
+    process = service.process
+    service.wait_for(lambda value: value["daemon"]["running"] and value["daemon"]["pid"] == process.pid, 60)
+    service.kill()
+    said = answer("status", *mine)[1]
+    assert "ended without stopping in order" in said and "last seen alive at" in said and start in said
+    value = snapshot(state)
+    assert value.daemon.killed and value.daemon.said and value.daemon.pid is None
+    # Without a word about the file it is the last daemon's.
+    assert start in "".join(line.plain for line in status_lines(value, None, None))
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("one", "one"), ("", ""), ("a (f): 2 things are wrong:\n  b: c\n  d: e\nFix: g.", "a (f): 2 things are wrong: b: c; d: e. Fix: g."),
+    ("a\nb\n", "a. b"), ("a.\nb", "a. b"),
+])  # fmt: skip
+def test_a_list_of_mistakes_becomes_one_line(text: str, line: str) -> None:
+    assert one_line(text) == line
+
+
+def test_retry_says_that_the_daemon_has_not_read_the_changed_file(file: Path) -> None:
+    state = file.parent / "state"
+    loaded = ConfigLoad("2026-01-31T00:00:00+00:00", None, str(file), layers.read(file).digest)
+    write_live(StatePaths(state).live, LiveFile(pid=1, configuration=loaded))
+    file.write_text(file.read_text() + "[limits]\nattempts = 2\n")
+    journal = Journal(StatePaths(state).journal)
+    assert enter(journal, "job-1")
+    journal.close()
+    code, said = answer("retry", "job-1", "--config", str(file))
+    assert "was changed since the daemon read it" in said, (code, said)
