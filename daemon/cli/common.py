@@ -71,7 +71,9 @@ def load_settings(
     from daemon.config.settings import own_state as own_state_directory
 
     config = configuration_of(config, of_daemon=of_daemon)
-    settings = load(config, need_roots=need_roots, ask_running=not serves, files=files)
+    settings = load(config, need_roots=need_roots and config is not None, ask_running=not serves, files=files)
+    if need_roots and config is None and not settings.watch.roots:
+        raise _nothing_found()
     folder = settings.state_directory
     closed = _closed(folder)
     if own_state and (closed or not _is_writable(folder)) and folder == state_of_system(config):
@@ -156,6 +158,14 @@ def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:
 def _closed(folder: Path) -> Path | None:
     """The folder on the way to a state directory that this user may not enter."""
     return next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
+
+
+def _nothing_found() -> UsageError:
+    return UsageError(
+        FaultCode.CONFIG_MISSING, "find a configuration",
+        f"--config is not given, the variable CKPTD_CONFIG is not set, and there is neither {own_config()} nor {SYSTEM_CONFIG}",
+        f"run `ckptd init`, which writes {own_config()}; or name your own file with --config",
+    )  # fmt: skip
 
 
 def _is_writable(folder: Path) -> bool:

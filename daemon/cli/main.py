@@ -1,7 +1,7 @@
 """The console command: verbs and exit codes, thin. Whatever is slow to import is imported by the verb that needs it.
 
 Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70 a thread of the daemon could not be kept alive,
-75 temporary (no memory, no disk).
+75 temporary (no memory, no disk), 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from daemon.cli import configuration, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
@@ -41,13 +42,27 @@ if TYPE_CHECKING:
     from daemon.config.settings import Settings
     from daemon.operating.monitoring.status import Snapshot
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY = 1, 2, 3, 70, 75
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED = 1, 2, 3, 70, 75, 130
 EXPLAIN_SECONDS = 60.0
 """What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
 
+
+class _Verbs(TyperGroup):
+    """All verbs. Ctrl-C at a question ends the command as Ctrl-C elsewhere does, and not as one that failed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """The verb of the command line."""
+        try:
+            return super().invoke(ctx)
+        except typer.Abort:
+            say_error("\nckptd: interrupted; nothing more is done.")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
 app = typer.Typer(
     name="ckptd",
+    cls=_Verbs,
     help="Turns finished training checkpoints into verified, deployable models, automatically.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -360,7 +375,7 @@ def main() -> int:
         say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (`| head`): nothing more to say
         return 0

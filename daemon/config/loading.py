@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from daemon.config import instances, layers, suggestions
 from daemon.config.settings import Settings, StateSettings, state_of_service
@@ -141,10 +141,10 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
         section, *keys = (str(part) for part in item["loc"])
         if keys and isinstance(merged.get(section), dict):
             merged[section].pop(keys[0], None)
-    sections = {}
+    sections: dict[str, Any] = {}
     for name, field in Settings.model_fields.items():
-        value = merged.get(name)
-        sections[name] = type(field.default).model_validate(value) if isinstance(value, dict) else field.default
+        value, default = merged.get(name), field.default
+        sections[name] = type(default).model_validate(value) if isinstance(value, dict) and isinstance(default, BaseModel) else default
     return conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
 
 
