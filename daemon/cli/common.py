@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from daemon.cli.views.markup import say_lines
+from daemon.cli.views.markup import say_error, say_lines
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.text import printable
 
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
-    from daemon.config.layers import Files
+    from daemon.config.layers import Files, Source
     from daemon.config.settings import Settings
 
 SYSTEM_CONFIG = Path("/etc/ckptd/config.toml")
+WRONG_FILE = (FaultCode.CONFIG_INVALID, FaultCode.CONFIG_MISSING, FaultCode.CONFIG_SYNTAX, FaultCode.CONFIG_UNREADABLE)
+"""Why a configuration can't be used, though a daemon that has read it before may run."""
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -38,11 +41,16 @@ def own_config() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ckptd" / "config.toml"
 
 
-def configuration_of(config: Path | None) -> Path | None:
-    """The configuration file: what --config names, else $CKPTD_CONFIG, else this user's own, else the system's, if there is one."""
+def configuration_of(config: Path | None, *, of_daemon: bool = False) -> Path | None:
+    """The configuration file: what --config names, else $CKPTD_CONFIG, else this user's own, else the system's, if there is one.
+
+    `of_daemon`: the verb asks about a daemon or steers it: where none is found, that of the daemon that runs. Raises UsageError where
+    several run.
+    """
     if config is None and os.environ.get("CKPTD_CONFIG"):
         config = Path(os.environ["CKPTD_CONFIG"])
-    return config or next((one for one in (own_config(), SYSTEM_CONFIG) if one.exists()), None)
+    config = config or next((one for one in (own_config(), SYSTEM_CONFIG) if one.exists()), None)
+    return _of_the_one_that_runs() if config is None and of_daemon else config
 
 
 def load_settings(
@@ -62,17 +70,102 @@ def load_settings(
     from daemon.config.settings import StateSettings
     from daemon.config.settings import own_state as own_state_directory
 
-    config = configuration_of(config)
-    if config is None and of_daemon:
-        config = _of_the_one_that_runs()
-    settings = load(config, need_roots=need_roots, ask_running=not serves, files=files)
+    config = configuration_of(config, of_daemon=of_daemon)
+    settings = load(config, need_roots=need_roots and config is not None, ask_running=not serves, files=files)
+    if need_roots and config is None and not settings.watch.roots:
+        raise _nothing_found()
     folder = settings.state_directory
-    closed = next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
+    closed = _closed(folder)
     if own_state and (closed or not _is_writable(folder)) and folder == state_of_system(config):
         return settings.model_copy(update={"state": StateSettings(directory=own_state_directory())})
     if closed is not None:
         raise no_access(closed)
     return settings
+
+
+class DaemonConfiguration:
+    """The configuration by which this process serves: read at its start and for each reload."""
+
+    def __init__(self, config: Path | None) -> None:
+        """`config`: what --config names."""
+        self._config = config
+        self._source: Source | None = None
+
+    def read(self) -> Settings:
+        """The settings as they are now. Raises UsageError as `load_settings` does."""
+        from daemon.config import layers
+
+        file = configuration_of(self._config)
+        files = layers.read(file)
+        settings = load_settings(file, need_roots=True, serves=True, files=files)
+        self._source = layers.Source.of(file, files)
+        return settings
+
+    def source(self) -> Source:
+        """The files of the settings that were read last."""
+        assert self._source is not None
+        return self._source
+
+
+@dataclasses.dataclass(frozen=True)
+class DaemonPlace:
+    """Where a daemon's state lies, for the verbs that need no more of its configuration."""
+
+    state: Path
+    config: Path | None
+    """The configuration file by which it was found."""
+    mistake: str | None = None
+    """Why that can't be used now, and what to do, as a sentence; the state is that of the daemon that was started with it before."""
+
+
+def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace:
+    """The state of a daemon, also where its configuration has mistakes now: those are said, and are no reason not to look at it.
+
+    Raises UsageError as `load_settings` does; for mistakes only where an option of this command is wrong, or nothing tells where the
+    state is.
+    """
+    from daemon.config.loading import WrongValues, state_despite
+
+    file = configuration_of(config, of_daemon=True)
+    try:
+        return DaemonPlace(load_settings(file, of_daemon=True, own_state=own_state).state_directory, file)
+    except UsageError as error:
+        if error.fault.code not in WRONG_FILE or (isinstance(error, WrongValues) and error.of_the_command):
+            raise
+        state = state_despite(file)
+        if state is None:
+            raise
+        if (closed := _closed(state)) is not None:
+            raise no_access(closed) from None
+        why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
+        option = "" if file is None else f" --config {shlex.quote(str(file))}"
+        name = "" if file is None else f" {file}"
+        said = (
+            f"The configuration{name} can't be used as it is now: {why}. A running daemon continues with what it read before."
+            f" Correct the configuration, then run `ckptd check{option}`."
+        )
+        return DaemonPlace(state, file, said)
+
+
+def daemon_state(config: Path | None, *, own_state: bool = False) -> Path:
+    """The state directory of `daemon_place`; mistakes in the configuration are said on stderr."""
+    place = daemon_place(config, own_state=own_state)
+    if place.mistake:
+        say_error(f"ckptd: {printable(place.mistake)}")
+    return place.state
+
+
+def _closed(folder: Path) -> Path | None:
+    """The folder on the way to a state directory that this user may not enter."""
+    return next((one for one in (folder, *folder.parents) if os.path.isdir(one) and not os.access(one, os.X_OK)), None)
+
+
+def _nothing_found() -> UsageError:
+    return UsageError(
+        FaultCode.CONFIG_MISSING, "find a configuration",
+        f"--config is not given, the variable CKPTD_CONFIG is not set, and there is neither {own_config()} nor {SYSTEM_CONFIG}",
+        f"run `ckptd init`, which writes {own_config()}; or name your own file with --config",
+    )  # fmt: skip
 
 
 def _is_writable(folder: Path) -> bool:

@@ -63,7 +63,9 @@ def show(
     if not rows:
         known = [*values, *(".".join(names) for names, _ in _leaves(values))]
         cause = f"there is no {key!r} ({nearest(key, known)})"
-        raise UsageError(FaultCode.CONFIG_INVALID, "show the configuration", cause, "give a section or a key of config.toml")
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "show the configuration", cause, "give a section or a key; docs/configuration.md describes each"
+        )
     origins = {names: layers.origin_of(".".join(names), files) for names, _ in rows}
     rows = [(names, value) for names, value in rows if not changed or origins[names] != layers.DEFAULT]
     if json_:
@@ -109,7 +111,9 @@ def notify_test(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
     urls = load_settings(config, own_state=True).notify.urls
     if not urls:
-        raise UsageError(FaultCode.CONFIG_INVALID, "send a test message", "notify.urls is empty", "add a service to it; see config.toml")
+        raise UsageError(
+            FaultCode.CONFIG_INVALID, "send a test message", "notify.urls is empty", "add a service to it; see docs/configuration.md"
+        )
     title, body = f"ckptd on {socket.gethostname()}: a test message", "Notifications of exports will arrive here."
     message = Message(id=0, job="", kind="info", title=title, body=body, created=int(time.time()))
     waiting = {place_of(number, url): Sending(url, message) for number, url in enumerate(urls)}

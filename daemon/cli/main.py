@@ -1,24 +1,29 @@
 """The console command: verbs and exit codes, thin. Whatever is slow to import is imported by the verb that needs it.
 
 Exit codes: 0 done, 1 the export failed, 2 usage or configuration, 3 partial, 70 a thread of the daemon could not be kept alive,
-75 temporary (no memory, no disk).
+75 temporary (no memory, no disk), 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from daemon.cli import configuration, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
     ConfigOption,
+    DaemonConfiguration,
     JsonOption,
     command_for,
     configuration_of,
+    daemon_place,
+    daemon_state,
     load_settings,
     no_access,
     print_json,
@@ -35,14 +40,29 @@ from daemon.system import journald
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
     from daemon.config.settings import Settings
+    from daemon.operating.monitoring.status import Snapshot
 
-EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY = 1, 2, 3, 70, 75
+EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED = 1, 2, 3, 70, 75, 130
 EXPLAIN_SECONDS = 60.0
 """What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
 EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
 
+
+class _Verbs(TyperGroup):
+    """All verbs. Ctrl-C at a question ends the command as Ctrl-C elsewhere does, and not as one that failed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """The verb of the command line."""
+        try:
+            return super().invoke(ctx)
+        except typer.Abort:
+            say_error("\nckptd: interrupted; nothing more is done.")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
 app = typer.Typer(
     name="ckptd",
+    cls=_Verbs,
     help="Turns finished training checkpoints into verified, deployable models, automatically.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -72,7 +92,8 @@ def _common(
 @app.command()
 def run(config: ConfigOption = None) -> None:
     """Run the service: watch the configured roots and export the checkpoints that appear there."""
-    settings = load_settings(config, need_roots=True, serves=True)
+    configuration = DaemonConfiguration(config)
+    settings = configuration.read()
     refuse_second_journal(configuration_of(config), settings)
     from daemon.config.instances import announced
     from daemon.config.paths import prepare
@@ -83,7 +104,7 @@ def run(config: ConfigOption = None) -> None:
     logs.set_up(settings.log, paths.log)
     logs.say_closed(paths.closed)
     with announced(configuration_of(config), settings.state_directory):
-        serve(settings, reload=lambda: load_settings(config, need_roots=True, serves=True))
+        serve(settings, reload=configuration.read, source=configuration.source)
 
 
 @app.command()
@@ -173,13 +194,18 @@ def status(
     if chosen is None and len(others) > 1:
         _print_daemons(others, json_=json_)
         return
-    folder = load_settings(config, of_daemon=True).state_directory
+    place = daemon_place(config)
+
+    def look() -> Snapshot:
+        file = None if place.config is None else str(place.config.absolute())
+        return dataclasses.replace(snapshot(place.state), config=file, config_problem=place.mistake)
+
     if watch:
         from daemon.cli.views import status as view
 
-        view.watch(lambda: snapshot(folder))
+        view.watch(look)
         return
-    value = snapshot(folder)
+    value = look()
     if json_:
         print_json(value)
     else:
@@ -221,7 +247,7 @@ def list_(
     from daemon.operating.monitoring.status import snapshot
 
     wanted = Filter.of(run, state or (), since)
-    jobs = [job for job in snapshot(load_settings(config, of_daemon=True).state_directory, limit=10_000).jobs if wanted.takes(job)]
+    jobs = [job for job in snapshot(daemon_state(config), limit=10_000).jobs if wanted.takes(job)]
     if json_:
         print_json(jobs)
     else:
@@ -235,7 +261,7 @@ def show(
     json_: JsonOption = False,
 ) -> None:
     """Show one export: its stages, attempts, errors and folder."""
-    value = queue.find_job(load_settings(config, of_daemon=True), job)
+    value = queue.find_job(daemon_state(config), job)
     if json_:
         print_json(value)
     else:
@@ -256,7 +282,7 @@ def compare(
     """Compare two exports: quality, size, speed, and their answers to the same prompt."""
     from daemon.operating.monitoring.comparison import compare as side_by_side
 
-    value = side_by_side(load_settings(config, of_daemon=True, own_state=True).state_directory, a, b)
+    value = side_by_side(daemon_state(config, own_state=True), a, b)
     if json_:
         print_json(value)
     else:
@@ -277,10 +303,10 @@ def logs(
     from daemon.cli.views.tables import print_log
     from daemon.config.paths import StatePaths
 
-    settings = load_settings(config, of_daemon=True)
+    state = daemon_state(config)
     if job is not None:
-        queue.refuse_unknown(settings, job)
-    print_log(StatePaths(settings.state_directory).log, follow=follow, lines=lines, job=job or "", as_json=json_)
+        queue.refuse_unknown(state, job)
+    print_log(StatePaths(state).log, follow=follow, lines=lines, job=job or "", as_json=json_)
 
 
 @app.command()
@@ -352,7 +378,7 @@ def main() -> int:
         say_error(f"ckptd: {no_access(Path(os.fsdecode(error.filename or '.')))}")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left (`| head`): nothing more to say
         return 0

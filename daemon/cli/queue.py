@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, load_settings
-from daemon.cli.views.markup import say
+from daemon.cli.common import ConfigOption, configuration_of, daemon_state, load_settings
+from daemon.cli.views.markup import say, say_error
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.text import printable
 from daemon.journal.rows import told_state
 
 if TYPE_CHECKING:
-    from daemon.config.settings import Settings
     from daemon.journal.journal import Journal
     from daemon.operating.monitoring.status import JobDetails
 
@@ -36,16 +37,19 @@ def register(app: typer.Typer) -> None:
         app.command()(verb)
 
 
-def find_job(settings: Settings, wanted: str) -> JobDetails:
-    """The one job whose id is, or begins with, `wanted`. Raises UsageError unless it is exactly one, and where there is no journal."""
+def find_job(state: Path, wanted: str) -> JobDetails:
+    """The one job of a state directory whose id is, or begins with, `wanted`.
+
+    Raises UsageError unless it is exactly one, and where there is no journal.
+    """
     from daemon.config.paths import existing
     from daemon.operating.monitoring.status import find, ids
 
     refuse_no_id(wanted)
-    existing(settings.state_directory)
-    jobs = find(settings.state_directory, wanted)
+    existing(state)
+    jobs = find(state, wanted)
     if len(jobs) != 1:
-        raise _not_one(wanted, ids(settings.state_directory, wanted))
+        raise _not_one(wanted, ids(state, wanted))
     return jobs[0]
 
 
@@ -55,14 +59,13 @@ def refuse_no_id(wanted: str) -> None:
         raise UsageError(FaultCode.NO_SUCH_JOB, "find the job", "the id is empty", "give the id of a job; `ckptd list` shows the ids")
 
 
-def refuse_unknown(settings: Settings, wanted: str) -> None:
+def refuse_unknown(state: Path, wanted: str) -> None:
     """Raise UsageError where no job of the journal and no line of the log is meant by `wanted`: the log may be older than the journal."""
     from daemon.config.paths import StatePaths, existing
     from daemon.operating.logs import follow
     from daemon.operating.monitoring.status import ids
 
     refuse_no_id(wanted)
-    state = settings.state_directory
     if ids(state, wanted) or any(True for _ in follow(StatePaths(state).log, tail=1, forever=False, job=wanted)):
         return
     existing(state)
@@ -76,11 +79,11 @@ def _not_one(wanted: str, found: Sequence[str]) -> UsageError:
 
 
 @contextmanager
-def _journal(settings: Settings) -> Iterator[Journal]:
+def _journal(state: Path) -> Iterator[Journal]:
     from daemon.config.paths import existing
     from daemon.journal.journal import Journal
 
-    journal = Journal(existing(settings.state_directory))
+    journal = Journal(existing(state))
     try:
         yield journal
     finally:
@@ -94,18 +97,21 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
 def retry(job: JobArgument, config: ConfigOption = None) -> None:
     """Put an export that failed, is partial or was cancelled back into the queue; after a configuration change, any ended export."""
     from daemon.cli.export import retry_job
+    from daemon.operating.reload import unread_change
 
     settings = load_settings(config, of_daemon=True)
-    found = find_job(settings, job)
+    found = find_job(settings.state_directory, job)
+    if change := unread_change(settings.state_directory):
+        say_error(f"ckptd: {printable(change)}")
     retry_job(settings, found.id)
     say(f"{found.id} is back in the queue.")
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:
     """Cancel an export: stop it, remove its output, and do not take its checkpoint again automatically."""
-    settings = load_settings(config, of_daemon=True)
-    found = find_job(settings, job)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    found = find_job(state, job)
+    with _journal(state) as journal:
         if not journal.controls.cancel(found.id, "cancelled by hand"):
             raise _refuse(found, "cancel", "cancel only an export that waits or runs; to remove a finished export, delete its folder")
     say(f"{found.id} is cancelled; to continue it, run `ckptd retry {found.id}`.")
@@ -113,13 +119,13 @@ def cancel(job: JobArgument, config: ConfigOption = None) -> None:
 
 def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Start no new stages, of one job or of all jobs; running stages end normally, and checkpoints are still taken."""
-    settings = load_settings(config, of_daemon=True)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    with _journal(state) as journal:
         if job is None:
             said = "is paused now" if journal.controls.pause_all(True) else "was paused already"
             say(f"The queue {said}; `ckptd resume` continues it.")
             return
-        found = find_job(settings, job)
+        found = find_job(state, job)
         if found.state not in OPEN:
             raise _refuse(found, "pause", "pause only an export that waits or runs")
         said = "is paused now" if journal.controls.pause(found.id, True) else "was paused already"
@@ -128,20 +134,20 @@ def pause(job: MaybeJob = None, config: ConfigOption = None) -> None:
 
 def resume(job: MaybeJob = None, config: ConfigOption = None) -> None:
     """Continue a paused job, or the paused queue."""
-    settings = load_settings(config, of_daemon=True)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    with _journal(state) as journal:
         if job is None:
             say("The queue continues." if journal.controls.pause_all(False) else "The queue was not paused.")
             return
-        found = find_job(settings, job)
+        found = find_job(state, job)
         say(f"{found.id} continues." if journal.controls.pause(found.id, False) else f"{found.id} was not paused.")
 
 
 def first(job: JobArgument, config: ConfigOption = None) -> None:
     """Move a waiting export to the front of the queue."""
-    settings = load_settings(config, of_daemon=True)
-    found = find_job(settings, job)
-    with _journal(settings) as journal:
+    state = daemon_state(config)
+    found = find_job(state, job)
+    with _journal(state) as journal:
         if not journal.controls.prefer(found.id):
             raise _refuse(found, "put first", "use `ckptd first` only for an export that waits")
     say(f"{found.id} is next{' after it is resumed' if found.paused else ''}.")
@@ -151,5 +157,8 @@ def reload(config: ConfigOption = None) -> None:
     """Make the running daemon read the configuration file again and use it, if the whole file is valid."""
     from daemon.operating.reload import ask_for_reload
 
-    ask_for_reload(load_settings(config, need_roots=True, of_daemon=True))
-    say("The daemon uses the new configuration now.")
+    file = configuration_of(config, of_daemon=True)
+    if ask_for_reload(load_settings(file, need_roots=True, of_daemon=True), file):
+        say("The daemon uses the new configuration now.")
+    else:
+        say("The daemon has read its configuration again; nothing has changed in it.")

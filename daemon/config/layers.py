@@ -6,6 +6,9 @@ variables, `CKPTD_SECTION__KEY`, `--set`. Tables are put together key by key; an
 
 from __future__ import annotations
 
+import codecs
+import errno
+import json
 import os
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from daemon.config.sources import holds, option_for, over, variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import read_bounded
+from daemon.contract.values import digest_of
 
 PARTS = "conf.d"
 MOST_BYTES = 1 << 20
@@ -40,9 +44,29 @@ class Files:
             found = over(found, values)
         return found
 
+    @property
+    def digest(self) -> str:
+        """Of their values, in the order in which they are read: another text with the same values is no other configuration."""
+        return digest_of(json.dumps([values for _, values in self.each], sort_keys=True, default=str))
+
     def origin(self, key: str) -> Path | None:
         """The file that gives the value of a dotted key; None where it comes from elsewhere."""
         return next((path for path, values in reversed(self.each) if holds(values, key)), None)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which files a configuration was read from, and what they said then."""
+
+    file: str | None
+    """The main file, as an absolute path; None where there is none."""
+    digest: str
+    """That of `Files`."""
+
+    @classmethod
+    def of(cls, path: Path | None, files: Files) -> Source:
+        """What was just read."""
+        return cls(None if path is None else str(path.absolute()), files.digest)
 
 
 def read(path: Path | None) -> Files:
@@ -83,11 +107,44 @@ def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
     """The file that is named may be a pipe; a part that is one would be waited for without end."""
     operation = "read the configuration"
     try:
-        return tomllib.loads((read_bounded(path, MOST_BYTES) if part else path.read_bytes()).decode())
+        content = read_bounded(path, MOST_BYTES) if part else path.read_bytes()
     except FileNotFoundError:
         remedy = "it is a link that leads nowhere: remove or correct it" if part else "name another with --config"
         raise UsageError(FaultCode.CONFIG_MISSING, operation, "there is no such file", remedy, path=path) from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
     except (OSError, ValueError) as error:
-        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, str(error), "make it a readable UTF-8 file", path=path) from None
+        cause, remedy = _why_unread(path, error)
+        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, cause, remedy, path=path) from None
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, *_why_no_text(content, error), path=path) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
+
+
+def _why_unread(path: Path, error: Exception) -> tuple[str, str]:
+    """Why a file can't be read, and what to do."""
+    if isinstance(error, IsADirectoryError):
+        inside = next((one for one in (path / "config.toml", path / "ckptd.toml") if one.is_file()), path / "config.toml")
+        return "it is a folder, not a file", f"name the file, for example {inside}"
+    if isinstance(error, NotADirectoryError):
+        file = next((one for one in path.parents if one.is_file()), path.parent)
+        return f"{file} is a file, and not a folder that could hold another file", "correct the path"
+    if isinstance(error, PermissionError):
+        return "this user may not read it", "give this user access to the file and its folders, or run the command as the file's owner"
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return "it is a link that leads to itself", "remove or correct the link"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return "its name is too long", "correct the path"
+    if isinstance(error, OSError):
+        return error.strerror or str(error), "check the file and its file system"
+    return str(error), "name a file that holds only TOML text"
+
+
+def _why_no_text(content: bytes, error: UnicodeDecodeError) -> tuple[str, str]:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "it is saved as UTF-16", "save it as UTF-8"
+    if b"\0" in content:
+        return "it is not a text file", "name the TOML file with the configuration"
+    line = content[: error.start].count(b"\n") + 1
+    return f"line {line} holds a character that is not UTF-8", "save the file as UTF-8"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from daemon.config import instances, layers, suggestions
 from daemon.config.settings import Settings, StateSettings, state_of_service
@@ -24,6 +25,25 @@ from daemon.contract.jobs.plan import variant_names
 ELSEWHERE = ("(environment)", "(command line)")
 """What the name of a value's origin ends with where no file is to be changed."""
 ETC, VAR_LIB = Path("/etc"), Path("/var/lib")
+PAGE = "docs/configuration.md"
+"""Where each key is described."""
+
+
+class WrongValues(UsageError):
+    """Keys or values of a configuration are wrong. `problems`: each as a line. `path`: the main file, if any."""
+
+    def __init__(self, problems: Sequence[str], path: Path | None) -> None:
+        of_file = any(not any(one in problem.partition(":")[0] for one in ELSEWHERE) for problem in problems)
+        listing = "\n".join(f"  {problem}" for problem in problems)
+        count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
+        what = f"keys; {PAGE} describes each" if of_file else f"values; {PAGE} describes each key"
+        super().__init__(FaultCode.CONFIG_INVALID, "use the configuration", count, f"change those {what}", path=path if of_file else None)
+        self.problems = tuple(problems)
+
+    @property
+    def of_the_command(self) -> bool:
+        """Whether an option of this command is wrong, and not only what it found."""
+        return any("(command line)" in problem.partition(":")[0] for problem in self.problems)
 
 
 def load(path: Path | None = None, *, need_roots: bool = False, ask_running: bool = False, files: layers.Files | None = None) -> Settings:
@@ -32,7 +52,8 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
     `need_roots`: the caller is the daemon, or speaks for it, and that has nothing to do without a root. `ask_running`: the state is that of
     the daemon that runs on this configuration, if one does; the daemon itself does not ask. `files`: what was read already; a pipe can be
     read once.
-    Raises UsageError that lists every unknown key, wrong type and conflict by dotted path with a suggestion.
+    Raises WrongValues, which lists every unknown key, wrong type and conflict by dotted path with a suggestion, and UsageError where a file
+    can't be read.
     """
     files = layers.read(path) if files is None else files
     values = files.values
@@ -41,7 +62,7 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        problems += suggestions.problems_of(error, Settings)
+        problems += [one for one in suggestions.problems_of(error, Settings) if not _is_told(one, problems)]
         problems += _conflicts_of_the_rest(values, error, path, need_roots=need_roots)
     except ValueError as error:  # pydantic-settings: an environment value that can't even be parsed
         problems.append(re.sub(r"\s+", " ", str(error)))
@@ -49,13 +70,37 @@ def load(path: Path | None = None, *, need_roots: bool = False, ask_running: boo
         settings = _with_state(settings.anchored((path.parent if path else Path()).absolute()), path, ask_running=ask_running)
         problems += conflicts(settings, need_roots=need_roots)
     if problems or settings is None:
-        problems = [_with_source(problem, files) for problem in problems]
-        of_file = any(not any(one in problem.partition(":")[0] for one in ELSEWHERE) for problem in problems)
-        listing = "\n".join(f"  {problem}" for problem in problems)
-        count = f"{len(problems)} thing{'s are' if len(problems) != 1 else ' is'} wrong:\n{listing}\n"
-        what = "keys; config.toml documents each" if of_file else "values; config.toml documents each key"
-        raise UsageError(FaultCode.CONFIG_INVALID, "use the configuration", count, f"change those {what}", path=path if of_file else None)
+        raise WrongValues([_with_source(problem, files) for problem in problems], path)
     return settings
+
+
+def state_despite(path: Path | None) -> Path | None:
+    """Where the state of the daemon of a configuration lies that can't be used now; None where nothing tells for certain.
+
+    The daemon that runs on it says where. Where none runs the configuration still does, if it can be parsed and what is wrong does not
+    concern the state directory.
+    """
+    known = instances.known_state_of(path)
+    if known is not None and option_for("state.directory") is None and variable_for("state.directory", Settings, os.environ) is None:
+        return known
+    try:
+        files = layers.read(path)
+        merged = Settings.merged(files.values)
+        state = StateSettings.model_validate(merged.get("state", {}))
+    except (UsageError, ValueError):
+        return None
+    if state.directory is None and set(merged) - set(Settings.model_fields):
+        return None  # one of these may be the section with the directory, misspelt
+    settings = Settings.model_construct(state=state).anchored((path.parent if path else Path()).absolute())
+    return _with_state(settings, path, ask_running=True).state_directory
+
+
+def _is_told(problem: str, before: Sequence[str]) -> bool:
+    """Whether a key that is wrong came from a variable or an option that was said to name no setting."""
+    key = problem.partition(":")[0]
+    option, variable = option_for(key), variable_for(key, Settings, os.environ)
+    names = f"--set {option} {ELSEWHERE[1]}:" if option else f"{variable} {ELSEWHERE[0]}:" if variable else None
+    return names is not None and any(one.startswith(names) for one in before)
 
 
 def _with_state(settings: Settings, path: Path | None, *, ask_running: bool) -> Settings:
@@ -96,10 +141,10 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
         section, *keys = (str(part) for part in item["loc"])
         if keys and isinstance(merged.get(section), dict):
             merged[section].pop(keys[0], None)
-    sections = {}
+    sections: dict[str, Any] = {}
     for name, field in Settings.model_fields.items():
-        value = merged.get(name)
-        sections[name] = type(field.default).model_validate(value) if isinstance(value, dict) else field.default
+        value, default = merged.get(name), field.default
+        sections[name] = type(default).model_validate(value) if isinstance(value, dict) and isinstance(default, BaseModel) else default
     return conflicts(Settings.model_construct(**sections).anchored((path.parent if path else Path()).absolute()), need_roots=need_roots)
 
 

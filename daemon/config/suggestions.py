@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from daemon.config.sources import PREFIX
 
@@ -39,18 +42,56 @@ def problems_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line for each thing that pydantic found."""
     lines = []
     for item in error.errors():
-        location = item["loc"]
+        location = tuple(part for part in item["loc"] if not (isinstance(part, str) and _KIND_OF_A_UNION.fullmatch(part)))
         dotted = ".".join(str(part) for part in location)
         if item["type"] == "extra_forbidden":
             parent = _model_at(model, location[:-1])
             hint = nearest(str(location[-1]), parent.model_fields) if parent else "remove it"
             lines.append(f"{dotted}: is not a known key; {hint}")
             continue
-        message = item["msg"].removeprefix("Value error, ")
-        message = message[0].lower() + message[1:]
-        given = "" if location[0] == "notify" else f" (it is {item['input']!r})"  # notify.urls hold secrets
+        message = _plain(item)
+        given = "" if location[0] == "notify" or item["type"] == "missing" else f" (it is {item['input']!r})"  # notify.urls hold secrets
+        if lines and given and lines[-1].startswith(f"{dotted}: must be ") and lines[-1].endswith(given) and message.startswith("must be "):
+            message = f"{lines.pop()[len(dotted) + 2 : -len(given)]}, or {message.removeprefix('must be ')}"  # a value of several kinds
         lines.append(f"{dotted}: {message}{given}")
     return lines
+
+
+_KIND_OF_A_UNION = re.compile(r"(tuple|list|dict|literal|function-\w+)\[.*\]|constrained-\w+")
+"""What pydantic puts into a location for one of several kinds that a value may be of."""
+KINDS = {
+    "int": "must be a whole number; for example 2", "float": "must be a number; for example 0.5", "bool": "must be true or false",
+    "string": 'must be text in quotation marks; for example "text"', "path": 'must be a path in quotation marks; for example "/data"',
+    "tuple": "must be a list in square brackets", "list": "must be a list in square brackets",
+    "dict": "must be a table; for example { key = \"value\" }", "model": "must be a section", "byte": 'must be a size; for example "4GiB"',
+}  # fmt: skip
+"""What pydantic's type of an error begins with → what is said instead of its words, which speak of Python."""
+
+
+def _plain(item: ErrorDetails) -> str:
+    """Why a value is not accepted, for somebody who knows TOML and no Python."""
+    kind, context, input_ = item["type"], item.get("ctx", {}), item["input"]
+    if kind == "missing":
+        return "is not given; add it"
+    if kind == "literal_error":
+        return f"must be {context['expected']}"
+    for name, words in (("greater_than_equal", "at least"), ("greater_than", "more than"), ("less_than_equal", "at most"),
+                        ("less_than", "less than")):  # fmt: skip
+        if kind == name:
+            return f"must be {words} {next(iter(context.values()))}"
+    if kind == "finite_number":
+        return "must be a finite number"
+    begin = kind.removeprefix("is_instance_").partition("_")[0]
+    if begin not in KINDS or kind == "string_pattern_mismatch":
+        message = item["msg"].removeprefix("Value error, ")
+        return message[0].lower() + message[1:]
+    said = KINDS[begin]
+    if begin in ("tuple", "list"):
+        example = json.dumps(input_, ensure_ascii=False) if isinstance(input_, (str, int, float)) else '"…"'
+        return f"{said}: [{example}]"
+    if begin == "model":
+        return f"must be a section: write [{'.'.join(map(str, item['loc']))}] and its keys below"
+    return said
 
 
 def unknown_environment(model: type[BaseModel], environment: Mapping[str, str]) -> list[str]:

@@ -24,7 +24,7 @@ class FaultCode(StrEnum):
     ALREADY_RUNNING = "already-running"
     """Another ckptd uses the state directory.
 
-    To do: Stop the other ckptd, or give this one another `state.directory`.
+    To do: Stop the other ckptd. A second daemon needs its own `watch.roots`, `output.directory` and `state.directory`.
     """
     BAD_OPTION = "bad-option"
     """A command-line option has an invalid value, or contradicts another option.
@@ -53,9 +53,9 @@ class FaultCode(StrEnum):
     To do: Change each key that the message names; `ckptd check` lists all problems at once.
     """
     CONFIG_MISSING = "config-missing"
-    """The given configuration file does not exist.
+    """The given configuration file does not exist, or none was given or found.
 
-    To do: Correct the path of `--config` or of the variable CKPTD_CONFIG.
+    To do: Correct the path of `--config` or of the variable CKPTD_CONFIG, or write a file with `ckptd init`.
     """
     CONFIG_SYNTAX = "config-syntax"
     """The configuration file is not TOML.
@@ -149,7 +149,7 @@ class FaultCode(StrEnum):
     To do: Give another folder with `--output`.
     """
     RELOAD_REFUSED = "reload-refused"
-    """The changed configuration is wrong; the daemon keeps the previous one.
+    """The changed configuration is wrong, or the daemon works on another file; the daemon keeps the previous one.
 
     To do: Correct what the message names, then run `ckptd reload` again.
     """

@@ -6,6 +6,7 @@ Called wherever a text that others wrote is shown: by the sentence of a fault, t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from datetime import datetime
 from typing import Literal
@@ -24,6 +25,15 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """The same with tabs and line ends as they are, for texts that have several lines."""
     return _IN_LINES.sub(_code, text)
+
+
+def one_line(text: str) -> str:
+    """A sentence with an indented list in it, such as a fault's about several mistakes, as one line: the items stand between semicolons."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    said = lines[:1]
+    for above, line in itertools.pairwise(lines):
+        said.append((" " if above.endswith((":", ".")) else "; " if line[0].isspace() else ". ") + line.strip())
+    return "".join(said)
 
 
 def _code(found: re.Match[str]) -> str:

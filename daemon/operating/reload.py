@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from daemon.config import layers
 from daemon.config.paths import StatePaths
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Retryable, UsageError
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.text import local_time, one_line
 from daemon.operating.monitoring.live import read_live
 from daemon.system.lock import is_locked
 from daemon.system.threads import reason_of
@@ -24,7 +27,7 @@ def reread(load: Callable[[], Settings]) -> tuple[Settings | None, str | None]:
     try:
         return load(), None
     except CkptdError as error:
-        return None, str(error)
+        return None, one_line(str(error))
     except OSError as error:
         return None, f"it can't be read: {error}"
     except Exception as error:
@@ -42,23 +45,52 @@ def changed_for_good(old: Settings, new: Settings) -> str | None:
     return f"{', '.join(changed)} can't be changed while the daemon runs; restart it" if changed else None
 
 
-def ask_for_reload(settings: Settings) -> None:
-    """Let the running daemon read its configuration again, and wait until it has.
+def unread_change(state: Path) -> str | None:
+    """That the files of the running daemon's configuration say something else than when it read them, as a sentence."""
+    loaded = read_live(StatePaths(state).live).configuration if is_locked(StatePaths(state).lock) else None
+    if loaded is None or loaded.file is None or loaded.digest is None or not os.path.isfile(loaded.file):
+        return None
+    try:
+        now = layers.read(Path(loaded.file)).digest
+    except UsageError:
+        return None
+    if now == loaded.digest:
+        return None
+    return (
+        f"The configuration file {loaded.file} was changed since the daemon read it (at {local_time(loaded.at)}): the daemon works with the"
+        f" earlier values. To use the new ones, run `ckptd reload --config {shlex.quote(loaded.file)}` first."
+    )
 
-    Raises UsageError where none runs or it refuses, Retryable where it does not answer.
+
+def ask_for_reload(settings: Settings, config: Path | None = None) -> bool:
+    """Let the running daemon read its configuration again, and wait until it has; gives whether that changed anything.
+
+    `config`: the file that is meant. Raises UsageError where none runs, it works on another file or it refuses, Retryable where it does not
+    answer.
     """
     state, operation = settings.state_directory, "reload the configuration"
     if not is_locked(StatePaths(state).lock):
         raise UsageError(FaultCode.NOT_RUNNING, operation, "no daemon runs on this state directory", "start it: `ckptd run`", path=state)
-    before = read_live(StatePaths(state).live).configuration
-    os.kill(_daemon_of(StatePaths(state).lock), signal.SIGHUP)
+    pid, live = _daemon_of(StatePaths(state).lock), read_live(StatePaths(state).live)
+    before, wanted = live.configuration, None if config is None else str(config.absolute())
+    if before and wanted and live.pid == pid and before.is_of_another_file(wanted):
+        if before.file is None:
+            cause, remedy = f"the daemon (pid {pid}) was started without a configuration file", "restart it"
+        else:
+            cause = f"the daemon (pid {pid}) works on {before.file}, not on {wanted}"
+            remedy = f"run `ckptd reload --config {shlex.quote(before.file)}`; to use the other file, stop the daemon"
+        remedy += f", then start it with `ckptd run --config {shlex.quote(wanted)}`"
+        raise UsageError(FaultCode.RELOAD_REFUSED, operation, cause, remedy, path=state)
+    os.kill(pid, signal.SIGHUP)
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         now = read_live(StatePaths(state).live).configuration
         if now is not None and now.at != (before and before.at):
             if now.problem:
-                raise UsageError(FaultCode.RELOAD_REFUSED, operation, now.problem.rstrip("."), "correct it and reload again", path=state)
-            return
+                raise UsageError(
+                    FaultCode.RELOAD_REFUSED, operation, one_line(now.problem).rstrip("."), "correct it and reload again", path=state
+                )
+            return now.changed is not False
         time.sleep(0.1)
     raise Retryable(FaultCode.NO_ANSWER, operation, "the daemon did not answer in time", "see `ckptd logs`", path=state)
 

@@ -20,6 +20,7 @@ import psutil
 import structlog
 
 from daemon.checkpoints.names import run_of
+from daemon.config.layers import Source
 from daemon.config.paths import Paths, prepare
 from daemon.config.run_overrides import effective
 from daemon.config.settings import Settings
@@ -128,10 +129,13 @@ def engine(
 class Daemon:
     """The service: an engine with a watcher, a notifier and ticks. `reload` gives the configuration as it is now."""
 
-    def __init__(self, parts: Engine, reload: Callable[[], Settings]) -> None:
-        self._parts, self._reload = parts, reload
+    def __init__(self, parts: Engine, reload: Callable[[], Settings], source: Callable[[], Source] | None = None) -> None:
+        """`source`: the files of what `reload` gave last, or of the settings at the start."""
+        self._parts, self._reload, self._source = parts, reload, source
         self._started = now()
-        self._loaded = ConfigLoad(self._started)
+        self._taken = source() if source else None
+        self._loaded = self._load(self._started)
+        self._has_stopped = False
         self._stop = threading.Event()
         self._end: Permanent | None = None
         """Why the daemon ends by itself."""
@@ -372,15 +376,23 @@ class Daemon:
         self._reload_wanted = False
         systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         found, problem = reread(self._reload)
+        changed = None
         if found is not None:
             problem = changed_for_good(self._parts.settings, found)
         if found is None or problem:
             log.error(f"The configuration stays as it was: {problem}", event_id=Event.CONFIG_REFUSED, code=FaultCode.RELOAD_REFUSED)
         else:
+            changed = found != self._parts.settings
+            source = self._source() if self._source else None
             self._go_on_by(found)
-        self._loaded = ConfigLoad(now(), problem)
+            self._taken = source
+        self._loaded = self._load(now(), problem, changed)
         said = problem and " ".join(f"the configuration stays as it was: {problem}".split())
         systemd.notify(f"READY=1\nSTATUS={said or 'watching'}")
+
+    def _load(self, at: str, problem: str | None = None, changed: bool | None = None) -> ConfigLoad:
+        file, digest = (self._taken.file, self._taken.digest) if self._taken else (None, None)
+        return ConfigLoad(at, problem, file, digest, changed)
 
     def _go_on_by(self, found: Settings) -> None:
         """Take another configuration over. Where that fails the threads of before are stopped, and the next round does all of it again."""
@@ -409,7 +421,7 @@ class Daemon:
             self._parts.runner.stop,
             self._runner.join,
             self._notifier.stop,
-            self._write_live,
+            self._write_last,
         ):
             Complaints(log, "the end").during(step)
         log.info("stopped", event_id=Event.DAEMON_STOPPED)
@@ -457,8 +469,12 @@ class Daemon:
     def _write_live(self) -> None:
         self._live.write(live_file(
             self._parts.settings, self._watcher, self._parts.runner, started=self._started, condition=self.condition(), loaded=self._loaded,
-            care=self._maintenance.state(),
+            care=self._maintenance.state(), in_order=self._has_stopped,
         ), self._watcher)  # fmt: skip
+
+    def _write_last(self) -> None:
+        self._has_stopped = True
+        self._write_live()
 
     def _write_metrics(self) -> None:
         file = self._parts.settings.metrics.textfile
@@ -509,8 +525,10 @@ def _thread_lost(cause: str) -> Permanent:
     )  # fmt: skip
 
 
-def serve(settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None) -> None:
-    """Run the daemon in this process until it is told to stop. `reload`: reads the configuration again; `executor`: as for `engine`."""
+def serve(
+    settings: Settings, reload: Callable[[], Settings], executor: Executor | None = None, source: Callable[[], Source] | None = None
+) -> None:
+    """Run the daemon in this process until it is told to stop. `executor`: as for `engine`; `reload` and `source`: as for `Daemon`."""
     give_back_early()
     with engine(settings, settings.state_directory, executor=executor, patient=True) as parts:
-        Daemon(parts, reload).run()
+        Daemon(parts, reload, source).run()

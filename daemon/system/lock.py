@@ -30,7 +30,8 @@ def locked(lock: Path) -> Iterator[None]:
             owner = stream.read(100).decode(errors="replace").strip() or "unknown"
             raise UsageError(
                 FaultCode.ALREADY_RUNNING, "start on this journal", f"another ckptd (pid {owner}) uses it",
-                "stop that one, or set another state.directory for this one", path=lock.parent,
+                "stop that one; a second daemon needs a configuration with watch.roots, output.directory and state.directory of its own",
+                path=lock.parent,
             ) from None  # fmt: skip
         mine = str(os.getpid()).encode()
         stream.write(mine)  # over what is there, so that a full disk is no obstacle

@@ -75,7 +75,7 @@ def test_verbs_find_the_state_that_only_the_service_knows(make_service: Make, ow
     value = json.loads(told(service, "status", "--json"))
     assert value["daemon"] == {**value["daemon"], "running": True, "pid": service.process.pid}
     assert value["state_directory"] == str(service.state)
-    assert "new configuration" in told(service, "reload")
+    assert "nothing has changed in it" in told(service, "reload")
     # And a link to the file is the file.
     link = service.folder / "link.toml"
     link.symlink_to(service.config)
@@ -153,7 +153,7 @@ def test_status_without_arguments_shows_the_one_that_runs_and_lists_several(make
     first.start()
     first.wait_for(is_up, 30)
     assert json.loads(without_arguments("status", "--json")[1])["state_directory"] == str(first.state)
-    assert without_arguments("reload") == (0, "The daemon uses the new configuration now.\n")
+    assert without_arguments("reload") == (0, "The daemon has read its configuration again; nothing has changed in it.\n")
     second.start()
     second.wait_for(is_up, 30)
     code, said = without_arguments("status")

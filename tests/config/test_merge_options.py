@@ -54,9 +54,9 @@ def test_a_relative_addition_is_relative_to_the_configuration(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[[merge.add]]\nweight = 0.5\n", "merge.add.0.path: field required"),
+        ("[[merge.add]]\nweight = 0.5\n", "merge.add.0.path: is not given"),
         ('[[merge.add]]\npath = "a"\nweight = 0\n', "merge.add.0.weight: is a factor and can't be 0"),
-        ('[[merge.add]]\npath = "a"\nweight = nan\n', "merge.add.0.weight: input should be a finite number"),
+        ('[[merge.add]]\npath = "a"\nweight = nan\n', "merge.add.0.weight: must be a finite number"),
         ('[[merge.add]]\npath = "a"\nwieght = 1\n', "merge.add.0.wieght: is not a known key"),
         ("[merge]\nweight = 0\n", "merge.weight: is a factor and can't be 0"),
         ("[merge]\nweight = 1e-30\n", "merge.weight: is a factor and can't be 1e-30, with which the adapter would not be merged"),

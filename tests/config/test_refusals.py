@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from daemon.cli import common
+from daemon.cli.main import app, exit_code_of, main
 from daemon.config.loading import load
 from daemon.config.settings import Settings
 from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.system.lock import locked
 
 Refusal = Callable[..., str]
 
@@ -146,3 +154,100 @@ def test_a_file_that_is_missing_or_no_toml_or_no_utf8_ends_in_one_sentence(tmp_p
         assert sentence.startswith(f"Could not read the configuration ({file}): ")
         assert ". Fix: " in sentence
         assert "\n" not in sentence
+
+
+WRONG = ('"x"', "-1", "1.5", "true", "[1]", "{ x = 1 }", "2026-01-31", "nan", "[{ y = [] }]", "99999999999")
+JARGON = ("input should", "parse", "tuple", "instance", "a valid", "dictionary", "pydantic", "errno", "codec")
+
+
+@pytest.mark.parametrize("value", WRONG)
+def test_no_wrong_value_is_refused_in_the_words_of_a_library(write: Callable[[str], Path], value: str) -> None:
+    keys = {name: getattr(field.annotation, "model_fields", {}) for name, field in Settings.model_fields.items()}
+    sections = "".join(f"{name} = {value}\n" for name in keys)
+    each = f"preset = {value}\n"
+    for name in filter(keys.get, keys):
+        each += f"[{name}]\n" + "".join(f"{key} = {value}\n" for key in keys[name])
+    for text in (sections, each):
+        with pytest.raises(UsageError) as caught:
+            load(write(text))
+        lines = str(caught.value).splitlines()[1:]
+        assert len(lines) >= 10
+        assert not [line for line in lines if any(word in re.sub(r"\(it is .*\)", "", line).lower() for word in JARGON)]
+
+
+def test_a_list_that_is_no_list_is_shown_as_one(refusal: Refusal) -> None:
+    assert "watch.roots: must be a list in square brackets: [\"/x\"] (it is '/x')" in refusal('[watch]\nroots = "/x"\n')
+    assert "limits.jobs: must be a whole number; for example 2 (it is 'many')" in refusal('[limits]\njobs = "many"\n')
+    assert "onnx.layers: must be 'last' or 'all', or a list in square brackets: [1.5] (it is 1.5)" in refusal("[onnx]\nlayers = 1.5\n")
+    assert "watch: must be a section: write [watch]" in refusal("watch = 3\n")
+
+
+@pytest.mark.parametrize(("make", "cause", "remedy"), [
+    (lambda path: path.mkdir(), "it is a folder, not a file", "name the file, for example {path}/config.toml"),
+    (lambda path: path.write_bytes(b"\x7fELF\0\0\xff"), "it is not a text file", "name the TOML file"),
+    (lambda path: path.write_bytes("a = 1".encode("utf-16")), "it is saved as UTF-16", "save it as UTF-8"),
+    (lambda path: path.write_bytes(b"a = 1\nb = '\xe4'"), "line 2 holds a character that is not UTF-8", "save the file as UTF-8"),
+    (lambda path: path.symlink_to(path), "it is a link that leads to itself", "remove or correct the link"),
+    (lambda path: path.write_text("roots = ["), "it is not TOML: ", "correct that line"),
+    (lambda path: None, "there is no such file", "name another with --config"),
+])  # fmt: skip
+def test_a_file_that_can_not_be_read_is_refused_in_plain_words(
+    tmp_path: Path, make: Callable[[Path], object], cause: str, remedy: str
+) -> None:
+    path = tmp_path / "x"
+    make(path)
+    with pytest.raises(UsageError) as caught:
+        load(path)
+    said = str(caught.value)
+    assert (
+        f"({path}): {cause}" in said and f"Fix: {remedy.format(path=path)}" in said and not [one for one in JARGON if one in said.lower()]
+    )
+
+
+def test_a_path_through_a_file_and_a_closed_file_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(UsageError, match=f"{tmp_path}/x is a file, and not a folder that could hold another file"):
+        load(tmp_path / "x" / "y" / "config.toml")
+
+    def closed(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    with pytest.raises(UsageError, match=r"this user may not read it\. Fix: give this user access"):
+        load(tmp_path / "x")
+
+
+def test_a_mark_that_editors_put_before_the_text_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("[limits]\njobs = 3\n", encoding="utf-8-sig")
+    assert load(tmp_path / "x").limits.jobs == 3
+
+
+def test_without_any_configuration_it_is_said_where_one_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(common, "SYSTEM_CONFIG", tmp_path / "none.toml")
+    for verb in ("run", "reload"):
+        error = CliRunner().invoke(app, [verb]).exception
+        assert isinstance(error, UsageError) and error.fault.code is FaultCode.CONFIG_MISSING
+        assert f"neither {tmp_path}/ckptd/config.toml nor {tmp_path}/none.toml" in str(error) and "run `ckptd init`" in str(error)
+
+
+@pytest.mark.parametrize("name", ["CKPTD_LIMITS__JBS", "CKPTD_LIMTS__JOBS"])
+def test_a_misspelt_variable_is_one_mistake(refusal: Refusal, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "2")
+    assert f"1 thing is wrong:\n  {name} (environment): names no setting; did you mean" in refusal("")
+
+
+def test_ctrl_c_at_a_question_is_an_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def asked(*_: object, **__: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("daemon.cli.common.configuration_of", asked)
+    monkeypatch.setattr("daemon.cli.main.load_settings", asked)
+    monkeypatch.setattr(sys, "argv", ["ckptd", "check"])
+    assert main() == 130 and "interrupted" in capsys.readouterr().err
+
+
+def test_a_second_daemon_is_told_what_it_needs_of_its_own(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"), pytest.raises(UsageError) as caught, locked(tmp_path / "lock"):
+        pass
+    assert "watch.roots, output.directory and state.directory of its own" in str(caught.value) and exit_code_of(caught.value) == 2

@@ -197,7 +197,7 @@ def test_a_choice_of_numbers_is_read_from_a_variable_wherever_it_stands_in_a_typ
 
 def test_a_number_that_is_no_choice_is_refused_with_the_choices(refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTD_ONNX__BLOCK_SIZE", "48")
-    assert "CKPTD_ONNX__BLOCK_SIZE (environment) for onnx.block_size: input should be 16, 32, 64 or 128 (it is '48')" in refusal("")
+    assert "CKPTD_ONNX__BLOCK_SIZE (environment) for onnx.block_size: must be 16, 32, 64 or 128 (it is '48')" in refusal("")
 
 
 def test_a_wrong_value_of_a_variable_is_reported_as_the_variables_and_not_as_the_files(
@@ -205,7 +205,7 @@ def test_a_wrong_value_of_a_variable_is_reported_as_the_variables_and_not_as_the
 ) -> None:
     monkeypatch.setenv("ckptd_watch__depth", "deep")
     said = refusal("[watch]\nsettle_seconds = 1\n")
-    assert "\n  ckptd_watch__depth (environment) for watch.depth: input should be a valid integer" in said
+    assert "\n  ckptd_watch__depth (environment) for watch.depth: must be a whole number" in said
     assert str(tmp_path) not in said and "change those values" in said
 
 

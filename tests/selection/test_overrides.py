@@ -52,11 +52,11 @@ def test_a_run_sets_what_it_may_for_itself_alone(desk: Desks, add: Add) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[select]\npolicy = "newest"', "select.policy: input should be 'all', 'latest', 'best' or 'every'"),
+        ('[select]\npolicy = "newest"', "select.policy: must be 'all', 'latest', 'best' or 'every'"),
         ("[select]\npolcy = 1", "select.polcy: is no key that a run may set; did you mean 'policy'?"),
         ('[select]\npolicy = "every"', 'select.every: must be at least 1 with select.policy = "every"'),
         ('[export]\nvariants = ["onxx"]', "export.variants: there is no variant 'onxx'; did you mean 'onnx'?"),
-        ("[validate]\nsamples = 100000", "validate.samples: input should be less than or equal to 256"),
+        ("[validate]\nsamples = 100000", "validate.samples: must be at most 256"),
         ("[validate]\nprompts = '/etc/shadow'", "validate.prompts: is no key that a run may set"),
         ("[output]\ndirectory = '/'", "output: is nothing that a run may set"),
         ("[notify]\nurls = ['json://evil']", "notify: is nothing that a run may set"),

@@ -37,14 +37,18 @@ Verb = tuple[str, ...]
 ALWAYS = {
     0: "done",
     1: "failed; trying again does not help until you change something",
-    2: "the command line or the configuration is wrong, or something that you named does not exist",
+    2: "the command line or the configuration is wrong, something that you named does not exist, or another ckptd uses the state directory",
     70: "a thread of ckptd failed and could not be restarted; start ckptd again",
-    75: "temporary failure: not enough memory or disk, another process uses the journal, or a network problem; try again later",
+    75: "temporary failure: not enough memory or disk, the journal can't be used now, or a network problem; try again later",
     130: "interrupted by Ctrl-C",
 }
 """What a code means for every verb."""
 EXITS: dict[Verb, dict[int, str]] = {
-    ("run",): {0: "stopped by a signal", 1: "it can't continue, for example because the journal is damaged; start it again"},
+    ("run",): {
+        0: "stopped by a signal",
+        1: "it can't continue, for example because the journal is damaged; start it again",
+        2: "the configuration is wrong or missing, or another daemon uses the state directory",
+    },
     ("init",): {2: "the file exists and `--force` is not given, a given value is wrong, or there is no terminal for questions"},
     ("install-service",): {
         1: "a command that it ran failed",
@@ -81,8 +85,8 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("resume",): {},
     ("first",): {2: "the export is not waiting"},
     ("reload",): {
-        0: "the daemon uses the new configuration",
-        2: "the configuration is wrong and the previous one stays in use, or no daemon runs",
+        0: "the daemon uses the configuration as it is now",
+        2: "the configuration is wrong and the previous one stays in use, the daemon works on another file, or no daemon runs",
         75: "the daemon did not answer in time",
     },
     ("verify",): {0: "there is no difference", 1: "there is a difference", 2: "there is no export"},

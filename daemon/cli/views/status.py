@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.contract.text import local_time, printable
+from daemon.contract.text import local_time, one_line, printable
 from daemon.journal.rows import ENDED_JOB, ENDED_STAGE
 from daemon.operating.monitoring.outlook import about
 from daemon.operating.wrapping import width_of
@@ -116,7 +117,12 @@ def _head(value: Snapshot, most: int | None) -> list[tuple[str, str, str]]:
 def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
     daemon = value.daemon
     if not daemon.running:
-        return [("not running:", f"start it with `ckptd run --config FILE`; the state is {value.state_directory}", "yellow")]
+        file = value.config or (daemon.configuration and daemon.configuration.file)
+        start = f"start it with `ckptd run --config {shlex.quote(file) if file else 'FILE'}`; the state is {value.state_directory}"
+        if not daemon.killed:
+            return [("not running:", start, "yellow")]
+        ended = "the daemon ended without stopping in order: it was killed or it crashed, or the machine stopped"
+        return [("not running:", f"{ended}. It was last seen alive at {local_time(daemon.said, 'seconds')}. To continue, {start}", "red")]
     verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
     known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)
     return [(f"running, {verdict}", f"({known})", "green" if verdict == "healthy" else "red")]
@@ -125,6 +131,7 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
 def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
     """What a person should know before anything else."""
     found = [("no room", f"{one.sentence()}; work waits until there is enough. {one.delete}", "red") for one in value.disks]
+    found += [("configuration", value.config_problem, "red")] if value.config_problem else []
     found += [("unwell", why, "red") for why in value.daemon.unwell]
     if (value.daemon.verdict == "unwell" or value.daemon.healthy is False) and not (value.daemon.unwell or value.disks):
         found.append(("unwell", "The daemon does not say why: see `ckptd logs`.", "red"))
@@ -133,8 +140,12 @@ def _notices(value: Snapshot) -> list[tuple[str, str, str]]:
         found.append(("ckptd ended by itself", f"at {local_time(value.last_end.at)}. {value.last_end.why}", "red"))
     if value.paused:
         found.append(("paused", f"since {local_time(value.paused)}: no stage is started; `ckptd resume` continues the work", "yellow"))
-    if (loaded := value.daemon.configuration) and loaded.problem:
-        found.append(("the last reload was refused:", loaded.problem, "red"))
+    loaded = value.daemon.configuration if value.daemon.running else None
+    if loaded and loaded.problem:
+        found.append(("the last reload was refused:", one_line(loaded.problem), "red"))
+    if loaded and loaded.is_of_another_file(value.config):
+        its = f"on {loaded.file}" if loaded.file else "without a configuration file"
+        found.append(("configuration", f"the daemon that is shown here works {its}, not on {value.config}", "yellow"))
     if (journal := value.daemon.journal) and journal.problem:
         found.append(("journal", journal.problem, "red"))
     if rebuilt := value.journal:

@@ -47,6 +47,18 @@ class ConfigLoad:
 
     at: str
     problem: str | None = None
+    file: str | None = None
+    """Path of the configuration file in use; None if there is none, or it is not known (see `digest`)."""
+    digest: str | None = None
+    """Digest of the values in the files when the configuration in use was read; None if it is not known."""
+    changed: bool | None = None
+    """Whether the last reload changed a value; None if there was none, or it was refused."""
+
+    def is_of_another_file(self, file: str | None) -> bool:
+        """Whether it is known to come from another file than this one; None stands for none that was given or found."""
+        if self.digest is None or file is None:
+            return False
+        return self.file is None or (self.file != file and os.path.realpath(self.file) != os.path.realpath(file))
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ class LiveFile:
     """`limits.jobs`; 0 where it is not known."""
     listed: float = 0.0
     """Seconds between the time of the list `incomplete` and that of the file: its entries are known for so much longer."""
+    in_order: bool | None = None
+    """Whether the daemon that wrote it has stopped in order, which it says with its last words; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +159,10 @@ class Condition:
 
 
 def live_file(
-    settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare
-) -> LiveFile:
-    """The content at this moment, without the lists of directories (`LiveWriter`)."""
+    settings: Settings, watcher: Watchers, runner: Runner, *, started: str, condition: Condition, loaded: ConfigLoad, care: JournalCare,
+    in_order: bool,
+) -> LiveFile:  # fmt: skip
+    """The content at this moment, without the lists of directories (`LiveWriter`). `in_order`: the daemon has stopped in order."""
     return LiveFile(
         pid=os.getpid(),
         started=started,
@@ -160,6 +175,7 @@ def live_file(
         progress=progress_of(runner),
         waiting={job: told(waiting.fault) for job, waiting in dict(runner.waits.of).items()},
         jobs=settings.limits.jobs,
+        in_order=in_order,
         **vars(condition),
     )
 

@@ -48,7 +48,10 @@ from daemon.system.threads import Death
 
 @dataclass(frozen=True)
 class DaemonState:
-    """The daemon of a state directory, with the information that it last wrote; None if no daemon runs."""
+    """The daemon of a state directory, with the information that it last wrote; None if no daemon runs.
+
+    Of a daemon that runs no more `configuration` and `said` remain.
+    """
 
     running: bool
     pid: int | None
@@ -63,7 +66,9 @@ class DaemonState:
     deaths: tuple[Death, ...] = ()
     """Threads that ended with an error since the start and were restarted; the latest error of each."""
     said: str | None = None
-    """Time when it last wrote its state."""
+    """Time when it last wrote its state; if no daemon runs, when the last one did."""
+    killed: bool = False
+    """Whether no daemon runs, and the last one ended without stopping in order: it was killed or crashed, or the machine stopped."""
 
 
 @dataclass(frozen=True)
@@ -196,13 +201,18 @@ class Snapshot:
     """Why the daemon, or the previous one, stopped because of an error."""
     foreground: tuple[JobStatus, ...] = ()
     """Exports that `ckptd export` makes now in this state directory."""
+    config: str | None = None
+    """The configuration file that this command used; None if there is none."""
+    config_problem: str | None = None
+    """Why that file can't be used as it is now, as a sentence; None if it can. A running daemon continues with what it read before."""
 
 
 def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
     """The status of a state directory, with at most `limit` jobs. Raises ValueError where the journal can't be read."""
     paths = StatePaths(state)
     running = is_locked(paths.lock)
-    live = read_live(paths.live) if running else LiveFile()
+    last = read_live(paths.live)
+    live = last if running else LiveFile()
     try:
         with reading(paths.journal) as connection:
             seen = overview(connection, limit)
@@ -216,7 +226,17 @@ def snapshot(state: Path, *, limit: int = 50) -> Snapshot:
         version=__version__,
         state_directory=str(state),
         daemon=DaemonState(
-            running, live.pid, live.started, live.healthy, live.configuration, live.journal, verdict, live.unwell, live.deaths, live.time
+            running,
+            live.pid,
+            live.started,
+            live.healthy,
+            last.configuration,
+            live.journal,
+            verdict,
+            live.unwell,
+            live.deaths,
+            last.time,
+            killed=not running and last.in_order is False,
         ),
         paused=seen.paused_since,
         journal=seen.rebuilt,
