@@ -312,10 +312,14 @@ def logs(
 @app.command()
 def check(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """Check the configuration and this machine, and list everything that is wrong."""
-    settings = load_settings(config, own_state=True)
-    from daemon.operating.diagnosis.doctor import examine
+    from daemon.operating.diagnosis.doctor import Diagnosis, examine
 
-    value = examine(settings, configuration_of(config))
+    try:
+        value = examine(load_settings(config, own_state=True), configuration_of(config))
+    except UsageError as error:
+        if not json_:
+            raise
+        value = Diagnosis({}, (error.fault.sentence(),), ())
     if json_:
         print_json(value)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -67,3 +68,12 @@ def test_the_last_line_tells_of_the_notes_above_it(tmp_path: Path) -> None:
     assert f"the root {tmp_path}/rusn does not exist yet" in answer.stdout and notes > 0
     word = "note" if notes == 1 else "notes"
     assert answer.stdout.splitlines()[-1] == f"The configuration is valid, with {notes} {word} above."
+
+
+def test_a_mistake_in_the_file_is_a_problem_in_json_too(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text('[watch]\nrots = ["/x"]\n')
+    done = ckptd(tmp_path, "check", "--json", "--config", file)
+    assert done.returncode == 2
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert "watch.rots" in problem and "did you mean 'roots'" in problem
