@@ -138,11 +138,11 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
         if (closed := _closed(state)) is not None:
             raise no_access(closed) from None
         why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
-        option = "" if file is None else f" --config {shlex.quote(str(file))}"
+        command = "ckptd check" if file is None else f"ckptd check --config {shlex.quote(str(file))}"
         name = "" if file is None else f" {file}"
         said = (
             f"The configuration{name} can't be used as it is now: {why}. A running daemon continues with what it read before."
-            f" Correct the configuration, then run `ckptd check{option}`."
+            f" Correct the configuration, then run `{command}`."
         )
         return DaemonPlace(state, file, said)
 

@@ -310,4 +310,6 @@ def test_dora_beside_another_is_refused_by_the_merge_and_the_adapter_alone_is_no
     report = next(report for report in box.exports().values() if report["status"] == "partial")
     verdicts = {one["variant"]: one["verdict"] for one in report["artifacts"]}
     assert verdicts == {"pytorch": "passed", "pytorch-adapter": "failed"}
-    assert any("the export merges style together with it, so the adapter alone is not" in failure["sentence"] for failure in report["failures"])
+    assert any(
+        "the export merges style together with it, so the adapter alone is not" in failure["sentence"] for failure in report["failures"]
+    )

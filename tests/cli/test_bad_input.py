@@ -236,6 +236,11 @@ def test_a_second_daemon_on_the_same_journal_is_refused_and_the_first_goes_on(ma
 def test_run_without_a_root_says_what_to_set(tmp_path: Path) -> None:  # R5.4
     answer = ckptd(tmp_path, "run")
     assert answer.returncode == 2
+    assert "Could not find a configuration" in answer.stderr and "`ckptd init`" in answer.stderr
+    config = tmp_path / "config.toml"
+    config.write_text("[limits]\njobs = 1\n")
+    answer = ckptd(tmp_path, "run", "--config", config)
+    assert answer.returncode == 2
     assert "watch.roots" in answer.stderr
 
 
