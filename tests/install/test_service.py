@@ -180,7 +180,7 @@ def test_as_the_user_who_trains(box: Path) -> None:
     assert "there is no user 'bob'" in one_sentence(install(box, "--run-as", "bob"))
     # What belongs to another user's service is not given over silently.
     (box / "srv/ckptd/exports/run").mkdir()
-    assert "it belongs to 1500, and the service runs as" in one_sentence(install(box))
+    assert "it belongs to 1500, but the service runs as" in one_sentence(install(box))
 
 
 @pytest.mark.slow

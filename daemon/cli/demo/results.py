@@ -94,7 +94,7 @@ def table(rows: list[Row]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     made.add_column("step", justify="right", no_wrap=True)
     made.add_column("artifact", no_wrap=True)
-    for title in ("MB", "× base", "error σ", "agrees", "tok/s", "PyTorch"):
+    for title in ("MiB", "× base", "error σ", "agrees", "tok/s", "PyTorch"):
         made.add_column(title, justify="right", no_wrap=True)
     made.add_column("verdict", no_wrap=True)
     last = None
@@ -102,7 +102,7 @@ def table(rows: list[Row]) -> Table:
         made.add_row(
             str(row.step) if row.step != last else "",
             row.variant,
-            _figure(None if row.size is None else row.size / 1e6, ".2f"),
+            _figure(None if row.size is None else row.size / (1 << 20), ".2f"),
             _figure(row.ratio, ".2f"),
             _figure(row.error, ".2g"),
             _figure(row.agreement, ".1%"),

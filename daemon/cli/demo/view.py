@@ -65,7 +65,7 @@ class Training:
         if kind == "sample":
             self.sample = (event["prompt"], event["text"])
         if kind == "saved":
-            self.about = f"{event['parameters'] / 1e6:.2f} M parameters, {event['bytes'] / 1e6:.1f} MB"
+            self.about = f"{event['parameters'] / 1e6:.2f} M parameters, {event['bytes'] / (1 << 20):.1f} MiB"
         if kind in ("saved", "done"):
             self.state, self.fraction = "done", 1.0
             return f"{self.title}: done, {self.losses()}"
