@@ -47,6 +47,12 @@ MISTAKES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the length of paths here, no line is broken."""
+    monkeypatch.setenv("COLUMNS", "4000")
+
+
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The configuration of a daemon that says it runs, which is this process."""
@@ -54,7 +60,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     for name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "CKPTD_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "4000")  # whatever the length of paths here, no line is broken
     config, state = tmp_path / "my.toml", tmp_path / "state"
     config.write_text(f'[state]\ndirectory = "{state}"\n[watch]\nroots = ["{tmp_path}/runs"]\n')
     state.mkdir(mode=0o700)
