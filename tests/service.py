@@ -98,7 +98,7 @@ class Service:
         """`ckptd VERB …` on this service's configuration; gives the exit code, what it said is in `said`."""
         answer = subprocess.run(
             [sys.executable, "-m", "daemon", *words, "--config", str(self.config)],
-            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "NO_COLOR": "1", "COLUMNS": "4000"},
+            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "NO_COLOR": "1"},
         )  # fmt: skip
         self.said = answer.stdout + answer.stderr
         return answer.returncode

@@ -54,7 +54,7 @@ class Box:
         """`ckptd WORDS` on the configuration."""
         return subprocess.run(
             [sys.executable, "-m", "daemon", *words, "--config", str(self.folder / "c.toml")], capture_output=True, text=True, check=False,
-            cwd=ROOT, timeout=280, env={**os.environ, "COLUMNS": "4000", **environment},
+            cwd=ROOT, timeout=280, env={**os.environ, **environment},
         )  # fmt: skip
 
     def export(self, *words: str, checkpoint: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

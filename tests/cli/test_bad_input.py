@@ -28,7 +28,6 @@ def ckptd(
     names |= {
         "XDG_STATE_HOME": str(folder / "xdg"),
         "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "4000",
         "CKPTD_LIMITS__PRIORITY": "normal",
         **environment,
     }

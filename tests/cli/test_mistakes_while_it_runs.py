@@ -47,12 +47,6 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the length of paths here, no line is broken."""
-    monkeypatch.setenv("COLUMNS", "4000")
-
-
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The configuration of a daemon that says it runs, which is this process."""

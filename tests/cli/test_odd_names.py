@@ -54,7 +54,6 @@ def shown(here: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         f"[watch]\nroots = [{roots}]\n[output]\ndirectory = {json.dumps(str(here.settings.output.directory))}\n"
         f"[state]\ndirectory = {json.dumps(str(here.home / 'state'))}\n"
     )
-    monkeypatch.setenv("COLUMNS", "3000")
 
     def run(*words: str) -> list[str]:
         capsys.readouterr()

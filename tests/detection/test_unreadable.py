@@ -40,7 +40,7 @@ class OtherUser(Service):
         """As `Service.run_verb`, as the same user."""
         answer = subprocess.run(
             [*PREFIX, sys.executable, "-m", "daemon", *words], capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "4000"},
+            env={**os.environ, "NO_COLOR": "1"},
         )  # fmt: skip
         self.said = answer.stdout + answer.stderr
         return answer.returncode
