@@ -202,8 +202,10 @@ def attempts_of(connection: sqlite3.Connection, job: str) -> list[AttemptRow]:
 
 
 def measured_by_stage(connection: sqlite3.Connection) -> dict[str, list[Measured]]:
-    """Stage → what its latest attempts took, newest first."""
+    """Stage → what its latest attempts took, newest first; nothing in a journal of a schema without such figures."""
     found: dict[str, list[Measured]] = {}
+    if _version(connection) < 3:
+        return found
     for row in connection.execute("SELECT * FROM measured ORDER BY id DESC"):
         found.setdefault(row["stage"], []).append(measured_of(row))
     return found

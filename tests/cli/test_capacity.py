@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.checkpoints.inspection import Inspection, inspect
+from daemon.config.settings import Settings
 from daemon.contract.formats.stages import ModelSize
+from daemon.journal import overview
 from daemon.journal.attempts import Measured
-from daemon.operating.diagnosis import capacity
+from daemon.journal.database import reading
+from daemon.journal.overview import measured_by_stage
+from daemon.operating.diagnosis import capacity, readability
 from daemon.operating.diagnosis.readability import ModelFound
 from tests.service import QUICK
 
 BASE = "made/up"
+SQL = Path(overview.__file__).with_name("sql")
 
 
 def base_of(folder: Path, parameters: int) -> Path:
@@ -82,8 +90,6 @@ def test_a_model_that_fits_is_said_with_what_an_export_takes(tmp_path: Path, pic
 def judged(
     models: Sequence[ModelFound], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measured: dict[str, list[Measured]]
 ) -> capacity.Capacity:
-    from daemon.config.settings import Settings
-
     monkeypatch.setattr(capacity, "memory", lambda: (10 << 30, 9 << 30))
     monkeypatch.setattr(capacity, "free_disk", lambda folder: 1 << 40)
     monkeypatch.setattr(capacity, "_measured", lambda settings: measured)
@@ -107,3 +113,45 @@ def test_what_only_some_models_need_is_a_warning(monkeypatch: pytest.MonkeyPatch
     assert found.problems == []
     assert [one.split(":")[0] for one in found.warnings] == ["base", "export.variants"]
     assert "2 checkpoints need the base model gone: it is nowhere; put it there" in found.warnings[0]
+
+
+def test_however_many_checkpoints_there_are_all_are_read_and_few_are_inspected(
+    tmp_path: Path, pico_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base_of(tmp_path / "bases" / "made" / "up", 10**6)
+    for run in range(3):
+        for number in range(5):
+            shutil.copytree(pico_checkpoint, tmp_path / "runs" / f"run{run}" / f"checkpoint-{4 if number == 0 else 10 * number}")
+    inspected: list[Path] = []
+
+    def counting(path: Path) -> Inspection:
+        inspected.append(path)
+        return inspect(path)
+
+    monkeypatch.setattr(readability, "inspect", counting)
+    monkeypatch.setattr(readability, "_LOOKS", 7)
+    sections = {
+        "watch": {"roots": [tmp_path / "runs"]},
+        "state": {"directory": tmp_path / "state"},
+        "base": {"search": [tmp_path / "bases"]},
+    }
+    found = readability.tried(Settings.model_validate(sections))
+    assert "15 checkpoints" in found.summary
+    assert 0 < len(inspected) <= 7
+    complete = [path.parent for path in inspected if inspect(path).complete]
+    assert len(complete) == len(set(complete)), "one that is complete says it for its run"
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_a_journal_of_any_schema_is_asked_what_stages_took(tmp_path: Path, version: int) -> None:
+    file = tmp_path / "journal.sqlite3"
+    with closing(sqlite3.connect(file)) as raw:
+        for number in range(1, version + 1):
+            raw.executescript((SQL / f"{number:04}.sql").read_text())
+        raw.execute(f"PRAGMA user_version = {version}")
+        if version >= 3:
+            raw.execute("INSERT INTO measured VALUES (1, 'onnx', 10, 20, 30, 40, 1.5, 'now')")
+        raw.commit()
+    with reading(file) as connection:
+        found = measured_by_stage(connection)
+    assert found == ({"onnx": [Measured(ModelSize(20, 10), 30, 40, 1.5)]} if version >= 3 else {})

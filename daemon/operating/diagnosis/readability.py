@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import pwd
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,8 @@ _MOST = 2000
 """Checkpoints that are looked at below one root."""
 _SAID = 5
 """Directories of one root that are named."""
+_LOOKS = 200
+"""Checkpoints that are inspected for the model that they need: checkpoints of one run need one."""
 _MODELS = 20
 """Models that are measured: their headers are read."""
 
@@ -40,7 +42,7 @@ class ModelFound:
     name: str
     """As the checkpoints name it; a full fine-tune's own folder."""
     checkpoints: int = 0
-    """Complete checkpoints that need it."""
+    """Checkpoints of the runs that need it."""
     missing: str = ""
     """Why it can't be used, with what to do, as a clause; "" where it can."""
     stored_bytes: int = 0
@@ -57,7 +59,7 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
     """Directories that can't be read, below roots where others can, and folders of base models that can't be listed."""
     models: list[ModelFound] = field(default_factory=list)
-    """What the complete checkpoints below the roots need, in the order in which it was met."""
+    """What the checkpoints below the roots need, in the order in which it was met."""
 
 
 def tried(settings: Settings) -> Reading:
@@ -79,15 +81,14 @@ def _user_of_service(settings: Settings) -> int | None:
 
 def _tried(settings: Settings) -> Reading:
     count, kinds, problems, warnings = 0, set[str](), list[str](), list[str]()
-    models: dict[str, ModelFound] = {}
+    readable = list[Path]()
     for root in settings.watch.roots:
         found, barred = 0, list[str]()
         for one in Scanner(rules_of(settings.watch, settings.state_directory), most_seconds=_SECONDS).find(root, _noting(barred)):
             found += 1
-            if closed_here := _barred(one.path, kinds):
-                barred += closed_here
-            else:
-                _note_model(one.path, settings, models)
+            closed_here = _barred(one.path, kinds)
+            barred += closed_here
+            readable += [] if closed_here else [one.path]
             if found >= _MOST:
                 break
         count += found - min(found, len(barred))
@@ -98,7 +99,7 @@ def _tried(settings: Settings) -> Reading:
         else:
             warnings += said
     warnings += _closed_bases(settings)
-    return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings, list(models.values()))
+    return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings, _models(readable, settings))
 
 
 def _closed_bases(settings: Settings) -> list[str]:
@@ -108,21 +109,39 @@ def _closed_bases(settings: Settings) -> list[str]:
     return [f"{key}: {fault.cause}; {fault.remedy}" for key, folder in folders if (fault := closed_directory(folder)) is not None]
 
 
-def _note_model(path: Path, settings: Settings, models: dict[str, ModelFound]) -> None:
-    """Count the checkpoint to the model that its export needs; one that is not complete, or that an export refuses, counts nowhere."""
+def _models(checkpoints: Iterable[Path], settings: Settings) -> list[ModelFound]:
+    """The models that exports of these checkpoints need, by the first of each run that is complete. Looked at after the scan is over, whose
+    time is limited."""
+    models: dict[str, ModelFound] = {}
+    of_run: dict[Path, str] = {}
+    looks = 0
+    for path in checkpoints:
+        if path.parent not in of_run:
+            if looks >= _LOOKS:
+                continue
+            looks += 1
+            if (name := _model_of(path, settings, models)) is None:
+                continue
+            of_run[path.parent] = name
+        models[of_run[path.parent]].checkpoints += 1
+    return list(models.values())
+
+
+def _model_of(path: Path, settings: Settings, models: dict[str, ModelFound]) -> str | None:
+    """Name of the model that a checkpoint needs, which is put into `models`; None for one that is not complete, or that no export takes."""
     try:
         found = inspect(path)
         if not found.complete or found.refusal is not None:
-            return
+            return None
         wanted = base_wanted(found.method, found.layout, found.base_name, settings.base.map)
-        # Full fine-tunes of one run have one size.
         name = wanted if wanted is not None else str(path.parent)
-        if name not in models and len(models) < _MODELS:
+        if name not in models:
+            if len(models) >= _MODELS:
+                return None
             models[name] = _measured(name, path if wanted is None else None, found, settings)
-        if name in models:
-            models[name].checkpoints += 1
+        return name
     except (CkptdError, OSError):  # it went away meanwhile; or what is wrong with it is for the look that takes it
-        return
+        return None
 
 
 def _measured(name: str, folder: Path | None, found: Inspection, settings: Settings) -> ModelFound:
