@@ -25,7 +25,7 @@ from daemon.checkpoints.names import run_of
 from daemon.checkpoints.pins import Moved, held, make_pin
 from daemon.cli.checkpoint_argument import checkpoint_at
 from daemon.cli.views.tables import ExportView
-from daemon.config.paths import existing, file_on_the_way, foreground_state, prepare
+from daemon.config.paths import existing, foreground_state, prepare, refuse_file
 from daemon.config.settings import LARGEST_FACTOR, AddedAdapter, BaseModelSettings, OutputSettings, Settings
 from daemon.contract.errors import Fault, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.export_layout import MANIFEST
@@ -51,7 +51,6 @@ LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultC
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
 PASSING = SOON | {FaultCode.RETRY, FaultCode.TIMING, FaultCode.WINDOW_CLOSED}
 """What an export waits for that comes by itself."""
-_REMEDY_OF_DAMAGE = "save it again from the trainer, or copy it again completely; then run the same command again"
 PATIENCE_SECONDS = 30.0
 """How long the runner or the export's end may fail, again and again, before the command ends with the error: longer than a journal is
 ever busy."""
@@ -81,7 +80,7 @@ def export_now(
     """
     found = checkpoint_at(Path(os.path.abspath(checkpoint)))
     if not found.complete:
-        raise Permanent(**damaged(found).model_copy(update={"remedy": _REMEDY_OF_DAMAGE}).model_dump())
+        raise Permanent(**damaged(found, then="then run the same command again").model_dump())
     settings = _adjusted(settings, found, output, base)
     checkpoint = found.path
     if add:
@@ -118,9 +117,8 @@ def _adjusted(settings: Settings, found: Inspection, output: Path | None, base: 
             update={"output": OutputSettings(**{**settings.output.model_dump(), "directory": output.absolute()})}
         )
     folder = settings.output.directory
-    if output is not None and (file := file_on_the_way(folder)) is not None:
-        cause = "it is a file, not a directory" if file == folder else f"{file} is a file, not a directory"
-        raise UsageError(FaultCode.NOT_A_DIRECTORY, "use --output", cause, "give a directory; it does not have to exist yet", path=folder)
+    if output is not None:
+        refuse_file(folder, "use --output", "give a directory; it does not have to exist yet")
     if folder == checkpoint or checkpoint in folder.parents:
         raise UsageError(
             FaultCode.OUTPUT_IN_CHECKPOINT, "export", "the output would be inside the checkpoint, where only the trainer may write",

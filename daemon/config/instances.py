@@ -81,18 +81,14 @@ def running() -> list[Instance]:
 
 def state_of(config: Path | None, otherwise: Path) -> Path:
     """Where the state of the daemon that runs on a configuration lies; `otherwise` where none runs, or several do that disagree."""
-    states = _states(config)
-    return states.pop() if len(states) == 1 and otherwise not in states else otherwise
+    return known_state_of(config) or otherwise
 
 
 def known_state_of(config: Path | None) -> Path | None:
     """Where the state of the daemon that runs on a configuration lies; None where none runs, or several do that disagree."""
-    states = _states(config)
+    wanted = _resolved(config)
+    states = {one.state for one in running() if one.trusted and one.config == wanted}
     return states.pop() if len(states) == 1 else None
-
-
-def _states(config: Path | None) -> set[Path]:
-    return {one.state for one in running() if one.trusted and one.config == _resolved(config)}
 
 
 def _resolved(config: Path | None) -> Path | None:

@@ -135,6 +135,13 @@ def file_on_the_way(folder: Path) -> Path | None:
     return there if there is not None and os.path.exists(there) and not os.path.isdir(there) else None
 
 
+def refuse_file(folder: Path, operation: str, remedy: str) -> None:
+    """Raise UsageError where a file is at the place of a folder that is to be made, or on the way to it."""
+    if (file := file_on_the_way(folder)) is not None:
+        cause = "it is a file, not a directory" if file == folder else f"{file} is a file, not a directory"
+        raise UsageError(FaultCode.NOT_A_DIRECTORY, operation, cause, remedy, path=folder)
+
+
 def not_writable(key: str, folder: Path, cause: str, number: int | None = None) -> UsageError:
     """The error for a folder of the configuration that can't be written to. `number`: the errno that the system gave, if it was asked."""
     if (file := file_on_the_way(folder)) is not None:

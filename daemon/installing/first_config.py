@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config import loading, template
-from daemon.config.paths import file_on_the_way
+from daemon.config.paths import file_on_the_way, refuse_file
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import write_atomic
@@ -93,9 +93,7 @@ def refuse_unusable(content: str, chosen: Chosen) -> None:
         ("output.directory", [one for name, one in chosen.get("output", {}).items() if name == "directory"]),
     ):
         for folder in folders:
-            if (file := file_on_the_way(folder)) is not None:
-                cause = "it is a file, not a directory" if file == folder else f"{file} is a file, not a directory"
-                raise UsageError(FaultCode.NOT_A_DIRECTORY, f"use it for {key}", cause, "give a directory", path=folder)
+            refuse_file(folder, f"use it for {key}", "give a directory")
     for number, url in enumerate(chosen.get("notify", {}).get("urls", ())):
         if (said := fault_of(url)) is not None:
             remedy = "give an Apprise URL, for example mailto://USER:PASSWORD@example.org, or none"

@@ -303,9 +303,9 @@ def _reference(root: Path, run: str, inspection: Inspection, digest: str) -> Che
     )  # fmt: skip
 
 
-def damaged(inspection: Inspection) -> Fault:
-    """The fault of a checkpoint that can't be used as it is."""
+def damaged(inspection: Inspection, *, then: str = "the job starts automatically when it is complete") -> Fault:
+    """The fault of a checkpoint that can't be used as it is. `then`: what follows when it is complete, as a clause."""
     return Fault(
         code=FaultCode.CHECKPOINT_DAMAGED, operation="read the checkpoint", cause="; ".join(inspection.missing), path=str(inspection.path),
-        remedy="save it again from the trainer, or copy it again completely; the job starts automatically when it is complete",
+        remedy=f"save it again from the trainer, or copy it again completely; {then}",
     )  # fmt: skip

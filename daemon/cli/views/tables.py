@@ -184,9 +184,7 @@ def print_check(value: Diagnosis) -> None:
 
 def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
-    rows = [
-        [Cell(name), *_here(row), Cell(row.about), Cell(row.package)] for name, row in value.variants.items()
-    ]  # fmt: skip
+    rows = [[Cell(name), _here(row), Cell(row.about), Cell(row.package)] for name, row in value.variants.items()]
     columns = (
         Column("variant", least=max(map(len, value.variants), default=8)), Column("here", "words", least=8),
         Column("what it is", "words", least=12), Column("package", "words", least=8),
@@ -207,10 +205,10 @@ def print_formats(value: FormatsHere) -> None:
     _print_doubts(console, value.processor)
 
 
-def _here(row: VariantHere) -> list[Cell]:
+def _here(row: VariantHere) -> Cell:
     if row.available:
-        return [Cell("yes, and can't be checked", "yellow") if row.check_needs else Cell("yes", "green")]
-    return [Cell(f"lacks {', '.join(row.lacks)}", "yellow") if row.lacks else Cell("no, see below", "red")]
+        return Cell("yes, and can't be checked", "yellow") if row.check_needs else Cell("yes", "green")
+    return Cell(f"lacks {', '.join(row.lacks)}", "yellow") if row.lacks else Cell("no, see below", "red")
 
 
 def _print_doubts(console: Console, processor: ProcessorHere) -> None:

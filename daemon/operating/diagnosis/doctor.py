@@ -143,13 +143,9 @@ def _doubts(here: cpu.Cpu) -> dict[str, str]:
 def _unwritable(key: str, folder: Path) -> list[str]:
     """The problem with a folder that could not be made or written to; nothing is made to find out."""
     there = nearest_existing(folder)
-    if not there.is_dir():
-        cause = f"{there} {NO_DIRECTORY}"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        cause = f"{there} can't be written by this user"
-    else:
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
-    return [str(not_writable(key, folder, cause))]
+    return [str(not_writable(key, folder, f"{there} can't be written by this user"))]
 
 
 def _without_a_check(name: str, settings: Settings) -> str:

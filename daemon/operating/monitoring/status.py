@@ -413,7 +413,6 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     stages = tuple(_stage(stage, progress.get(stage.name), earlier.of(stage.name)) for stage in view.stages)
     running = {stage.name: stage.left_seconds for stage in stages if stage.name in progress and stage.state == "running"}
     left = None if job.state in ENDED_JOB else job_left(view.stages, running, earlier)
-    left = None if left is None else max(left, *(one or 0.0 for one in running.values()), 0.0)
     waiting_for, target = _waits_for(view, scene), target_of(job, job.state)
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]

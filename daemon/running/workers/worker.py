@@ -242,7 +242,7 @@ class Worker:
         killed = events["oom_kill"] > 0 or procfs.oom_kills() > self._oom_kills_before
         return Death(
             code=code, memory=self.memory, limit=self.bounds.memory, at_limit=events["oom"] > 0 and events["oom_kill"] > 0,
-            out_of_memory=killed, no_room="" if code == 0 else self._room or self._no_room(),
+            out_of_memory=killed, no_room=self._room,
             refused_forks=events["forks"] > 0, interrupted=self._interrupted, fault=self._fault,
         )  # fmt: skip
 
