@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +23,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CKPTD_ONNX__OPTIMIZE"] = "none"
 # At the lowest priority a child waits for whatever else the box does, and a test for the child; tests/workers/test_priority.py has that.
 os.environ["CKPTD_LIMITS__PRIORITY"] = "normal"
-# Lines would be broken by the width of whatever terminal there is, depending on the length of a temporary path. Tests of widths set it.
-os.environ["COLUMNS"] = "4000"
 # What the toys of the tests read; children get no variable that is not known or named.
 os.environ["CKPTD_LIMITS__PASS_ENVIRONMENT"] = "TOY_SECONDS,TOY_HOLD,TOY_LOG,TOY_REJECT,CLOCK_SHIFT"
 # What a test's own process logs: structlog draws a table of variables for each exception otherwise, which takes a second and more.
@@ -58,6 +58,21 @@ def own_logging() -> Iterator[None]:
     for handler in set(root.handlers) - set(handlers):
         handler.close()
     root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal() -> Iterator[None]:
+    """No line is broken, which would depend on the terminal and on the length of a temporary path; tests of widths set theirs.
+
+    For the test alone: pytest itself prints by this variable.
+    """
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "4000"
+    yield
+    if before is None:
+        os.environ.pop("COLUMNS", None)
+    else:
+        os.environ["COLUMNS"] = before
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -101,6 +116,18 @@ def marian_export(marian_model: marian.Marian, tmp_path_factory: pytest.TempPath
 def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Makes daemons in child processes and ends whatever is left of them."""
     yield from making(Service, tmp_path)
+
+
+@pytest.fixture
+def service_manager() -> Iterator[tuple[socket.socket, str]]:
+    """What a service manager is to a daemon: the socket that takes its messages, and the address for $NOTIFY_SOCKET.
+
+    Such an address has at most 107 bytes, which a temporary folder of a test may exceed.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        address = os.path.join(folder, "notify")
+        listening.bind(address)
+        yield listening, address
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from daemon.cli import configuration, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
@@ -30,6 +31,7 @@ from daemon.cli.common import (
     refuse_second_journal,
 )
 from daemon.cli.filter import STATES, Filter
+from daemon.cli.mistakes import mistake_of
 from daemon.cli.views.markup import say, say_error
 from daemon.contract.answers import ask
 from daemon.contract.errors import CkptdError, Retryable, UsageError, from_oserror
@@ -372,9 +374,13 @@ def main() -> int:
     """Entry of the console script; gives the exit code. Our own errors end in one sentence."""
     journald.set_up()
     try:
-        app(prog_name="ckptd")
-    except SystemExit as leaving:
+        code = app(prog_name="ckptd", standalone_mode=False)
+    except SystemExit as leaving:  # completion ends so
         return leaving.code if isinstance(leaving.code, int) else EXIT_FAILED
+    except TyperException as error:
+        if error.format_message():  # without a verb, the help was shown, which is all
+            say_error(f"ckptd: {mistake_of(error)}")
+        return EXIT_USAGE
     except CkptdError as error:
         say_error(f"ckptd: {error}")
         return exit_code_of(error)
@@ -390,4 +396,4 @@ def main() -> int:
         fault = from_oserror(error, "go on")
         say_error(f"ckptd: {fault}")
         return EXIT_TEMPORARY if isinstance(fault, Retryable) else EXIT_FAILED
-    return 0
+    return code if isinstance(code, int) else 0

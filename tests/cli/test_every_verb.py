@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from daemon.cli.main import app
+from daemon.cli.main import EXIT_USAGE, app, main
 from daemon.config.paths import prepare
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
@@ -56,7 +56,6 @@ def test_every_verb_takes_a_configuration_in_the_same_way() -> None:
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
     """Runs a verb in this process: (exit code, what it said on stderr)."""
-    from daemon.cli.main import main
 
     def run(*words: str) -> tuple[int, str]:
         capsys.readouterr()
@@ -143,3 +142,38 @@ def test_the_state_of_another_user_is_told_in_one_sentence(
         answer = ckptd(tmp_path, *with_arguments((verb,)), "--config", config, prefix=prefix)
         assert answer.returncode == code, answer.stderr
         assert words in one_sentence(answer) and str(tmp_path / closed) in one_sentence(answer)
+
+
+@pytest.mark.parametrize("words", [(), *VERBS], ids=" ".join)
+def test_an_option_that_a_verb_does_not_have_is_one_sentence(told: Told, words: tuple[str, ...]) -> None:
+    code, said = told(*words, "--no-such-thing")
+    assert code == EXIT_USAGE and said.count("\n") == 1
+    assert said.startswith("ckptd: Could not understand the command line: no such option: --no-such-thing")
+    assert said.endswith(f". Fix: see {' '.join(('ckptd', *words))} --help.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "remedy"),
+    [
+        ("statsu", "no such command 'statsu'", "did you mean 'status'? See ckptd --help"),
+        ("show", "missing argument 'job'", "see ckptd show --help"),
+        ("status extra", "unexpected argument: extra", "see ckptd status --help"),
+        ("logs -n x", "invalid value for '--lines' / '-n': it should be a whole number", "see ckptd logs --help"),
+        ("logs -n -4", "invalid value for '--lines' / '-n': it should be greater than or equal to 0", "see ckptd logs --help"),
+        ("logs -n", "option '-n' requires an argument", "see ckptd --help"),
+        ("status --json=3", "option '--json' does not take a value", "see ckptd --help"),
+        ("status --wach", "no such option: --wach (possible options: --watch)", "see ckptd status --help"),
+    ],
+)
+def test_a_mistake_in_the_command_line_is_named_with_what_to_do(told: Told, words: str, cause: str, remedy: str) -> None:
+    assert told(*words.split()) == (EXIT_USAGE, f"ckptd: Could not understand the command line: {cause}. Fix: {remedy}.\n")
+
+
+@pytest.mark.parametrize("words", [(), ("toolchain",), ("config",)], ids=" ".join)
+def test_without_a_verb_the_help_is_shown(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ckptd", *words])
+    assert main() == EXIT_USAGE
+    caught = capsys.readouterr()
+    assert "Usage: ckptd" in caught.out and caught.err == ""

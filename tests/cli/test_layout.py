@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Span, Text
 
+from daemon.checkpoints.inspection import inspect
 from daemon.cli.filter import STATES
 from daemon.cli.views.details import _note
 from daemon.cli.views.layout import hanging, middle
 from daemon.cli.views.status import handles, jobs_lines, status_lines
+from daemon.cli.views.tables import ExportView
 from daemon.contract.text import printable
 from daemon.operating.monitoring.live import IncompleteState, RootState
 from daemon.operating.monitoring.status import DaemonState, JobDetails, JobStatus, Snapshot, StageStatus
@@ -197,3 +200,14 @@ def test_unwell_always_has_a_reason() -> None:
     told = replace(status(), daemon=DaemonState(True, 1, "then", False, None, None, "unwell", ("The thread runner does not run.",)))
     lines = shown(status_lines(told, 80, None))
     assert "unwell The thread runner does not run." in lines and not any("does not say why" in line for line in lines)
+
+
+def test_each_reason_is_said_once_with_the_variants_that_it_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # R4.5
+    ended = job(state="failed", stages=tuple(stage(name, "failed", error="the base is gone") for name in ("merge", "pytorch")))
+    rejected = {"verdict": "failed", "reasons": ["agreement 0.2 < 0.9"], "size_bytes": 1, "size_ratio": 1.0}
+    other = rejected | {"variant": "onnx-int4", "reasons": ["no reference"]}
+    report = {"artifacts": [rejected | {"variant": "onnx"}, other, rejected | {"variant": "onnx-int8"}]}
+    ExportView(inspect(tmp_path), quiet=False).finish(ended, report)
+    said = capsys.readouterr().err.splitlines()
+    assert said.count("the base is gone") == 1
+    assert said[-2:] == ["onnx, onnx-int8: agreement 0.2 < 0.9", "onnx-int4: no reference"]

@@ -80,7 +80,13 @@ def fill(folder: Path, what: str) -> Callable[[], None]:
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
 @pytest.mark.parametrize("where", ["state", "exports", "pins"])
 def test_a_disk_without_room_is_told_at_once_survived_and_left_within_seconds(
-    tmp_path: Path, mounted: Callable[..., Path], pico_checkpoint: Path, where: str, what: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    mounted: Callable[..., Path],
+    pico_checkpoint: Path,
+    where: str,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
+    service_manager: tuple[socket.socket, str],
 ) -> None:  # R6.2
     folder, post = mounted(where, size="600m", nr_inodes=600), Post()
     service = FaultyService(tmp_path)
@@ -89,45 +95,43 @@ def test_a_disk_without_room_is_told_at_once_survived_and_left_within_seconds(
             f'[pin]\ndirectory = "{tmp_path / "pins"}"\n[notify]\nurls = ["{post.url}"]\n[metrics]\ntextfile = "{tmp_path}/m.prom"\n'
         )
     (tmp_path / "pins").mkdir(exist_ok=True)
-    address = tmp_path / "notify.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(address))
-        listening.setblocking(False)
-        service.environment |= {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "1500000"}
-        try:
-            service.start()
-            service.wait_for(lambda v: v["daemon"]["verdict"] == "healthy", 60)
-            empty = fill(folder, what)
-            began = time.monotonic()
-            (told,) = service.wait_for(lambda v: v["daemon"]["verdict"] == "full" and v["disks"], 20)["disks"]
-            assert time.monotonic() - began < 8
-            assert told["folder"] == str(folder) and (told["inodes"] is not None) == (what == "inodes")
-            assert service.run_verb("check") == 2 and str(folder) in service.said and "no room" in service.said, service.said
-            assert service.run_verb("status") == 0 and "full" in service.said and "Fix: delete" in service.said, service.said
-            copied(pico_checkpoint, service)
-            assert wait(lambda: len(post.taken) == 1 and "no room" in post.taken[0]["title"])
-            drain(listening)
-            pinged = 0
-            for _ in range(8):  # longer than the watchdog of this unit waits
-                time.sleep(0.5)
-                pinged += drain(listening)
-            assert pinged >= 2, "the watchdog starves while the disk is full"
-            empty()
-            began = time.monotonic()
-            assert_went_on(service, jobs=1)
-            print("seconds from room to the end of the export:", time.monotonic() - began)
-            service.wait_for(lambda v: v["daemon"]["verdict"] == "healthy" and not v["disks"], 20)
-            assert wait(lambda: len(post.taken) >= 2) and "room again" in post.taken[1]["title"]
-            assert [stage["attempts"] for stage in service.status()["jobs"][0]["stages"]].count(1) >= 4
-            said = [row["event"] for row in service.rows() if row.get("code") == "disk-low"]
-            assert len(said) == 1, said
-            metrics = tmp_path / "m.prom"
-            assert wait(lambda: metrics.exists() and "ckptd_disk_low 0" in metrics.read_text())
-            assert service.stop() == 0 and stray_handlers(tmp_path) == []
-        finally:
-            post.close()
-            if service.process is not None and service.process.poll() is None:
-                service.kill()
+    listening, address = service_manager
+    listening.setblocking(False)
+    service.environment |= {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1500000"}
+    try:
+        service.start()
+        service.wait_for(lambda v: v["daemon"]["verdict"] == "healthy", 60)
+        empty = fill(folder, what)
+        began = time.monotonic()
+        (told,) = service.wait_for(lambda v: v["daemon"]["verdict"] == "full" and v["disks"], 20)["disks"]
+        assert time.monotonic() - began < 8
+        assert told["folder"] == str(folder) and (told["inodes"] is not None) == (what == "inodes")
+        assert service.run_verb("check") == 2 and str(folder) in service.said and "no room" in service.said, service.said
+        assert service.run_verb("status") == 0 and "full" in service.said and "Fix: delete" in service.said, service.said
+        copied(pico_checkpoint, service)
+        assert wait(lambda: len(post.taken) == 1 and "no room" in post.taken[0]["title"])
+        drain(listening)
+        pinged = 0
+        for _ in range(8):  # longer than the watchdog of this unit waits
+            time.sleep(0.5)
+            pinged += drain(listening)
+        assert pinged >= 2, "the watchdog starves while the disk is full"
+        empty()
+        began = time.monotonic()
+        assert_went_on(service, jobs=1)
+        print("seconds from room to the end of the export:", time.monotonic() - began)
+        service.wait_for(lambda v: v["daemon"]["verdict"] == "healthy" and not v["disks"], 20)
+        assert wait(lambda: len(post.taken) >= 2) and "room again" in post.taken[1]["title"]
+        assert [stage["attempts"] for stage in service.status()["jobs"][0]["stages"]].count(1) >= 4
+        said = [row["event"] for row in service.rows() if row.get("code") == "disk-low"]
+        assert len(said) == 1, said
+        metrics = tmp_path / "m.prom"
+        assert wait(lambda: metrics.exists() and "ckptd_disk_low 0" in metrics.read_text())
+        assert service.stop() == 0 and stray_handlers(tmp_path) == []
+    finally:
+        post.close()
+        if service.process is not None and service.process.poll() is None:
+            service.kill()
 
 
 def drain(listening: socket.socket) -> int:

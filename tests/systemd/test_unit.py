@@ -97,30 +97,30 @@ def test_the_service_is_weighed_against_all_other_slices_and_weighs_least() -> N
     assert "CPUWeight" not in unit["Service"]
 
 
-def test_the_daemon_tells_systemd_ready_alive_and_stopping(make_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
-    service = make_service()
-    address = service.folder / "notify.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(address))
-        listening.settimeout(20)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(address))
-        monkeypatch.setenv("WATCHDOG_USEC", "1500000")
-        monkeypatch.delenv("WATCHDOG_PID", raising=False)
-        service.start()
-        assert listening.recv(4096).decode().splitlines()[0] == "READY=1"
-        assert listening.recv(4096) == b"WATCHDOG=1"
-        assert listening.recv(4096) == b"WATCHDOG=1"
-        assert service.stop() == 0
-        said = b"WATCHDOG=1"
-        while said == b"WATCHDOG=1":
-            said = listening.recv(4096)
-        assert said == b"STOPPING=1"
+def test_the_daemon_tells_systemd_ready_alive_and_stopping(
+    make_service: Callable[..., Service], service_manager: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, (listening, address) = make_service(), service_manager
+    listening.settimeout(20)
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    monkeypatch.setenv("WATCHDOG_USEC", "1500000")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    service.start()
+    assert listening.recv(4096).decode().splitlines()[0] == "READY=1"
+    assert listening.recv(4096) == b"WATCHDOG=1"
+    assert listening.recv(4096) == b"WATCHDOG=1"
+    assert service.stop() == 0
+    said = b"WATCHDOG=1"
+    while said == b"WATCHDOG=1":
+        said = listening.recv(4096)
+    assert said == b"STOPPING=1"
 
 
-def test_a_service_manager_that_does_not_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_manager_that_does_not_read_holds_nobody_up(
+    service_manager: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(systemd, "PATIENCE_SECONDS", 0.01)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(tmp_path / "notify.sock"))
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify.sock"))
-        assert any(not systemd.notify("WATCHDOG=1") for _ in range(100_000)), "its queue is never full"
-        assert listening.recv(100) == b"WATCHDOG=1" and systemd.notify("READY=1")
+    listening, address = service_manager
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    assert any(not systemd.notify("WATCHDOG=1") for _ in range(100_000)), "its queue is never full"
+    assert listening.recv(100) == b"WATCHDOG=1" and systemd.notify("READY=1")

@@ -108,17 +108,20 @@ class ExportView:
             return
         if report:
             terminal().print(artifact_table(report))
-        for stage in job.stages:
-            if stage.error and stage.state == "failed":
-                put(self._console, f"[red]{escape(stage.error)}[/red]")
+        for error in dict.fromkeys(stage.error for stage in job.stages if stage.error and stage.state == "failed"):
+            put(self._console, f"[red]{escape(error)}[/red]")
         for failure in _rejections(report):
             put(self._console, f"[yellow]{escape(failure)}[/yellow]")
         terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
 
 def _rejections(report: Json | None) -> list[str]:
-    artifacts = (report or {}).get("artifacts", [])
-    return [f"{one['variant']}: {'; '.join(one['reasons'])}" for one in artifacts if one["verdict"] != "passed" and one.get("reasons")]
+    """Why artifacts were rejected: each reason once, with the variants that it was given for."""
+    variants: dict[str, list[str]] = {}
+    for one in (report or {}).get("artifacts", []):
+        if one["verdict"] != "passed" and one.get("reasons"):
+            variants.setdefault("; ".join(one["reasons"]), []).append(one["variant"])
+    return [f"{', '.join(names)}: {why}" for why, names in variants.items()]
 
 
 def _figure(value: Any, pattern: str) -> str:
