@@ -109,7 +109,7 @@ def test_a_disk_without_room_is_told_at_once_survived_and_left_within_seconds(
         assert service.run_verb("check") == 2 and str(folder) in service.said and "no room" in service.said, service.said
         assert service.run_verb("status") == 0 and "full" in service.said and "Fix: delete" in service.said, service.said
         copied(pico_checkpoint, service)
-        assert wait(lambda: len(post.taken) == 1 and "no room" in post.taken[0]["title"])
+        assert wait(lambda: len(post.taken) == 1 and "not enough disk space" in post.taken[0]["title"])
         drain(listening)
         pinged = 0
         for _ in range(8):  # longer than the watchdog of this unit waits
@@ -121,7 +121,7 @@ def test_a_disk_without_room_is_told_at_once_survived_and_left_within_seconds(
         assert_went_on(service, jobs=1)
         print("seconds from room to the end of the export:", time.monotonic() - began)
         service.wait_for(lambda v: v["daemon"]["verdict"] == "healthy" and not v["disks"], 20)
-        assert wait(lambda: len(post.taken) >= 2) and "room again" in post.taken[1]["title"]
+        assert wait(lambda: len(post.taken) >= 2) and "enough disk space again" in post.taken[1]["title"]
         assert [stage["attempts"] for stage in service.status()["jobs"][0]["stages"]].count(1) >= 4
         said = [row["event"] for row in service.rows() if row.get("code") == "disk-low"]
         assert len(said) == 1, said
