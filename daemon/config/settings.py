@@ -93,7 +93,7 @@ class OutputSettings(Section):
             try:
                 grp.getgrnam(value)
             except KeyError:
-                raise ValueError(f"there is no group {value!r} on this box; name one of `getent group`, or '' for none") from None
+                raise ValueError(f"there is no group {value!r} on this machine; name one of `getent group`, or '' for none") from None
         return value
 
     @field_validator("naming")

@@ -104,7 +104,7 @@ class DiskWatch:
             shortage = replace(found[folder], delete=advice(found[folder], self.paths))
             self.episodes[folder] = Episode(shortage, now())
             log.warning(
-                f"There is no room: {shortage.sentence()}. Work waits, nothing is given up, and it goes on by itself. {shortage.delete}",
+                f"Not enough disk space: {shortage.sentence()}. Work waits, and continues automatically. {shortage.delete}",
                 event_id=Event.DISK_LOW,
                 code=FaultCode.DISK_LOW,
                 path=folder,
@@ -113,7 +113,12 @@ class DiskWatch:
             )
         for folder in over:
             episode = self.episodes.pop(folder)
-            log.info("there is room again; what waited goes on", event_id=Event.DISK_RECOVERED, path=folder, since=episode.since)
+            log.info(
+                "there is enough disk space again; the work that waited continues",
+                event_id=Event.DISK_RECOVERED,
+                path=folder,
+                since=episode.since,
+            )
             if episode.told:
                 self.tell(episode.shortage, True)
         for episode in self.episodes.values():

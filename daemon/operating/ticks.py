@@ -69,7 +69,9 @@ class Ticks:
         if abs(jumped) < JUMP_SECONDS:
             return False
         self._offset = offset
-        log.warning("the clock was set or the box slept; all ticks start afresh", event_id=Event.CLOCK_JUMPED, seconds=round(jumped, 1))
+        log.warning(
+            "the clock was set, or the machine was asleep; all timers start again", event_id=Event.CLOCK_JUMPED, seconds=round(jumped, 1)
+        )
         for job in self._scheduler.get_jobs():
             job.modify(next_run_time=datetime.now(UTC))
         return True

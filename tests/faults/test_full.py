@@ -106,7 +106,7 @@ def test_a_disk_without_room_is_told_at_once_survived_and_left_within_seconds(
         (told,) = service.wait_for(lambda v: v["daemon"]["verdict"] == "full" and v["disks"], 20)["disks"]
         assert time.monotonic() - began < 8
         assert told["folder"] == str(folder) and (told["inodes"] is not None) == (what == "inodes")
-        assert service.run_verb("check") == 2 and str(folder) in service.said and "no room" in service.said, service.said
+        assert service.run_verb("check") == 2 and str(folder) in service.said and "Not enough disk space" in service.said, service.said
         assert service.run_verb("status") == 0 and "full" in service.said and "Fix: delete" in service.said, service.said
         copied(pico_checkpoint, service)
         assert wait(lambda: len(post.taken) == 1 and "not enough disk space" in post.taken[0]["title"])
@@ -318,7 +318,7 @@ def test_a_start_on_a_full_disk_makes_what_it_can_and_needs_nothing_new(mounted:
 
 def test_check_and_status_say_that_there_is_less_than_the_reserve(tmp_path: Path) -> None:
     settings = Watch(tmp_path, disk_reserve=1 << 60).settings
-    problems = [problem for problem in examine(settings).problems if "There is no room" in problem]
+    problems = [problem for problem in examine(settings).problems if "Not enough disk space" in problem]
     assert len(problems) == 1 and "state.directory, output.directory" in problems[0] and "Fix: delete files there" in problems[0]
     assert [problem for problem in examine(Watch(tmp_path / "b").settings).problems if "room" in problem] == []
 

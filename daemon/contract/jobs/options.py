@@ -76,7 +76,7 @@ class ValidateOptions(Frozen):
     is not stored quantized; always done where `merge.base` is not "original". Two more passes over the prompts."""
     publish_unverified: tuple[str, ...] = ()
     """Variants that are published even where no check could run, and called unverified. Without it what could not be compared is kept
-    for `ckptd retry` and not published. For variants whose engine can't run on this box and that you try elsewhere."""
+    for `ckptd retry` and not published. For variants whose engine can't run on this machine and that you try elsewhere."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
     """Limits by variant; a variant or a limit that is not named keeps its default."""
 

@@ -159,7 +159,7 @@ def _without_room(settings: Settings) -> list[str]:
     if is_locked(paths.lock):
         refused = {one.folder: one.refused for one in read_live(paths.live).disks if one.refused is not None}
     found = short_of_room(places_of(settings, paths), refused=refused)
-    return [f"There is no room: {one.sentence()}. {advice(one, paths, settings.output.directory)}" for one in found]
+    return [f"Not enough disk space: {one.sentence()}. {advice(one, paths, settings.output.directory)}" for one in found]
 
 
 def _readable_by_others(settings: Settings, config: Path | None) -> list[str]:
