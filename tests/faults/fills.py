@@ -216,7 +216,7 @@ class Sweep:
         while time.monotonic() - began < NOTICED_SECONDS and not self._dead():
             status = self._status()
             seen = status if isinstance(status, str) else str(status["daemon"]["verdict"])
-            told = sum("no room" in message["title"] for message in self._post.taken) if self._post else 0
+            told = sum("not enough disk space" in message["title"] for message in self._post.taken) if self._post else 0
             if seen == "full" and (not self._post or told >= max(1, self.service.log().count('"code": "disk-low"'))):
                 self.tally.said.append(time.monotonic() - began)
                 break
