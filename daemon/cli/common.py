@@ -140,8 +140,9 @@ def daemon_place(config: Path | None, *, own_state: bool = False) -> DaemonPlace
         why = "; ".join(error.problems) if isinstance(error, WrongValues) else error.fault.cause
         command = "ckptd check" if file is None else f"ckptd check --config {shlex.quote(str(file))}"
         name = "" if file is None else f" {file}"
+        end = "" if why.endswith("?") else "."
         said = (
-            f"The configuration{name} can't be used as it is now: {why}. A running daemon continues with what it read before."
+            f"The configuration{name} can't be used as it is now: {why}{end} A running daemon continues with what it read before."
             f" Correct the configuration, then run `{command}`."
         )
         return DaemonPlace(state, file, said)

@@ -62,7 +62,8 @@ def show(
     rows = [(names, value) for names, value in _leaves(values) if names[: len(wanted)] == wanted]
     if not rows:
         known = [*values, *(".".join(names) for names, _ in _leaves(values))]
-        cause = f"there is no {key!r} ({nearest(key, known)})"
+        said = nearest(key, known)
+        cause = f"there is no {key!r} ({said if said.startswith('did you mean') else nearest(key, values)})"
         raise UsageError(
             FaultCode.CONFIG_INVALID, "show the configuration", cause, "give a section or a key; docs/configuration.md describes each"
         )

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from daemon.installing.discovery import Proposal
 
 _OUTPUT = (
-    "Folder for the exports. Default: /srv/exports for /etc/ckptd/config.toml, else the folder exports beside the first root by name,"
-    " or in the home if this user can't write there."
+    "Folder for the exports. Default: /srv/exports for /etc/ckptd/config.toml, else the folder 'exports' beside the"
+    " alphabetically first root, or in the home if this user can't write there."
 )
 _QUESTIONS = {
     "watch.roots": "Directories below which trainings write",
@@ -110,11 +110,14 @@ def _look() -> Proposal:
 
 def _proposed(given: dict[str, Any], found: Proposal | None, *, system: bool, yes: bool) -> dict[str, dict[str, Any]]:
     """What was given by options, and for the rest what is proposed. Raises UsageError where no root is known."""
+    from daemon.installing.discovery import places
+
     roots = given["watch.roots"]
     proposed = [one.path for one in found.roots] if found else []
     if not roots and yes and not proposed:
         raise UsageError(
-            FaultCode.NO_CONFIGURATION, "make a configuration", "no checkpoint was found on this machine, so there is nothing to watch yet",
+            FaultCode.NO_CONFIGURATION, "make a configuration",
+            f"no checkpoint was found below {', '.join(map(str, places()))}, so there is nothing to watch yet",
             "give the directory below which trainings write with --root; it does not have to exist yet",
         )  # fmt: skip
     if not roots and not yes:

@@ -119,7 +119,15 @@ def _read_file(path: Path, *, part: bool = False) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UsageError(FaultCode.CONFIG_UNREADABLE, operation, *_why_no_text(content, error), path=path) from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", "correct that line", path=path) from None
+        raise UsageError(FaultCode.CONFIG_SYNTAX, operation, f"it is not TOML: {error}", _remedy_of_syntax(error), path=path) from None
+
+
+def _remedy_of_syntax(error: Exception) -> str:
+    """What to do about a text that is not TOML. The parser meets a missing bracket only where the next thing begins."""
+    for opened, missing in (("array", "]"), ("inline table", "}")):
+        if f"Unclosed {opened}" in str(error):
+            return f"add the missing {missing}; it belongs above that place"
+    return "correct that line"
 
 
 def _why_unread(path: Path, error: Exception) -> tuple[str, str]:

@@ -19,7 +19,7 @@ OTHER_VARIABLES = frozenset({"CKPTD_CONFIG", "CKPTD_FAULT", "CKPTD_FAULT_ONCE", 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A half-sentence that proposes the most similar known name, or lists all."""
-    names = sorted(known)
+    names = sorted(set(known))
     match = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {match[0]!r}?" if match else f"the names are {', '.join(names)}"
 

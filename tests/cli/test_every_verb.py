@@ -160,6 +160,11 @@ def test_an_option_that_a_verb_does_not_have_is_one_sentence(told: Told, words: 
         ("status extra", "unexpected argument: extra", "see ckptd status --help"),
         ("logs -n x", "invalid value for '--lines' / '-n': it should be a whole number", "see ckptd logs --help"),
         ("logs -n -4", "invalid value for '--lines' / '-n': it should be greater than or equal to 0", "see ckptd logs --help"),
+        (
+            "check --set limits.jobs=2",
+            "no such option: --set",
+            "give it before the command: ckptd --set KEY=VALUE check. See ckptd check --help",
+        ),
         ("logs -n", "option '-n' requires an argument", "see ckptd --help"),
         ("status --json=3", "option '--json' does not take a value", "see ckptd --help"),
         ("status --wach", "no such option: --wach (possible options: --watch)", "see ckptd status --help"),

@@ -177,7 +177,7 @@ def test_a_daemon_says_which_file_it_works_on_what_it_read_and_how_it_ended(make
     service.wait_for(lambda value: value["daemon"]["running"] and value["daemon"]["pid"] == process.pid, 60)
     service.kill()
     said = answer("status", *mine)[1]
-    assert "ended without stopping in order" in said and "last seen alive at" in said and start in said
+    assert "did not shut down cleanly" in said and "last seen alive at" in said and start in said
     value = snapshot(state)
     assert value.daemon.killed and value.daemon.said and value.daemon.pid is None
     # Without a word about the file it is the last daemon's.

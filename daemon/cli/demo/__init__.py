@@ -53,9 +53,9 @@ class Ended(Exception):
 class Demo:
     """One demonstration in `folder`: its processes, what is known about them, and the screen."""
 
-    def __init__(self, folder: Path, console: Console, *, checkpoints: int, base_seconds: float) -> None:
+    def __init__(self, folder: Path, console: Console, *, checkpoints: int, base_seconds: float, kept: bool) -> None:
         self.folder, self.console = folder, console
-        self.checkpoints, self.base_seconds = checkpoints, base_seconds
+        self.checkpoints, self.base_seconds, self.kept = checkpoints, base_seconds, kept
         self.base, self.run = Training("base model"), Training("fine-tuning")
         self.snapshot = snapshot(self.folder / "state")
         self.children: list[processes.Child] = []
@@ -165,16 +165,16 @@ class Demo:
     # End
 
     def show_results(self) -> int:
-        """The table, the reports' places and what the last int8 artifact writes; give the exit code."""
+        """The table, where the reports lie that are kept, and what the last int8 artifact writes; give the exit code."""
         rows = results.rows_of(self.snapshot, self.run.saved, ASKED)
         self.console.print(results.table(rows))
-        self.say("error σ: worst logit error in standard deviations; agrees: positions with the live model's most likely token;")
+        self.say("error σ: largest logit error, in standard deviations; agrees: how often its most likely token is the live model's;")
         self.say("tok/s beside PyTorch's own, fp32, measured in turns on this machine.")
         for line in results.complaints(rows):
             self.console.print(escape(line), style="red", soft_wrap=True)
         targets = {job.step: Path(job.target) for job in self.snapshot.jobs}
         for step in self.run.saved:
-            if step in targets and (report := targets[step] / "report.html").is_file():
+            if self.kept and step in targets and (report := targets[step] / "report.html").is_file():
                 self.say(f"Report of checkpoint-{step}: {report}")
         code = results.exit_code(rows)
         last = targets.get(max(self.run.saved, default=-1))
@@ -245,7 +245,7 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
         if keep is None:
             order.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            demo = Demo(folder, console, checkpoints=checkpoints, base_seconds=base_seconds)
+            demo = Demo(folder, console, checkpoints=checkpoints, base_seconds=base_seconds, kept=keep is not None)
             order.callback(demo.end)
             order.callback(_ignore_signals)
             code = demo.play()
@@ -256,5 +256,9 @@ def main(keep: Path | None, checkpoints: int = 3, base_seconds: float = BASE_SEC
             errors.print(escape_lines(str(error)), style="red", soft_wrap=True)
             return 1
         took = f"The demo took {time.monotonic() - demo.started:.0f} s"
-        demo.say(f"{took}; all files are kept in {folder}" if keep else f"{took}; its files are deleted now (--keep DIR keeps them)")
+        demo.say(
+            f"{took}; all files are kept in {folder}"
+            if keep
+            else f"{took}; its files, reports included, are deleted now (--keep DIR keeps them)"
+        )
         return code

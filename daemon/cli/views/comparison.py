@@ -34,7 +34,7 @@ _OF_EXPORT: tuple[tuple[str, str, Say, bool], ...] = (
     ("loss", "loss", _loss, False),
     ("best metric", "best_metric", _loss, False),
     ("epoch", "epoch", _loss, False),
-    ("adapter moves", "adapter_kl", lambda value: f"{value:.2g} nats", False),
+    ("KL to the base", "adapter_kl", lambda value: f"{value:.2g} nats", False),
     ("export took", "wall_seconds", duration, True),
 )
 _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
@@ -46,7 +46,7 @@ _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
     ("size", "size_bytes", human, True),
     ("tokens a second", "tokens_per_second", lambda value: f"{value:.0f}", True),
     ("first token", "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", True),
-    ("over PyTorch", "speed_over_pytorch", lambda value: f"{value:.2f}×", False),
+    ("× PyTorch", "speed_over_pytorch", lambda value: f"{value:.2f}×", False),
     ("loading", "load_seconds", lambda value: f"{value:.2g} s", True),
     ("memory", "peak_rss_bytes", human, True),
 )

@@ -121,7 +121,7 @@ def _daemon(value: Snapshot) -> list[tuple[str, str, str]]:
         start = f"start it with `ckptd run --config {shlex.quote(file) if file else 'FILE'}`; the state is {value.state_directory}"
         if not daemon.killed:
             return [("not running:", start, "yellow")]
-        ended = "the daemon ended without stopping in order: it was killed or it crashed, or the machine stopped"
+        ended = "the daemon did not shut down cleanly: it was killed or it crashed, or the machine stopped"
         return [("not running:", f"{ended}. It was last seen alive at {local_time(daemon.said, 'seconds')}. To continue, {start}", "red")]
     verdict = daemon.verdict or ("healthy" if daemon.healthy else "unwell")
     known = ", ".join(part for part in (f"pid {daemon.pid}", f"since {local_time(daemon.started)}") if part)

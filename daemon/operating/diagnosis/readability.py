@@ -99,7 +99,7 @@ def _tried(settings: Settings) -> Reading:
         else:
             warnings += said
     warnings += _closed_bases(settings)
-    return Reading(f"as {user_name()}: {count} checkpoints, {len(kinds)} kinds of files", problems, warnings, _models(readable, settings))
+    return Reading(f"as {user_name()}: {count} checkpoint{'' if count == 1 else 's'}", problems, warnings, _models(readable, settings))
 
 
 def _closed_bases(settings: Settings) -> list[str]:

@@ -68,7 +68,7 @@ class DaemonState:
     said: str | None = None
     """Time when it last wrote its state; if no daemon runs, when the last one did."""
     killed: bool = False
-    """Whether no daemon runs, and the last one ended without stopping in order: it was killed or crashed, or the machine stopped."""
+    """Whether no daemon runs, and the last one did not shut down cleanly: it was killed or it crashed, or the machine stopped."""
 
 
 @dataclass(frozen=True)
