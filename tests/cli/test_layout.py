@@ -202,6 +202,18 @@ def test_unwell_always_has_a_reason() -> None:
     assert "unwell The thread runner does not run." in lines and not any("does not say why" in line for line in lines)
 
 
+def test_below_failed_exports_stands_the_command_that_tries_them_again() -> None:  # R6.4
+    failed = job(state="failed", error="the base is gone. Fix: put it back.")
+    assert (
+        shown(jobs_lines([failed, job(step=7, state="succeeded")], None))[-1]
+        == f"After you have removed the cause: ckptd retry {failed.id}"
+    )
+    two = [failed, replace(failed, id="another")]
+    assert shown(jobs_lines(two, None))[-1] == "After you have removed the cause: ckptd retry JOB"
+    for other in (replace(failed, foreground=True), job(state="succeeded"), job(state="cancelled")):
+        assert "retry" not in " ".join(shown(jobs_lines([other], None)))
+
+
 def test_each_reason_is_said_once_with_the_variants_that_it_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # R4.5
     ended = job(state="failed", stages=tuple(stage(name, "failed", error="the base is gone") for name in ("merge", "pytorch")))
     rejected = {"verdict": "failed", "reasons": ["agreement 0.2 < 0.9"], "size_bytes": 1, "size_ratio": 1.0}

@@ -225,6 +225,8 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     for text, (ids, style) in _remarks(jobs).items():
         who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
         lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
+    if retried := [names[job.id] for job in jobs if job.error and job.state == "failed" and not job.foreground]:
+        lines += hanging("", f"After you have removed the cause: ckptd retry {retried[0] if len(retried) == 1 else 'JOB'}", width)
     return lines
 
 
