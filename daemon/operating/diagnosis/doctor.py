@@ -300,6 +300,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         "output": f"{settings.output.directory} ({human(free_disk(settings.output.directory))} free)",
         "state": f"{settings.state_directory} ({human(free_disk(settings.state_directory))} free)",
         "reads": reading.summary,
+        **({"bases": reading.bases} if reading.bases else {}),
         "variants": ", ".join(settings.variants),
         "toolchains": "; ".join(
             f"{name} is {row.state}" + ("" if row.installed else f" (`{row.command}`)") for name, row in here.toolchains.items()

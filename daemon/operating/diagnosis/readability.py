@@ -8,6 +8,7 @@ and looks.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pwd
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from daemon.checkpoints.base_models import base_wanted, find_base, measure
+from daemon.checkpoints.base_models import base_wanted, find_base, is_model, measure
 from daemon.checkpoints.inspection import Inspection, export_files, inspect
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import Settings
@@ -31,6 +32,10 @@ _SAID = 5
 """Directories of one root that are named."""
 _LOOKS = 200
 """Checkpoints that are inspected for the model that they need: checkpoints of one run need one."""
+_ENTRIES = 1000
+"""Entries of a folder of base models that are looked at."""
+_NAMED = 4
+"""Base models that are named."""
 _MODELS = 20
 """Models that are measured: their headers are read."""
 
@@ -60,6 +65,8 @@ class Reading:
     """Directories that can't be read, below roots where others can, and folders of base models that can't be listed."""
     models: list[ModelFound] = field(default_factory=list)
     """What the checkpoints below the roots need, in the order in which it was met."""
+    bases: str = ""
+    """The base models that `base.search` and `base.map` hold, for people; "" where neither is set."""
 
 
 def tried(settings: Settings) -> Reading:
@@ -99,7 +106,32 @@ def _tried(settings: Settings) -> Reading:
         else:
             warnings += said
     warnings += _closed_bases(settings)
-    return Reading(f"as {user_name()}: {count} checkpoint{'' if count == 1 else 's'}", problems, warnings, _models(readable, settings))
+    return Reading(
+        f"as {user_name()}: {count} checkpoint{'' if count == 1 else 's'}",
+        problems,
+        warnings,
+        _models(readable, settings),
+        _bases(settings),
+    )
+
+
+def _bases(settings: Settings) -> str:
+    names = [name for name, folder in settings.base.map.items() if is_model(folder)]
+    for folder in settings.base.search:
+        found = [inner for one in _entries(folder) for inner in ([one] if is_model(one) else _entries(one)) if is_model(inner)]
+        names += sorted(str(one.relative_to(folder)) for one in found)
+    if not names:
+        return "no model in base.search yet" if settings.base.search else ""
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder, in order, within bounds; nothing where it can't be listed, which is told elsewhere."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(folder / one.name for one in itertools.islice(entries, _ENTRIES) if one.is_dir())
+    except OSError:
+        return []
 
 
 def _closed_bases(settings: Settings) -> list[str]:
