@@ -22,7 +22,7 @@ import structlog
 from daemon.checkpoints.names import may_make_checkpoint
 from daemon.config.settings import WatchSettings
 from daemon.contract.events import Event
-from daemon.system.mounts import file_system_type, is_remote
+from daemon.system.mounts import file_system_type, is_remote, mount_of, mounts
 from daemon.watching.inotify import Directories, Hints, Role, limit_behind, role_of
 from daemon.watching.scan import is_ignored
 
@@ -57,7 +57,9 @@ class Observers:
         self.roots: dict[Path, Identity | None] = dict.fromkeys(self._all)
         self._elsewhere = frozenset(elsewhere)
         self._names = self._elsewhere
-        self._polled = dict.fromkeys(self._all, False)
+        table = mounts()  # asks no file system: one that does not answer from the start is told as what it is
+        kinds = {root: mount.fstype if (mount := mount_of(str(root), table)) else "" for root in self._all}
+        self._polled = {root: self._backend == "poll" or (self._backend == "auto" and is_remote(kind)) for root, kind in kinds.items()}
 
     def backend_of(self, root: Path) -> str:
         """"inotify" or "poll": how this root is watched."""  # fmt: skip
