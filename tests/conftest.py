@@ -66,13 +66,9 @@ def wide_terminal() -> Iterator[None]:
 
     For the test alone: pytest itself prints by this variable.
     """
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "4000"
-    yield
-    if before is None:
-        os.environ.pop("COLUMNS", None)
-    else:
-        os.environ["COLUMNS"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "4000")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

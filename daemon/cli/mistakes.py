@@ -28,7 +28,7 @@ def mistake_of(error: TyperException) -> UsageError:
     cause = cause[:1].lower() + cause[1:]
     for theirs, ours in _WORDS:
         cause = re.sub(theirs, ours, cause)
-    if getattr(error, "option_name", None) == "--set":
+    if getattr(error, "option_name", None) == "--set" and context is not None and context.parent is not None:
         hint = f"give it before the command: ckptd --set KEY=VALUE {verb.removeprefix('ckptd ')}."
     remedy = f"{hint[:1].lower()}{hint[1:]} See {verb} --help" if hint else f"see {verb} --help"
     return UsageError(FaultCode.BAD_OPTION, "understand the command line", cause, remedy)

@@ -87,7 +87,7 @@ def test_a_model_that_fits_is_said_with_what_an_export_takes(tmp_path: Path, pic
     assert "MiB of memory and" in told["facts"]["an export"] or "GiB of memory and" in told["facts"]["an export"]
 
 
-def test_the_base_models_that_exports_will_find_are_named(tmp_path: Path) -> None:  # R5.4
+def test_the_base_models_that_exports_will_find_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # R5.4
     def told(**base: object) -> str:
         sections = {"watch": {"roots": [tmp_path / "runs"]}, "state": {"directory": tmp_path / "state"}, "base": base}
         return readability.tried(Settings.model_validate(sections)).bases
@@ -97,6 +97,8 @@ def test_the_base_models_that_exports_will_find_are_named(tmp_path: Path) -> Non
         base_of(tmp_path / "bases" / name, 10)
     (tmp_path / "bases" / "plain" / "original").mkdir()
     assert told(search=[tmp_path / "bases"]) == "made/up, other/one, other/two, plain and 1 more"
+    monkeypatch.setattr(readability, "_ENTRIES", 3)
+    assert told(search=[tmp_path / "bases"]) == "made/up", "however many folders there are, few are looked at"
     assert told(map={"org/name": tmp_path / "bases" / "z", "gone": tmp_path / "gone"}) == "org/name"
 
 

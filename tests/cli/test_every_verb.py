@@ -165,6 +165,7 @@ def test_an_option_that_a_verb_does_not_have_is_one_sentence(told: Told, words: 
             "no such option: --set",
             "give it before the command: ckptd --set KEY=VALUE check. See ckptd check --help",
         ),
+        ("--set", "option '--set' requires an argument", "see ckptd --help"),
         ("logs -n", "option '-n' requires an argument", "see ckptd --help"),
         ("status --json=3", "option '--json' does not take a value", "see ckptd --help"),
         ("status --wach", "no such option: --wach (possible options: --watch)", "see ckptd status --help"),

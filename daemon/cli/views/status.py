@@ -40,6 +40,8 @@ _SPARE_LINES = 2
 """Of the screen, for the prompt and the line before it."""
 _LEAST_JOBS = 3
 _OPEN = ("running", "stopped", "waiting", "paused")
+TRY_AGAIN = "After you have removed the cause: ckptd retry"
+"""What stands before the id of a failed export."""
 _HANDLE = 8
 """Characters of an id's last part that name an export among others."""
 _COLUMNS = (
@@ -226,7 +228,7 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
         who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
         lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
     if retried := [names[job.id] for job in jobs if job.error and job.state == "failed" and not job.foreground]:
-        lines += hanging("", f"After you have removed the cause: ckptd retry {retried[0] if len(retried) == 1 else 'JOB'}", width)
+        lines += hanging("", f"{TRY_AGAIN} {retried[0] if len(retried) == 1 else 'JOB'}", width)
     return lines
 
 

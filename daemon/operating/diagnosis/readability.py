@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,7 @@ _SAID = 5
 _LOOKS = 200
 """Checkpoints that are inspected for the model that they need: checkpoints of one run need one."""
 _ENTRIES = 1000
-"""Entries of a folder of base models that are looked at."""
+"""Folders below one folder of base models that are looked at."""
 _NAMED = 4
 """Base models that are named."""
 _MODELS = 20
@@ -118,15 +118,22 @@ def _tried(settings: Settings) -> Reading:
 def _bases(settings: Settings) -> str:
     names = [name for name, folder in settings.base.map.items() if is_model(folder)]
     for folder in settings.base.search:
-        found = [inner for one in _entries(folder) for inner in ([one] if is_model(one) else _entries(one)) if is_model(inner)]
-        names += sorted(str(one.relative_to(folder)) for one in found)
+        names += sorted(str(one.relative_to(folder)) for one in itertools.islice(_places(folder), _ENTRIES) if is_model(one))
     if not names:
         return "no model in base.search yet" if settings.base.search else ""
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder, in order, within bounds; nothing where it can't be listed, which is told elsewhere."""
+def _places(folder: Path) -> Iterator[Path]:
+    """Where models lie that are found by their name: `folder/name` and `folder/organization/name`."""
+    for one in _folders(folder):
+        yield one
+        if not is_model(one):
+            yield from _folders(one)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders in a folder, in order; none where it can't be listed, which is told elsewhere."""
     try:
         with os.scandir(folder) as entries:
             return sorted(folder / one.name for one in itertools.islice(entries, _ENTRIES) if one.is_dir())
