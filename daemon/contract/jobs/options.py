@@ -77,6 +77,14 @@ class ValidateOptions(Frozen):
     publish_unverified: tuple[str, ...] = ()
     """Variants that are published even where no check could run, and called unverified. Without it what could not be compared is kept
     for `ckptd retry` and not published. For variants whose engine can't run on this machine and that you try elsewhere."""
+    on_failed_check: Literal["fallback", "reject", "publish"] = "fallback"
+    """What follows where a quantized variant is not as exact as its thresholds ask. "fallback": its next less quantized form is made and
+    checked too, and so on, and the first that passes is published under its own name. "reject": nothing. "publish": the variant itself
+    is published, marked as failed."""
+    fallback_tries: int = Field(default=5, ge=1, le=20)
+    """Forms that are tried in place of one variant."""
+    fallback_minutes: float = Field(default=120.0, gt=0)
+    """No further form is begun where making and checking those before it took more than these minutes."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
     """Limits by variant; a variant or a limit that is not named keeps its default."""
 
