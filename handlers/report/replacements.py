@@ -38,7 +38,7 @@ def _sentence(
     base_bytes: int | None, stopped: str | None,
 ) -> str:  # fmt: skip
     missed = [name for name in chain if name != taken and name in found and found[name].reasons]
-    told = "; ".join(f"{name}: {found[name].reasons[0].rstrip('.')}" for name in missed)
+    told = "; ".join((f"{name}: " if len(missed) > 1 else "") + found[name].reasons[0].rstrip(".") for name in missed)
     start = f"{asked} was not exact enough ({told})."
     if taken is None:
         return f"{start} Nothing takes its place{f': {stopped}' if stopped else ''}."

@@ -110,8 +110,8 @@ class ExportView:
             terminal().print(artifact_table(report))
         for error in dict.fromkeys(stage.error for stage in job.stages if stage.error and stage.state == "failed"):
             put(self._console, f"[red]{escape(error)}[/red]")
-        for failure in _rejections(report):
-            put(self._console, f"[yellow]{escape(failure)}[/yellow]")
+        for line in (*_rejections(report), *_replacements(report)):
+            put(self._console, f"[yellow]{escape(line)}[/yellow]")
         terminal(soft_wrap=True).print(f"{styled(job.state)}: {escape(job.target)}")
 
 
@@ -122,6 +122,14 @@ def _rejections(report: Json | None) -> list[str]:
         if one["verdict"] != "passed" and one.get("reasons"):
             variants.setdefault("; ".join(one["reasons"]), []).append(one["variant"])
     return [f"{', '.join(names)}: {why}" for why, names in variants.items()]
+
+
+def _replacements(report: Json | None) -> list[str]:
+    """What took the place of what, or why nothing did."""
+    stories = (report or {}).get("replaced", [])
+    return [f"{one['taken']} takes the place of {one['asked']}" for one in stories if one["taken"]] + [
+        str(one["sentence"]) for one in stories if not one["taken"]
+    ]
 
 
 def _figure(value: Any, pattern: str) -> str:
