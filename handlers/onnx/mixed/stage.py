@@ -57,11 +57,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         cause = "no matrix product with a constant weight was found"
         raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-mixed out", path=folder)
     groups, limits = grouped(weights), _Limits(context, merged)
-    tokens = _tokens(context, folder)
-    schemes = {
-        4: Scheme(4, options.block_size, symmetric=False, algorithm=options.algorithm),
-        8: Scheme(8, options.block_size, symmetric=False),
-    }  # fmt: skip
+    tokens = tokens_of(context, folder)
+    schemes = schemes_of(context)
     output = StageOutput()
     try:
         trial = Trial(folder, source, weights, tokens.rows, schemes, context.limits.threads)
@@ -73,7 +70,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     )
     notes.keep(choice.sensitivity)
     bits = {key: choice.bits[group.name] for group in groups for key in group.keys}
-    made, counts = _written(context, reporter, trial, weights, bits)
+    made, counts = written(context, reporter, trial, weights, bits)
     level = options.accuracy_level
     if level < 0:
         reporter.progress(0.95, "measuring accuracy levels")
@@ -130,7 +127,16 @@ def _chosen(
         raise Permanent(FaultCode.BUDGET_MISSED, OPERATION, cause, remedy) from None
 
 
-def _tokens(context: StageContext, folder: Path) -> Tokens:
+def schemes_of(context: StageContext) -> dict[int, Scheme]:
+    """Bits → how weights are quantized to them."""
+    options = context.work.options(OnnxOptions)
+    return {
+        4: Scheme(4, options.block_size, symmetric=False, algorithm=options.algorithm),
+        8: Scheme(8, options.block_size, symmetric=False),
+    }  # fmt: skip
+
+
+def tokens_of(context: StageContext, folder: Path) -> Tokens:
     """Texts that the check does not use, as far as there are any."""
     options = context.work.validation
     texts, _ = prompts.load(options.model_copy(update={"samples": options.samples + TEXTS}))
@@ -161,9 +167,10 @@ class _Rewriter(WeightOnlyRewriter):
         return self._trial.blocks(self._bits[str(weight.name)][0], scheme.bits)
 
 
-def _written(
+def written(
     context: StageContext, reporter: Reporter, trial: Trial, weights: list[Weight], bits: Mapping[str, int]
 ) -> tuple[GraphSet, Counts]:  # fmt: skip
+    """Write the graphs with each weight (by key) in so many bits into the staging folder, with the files beside them."""
     counts, asked = Counts(), context.work.options(OnnxOptions).accuracy_level
 
     def transform(one: Graph, model: ir.Model) -> ir.Model:
