@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
-from daemon.contract.errors import UsageError
+from daemon.contract.errors import CkptdError, UsageError
 from daemon.contract.fault_codes import FaultCode
 
 if TYPE_CHECKING:
@@ -66,20 +66,27 @@ def bench_command(
     export, inside = subject.locate(settings.state_directory, path)
     choice = subject.choose(export, variants or ([inside] if inside else []))
     asked = Asked(numbers["--lengths"], numbers["--batches"], numbers["--threads"], tokens, rounds, 60 * minutes)
-    value = _measured(settings, export, choice, asked, target, quiet=json_)
+    value, lost = _measured(settings, export, choice, asked, target, quiet=json_)
     if json_:
         print_json(value.model_dump(mode="json"))
     else:
         from daemon.cli.views.benchmark import print_bench
 
-        print_bench(value, target)
+        print_bench(value, None if lost else target)
+    if lost is not None:
+        raise lost
     done = [one.measured for one in value.variants]
     if not all(done):
         raise typer.Exit(EXIT_SOME if any(done) else EXIT_NOTHING)
 
 
-def _measured(settings: Settings, export: Export, choice: Choice, asked: Asked, target: Path | None, *, quiet: bool) -> Bench:
-    """Measure, and write the page, while the progress is shown. Raises KeyboardInterrupt after Ctrl-C."""
+def _measured(
+    settings: Settings, export: Export, choice: Choice, asked: Asked, target: Path | None, *, quiet: bool
+) -> tuple[Bench, CkptdError | None]:
+    """Measure, and write the page, while the progress is shown; gives why there is no page too: the figures are worth more than it.
+
+    Raises KeyboardInterrupt after Ctrl-C.
+    """
     from daemon.cli.views.benchmark import BenchView
     from daemon.operating.measuring import measure
     from daemon.operating.measuring.children import Progress
@@ -90,16 +97,19 @@ def _measured(settings: Settings, export: Export, choice: Choice, asked: Asked, 
     view = BenchView(quiet=quiet)
     progress = Progress(view.show, stop.is_set)
     try:
-        value = measure.measure(settings, export, choice, asked, progress)
-        if target is not None:
-            measure.page(settings, export, value, target, progress)
+        value, lost = measure.measure(settings, export, choice, asked, progress), None
+        try:
+            if target is not None:
+                measure.page(settings, export, value, target, progress)
+        except CkptdError as error:
+            lost = error
     except KeyboardInterrupt:
         view.close()
         view.say("interrupted; nothing was kept")
         raise
     finally:
         view.close()
-    return value
+    return value, lost
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ def _read(folder: Path) -> Export:
         for row in manifest["files"]:
             first, slash, _ = str(row["path"]).partition("/")
             if slash:
-                sizes.setdefault(first, {})[str(row["path"])] = int(row["size"])
+                sizes.setdefault(first, {})[str(row["path"])] = int(str(row["size"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         cause = f"its {MANIFEST} can't be read: {error if isinstance(error, OSError | ValueError) else 'it has no list of files'}"
         remedy = "run `ckptd verify` on the export; if it is damaged, export the checkpoint again"
@@ -170,7 +170,7 @@ def _damage(export: Export, name: str) -> Fault | None:
         file = export.folder / path
         try:
             found: int | None = os.stat(file).st_size
-        except OSError:
+        except (OSError, ValueError):  # a name that no file can have
             found = None
         if found != size:
             has = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"

@@ -91,10 +91,11 @@ class Series:
     clock: Callable[[], float] = time.monotonic
     other_failure: WorkerFailed | None = None
     left_out: str | None = None
+    _began: float = 0.0
 
     def run(self, mine: Timed, other: Timed | None) -> None:
         """Measure. Raises Lost where the process of `mine` has ended; what was timed until then stays in the points."""
-        number, longest = 0, 0.0
+        number, longest, self._began = 0, 0.0, self.clock()
         for number in range(self.rounds):
             began = self.clock()
             if number and began + longest > self.deadline:
@@ -117,7 +118,9 @@ class Series:
         for place, point in enumerate(points):
             if number and not point.mine:
                 continue
-            self.said((number + place / len(points)) / self.rounds, f"round {number + 1} of {self.rounds}")
+            gone = (self.clock() - self._began) / max(1e-9, self.deadline - self._began)
+            share = max((number + place / len(points)) / self.rounds, min(1.0, gone))
+            self.said(share, f"round {number + 1} of {self.rounds}")
             if not number:
                 if place and self.clock() > self.deadline:
                     return
