@@ -54,8 +54,14 @@ def render(value: Bench) -> str:
 
 
 def shown_places(value: Bench) -> list[Place]:
-    """The places that have charts: the shortest and the longest rows, the longest with most rows, and the longest with most threads."""
-    threads, batches, lengths = value.threads, value.batches, value.lengths
+    """The places that have charts, of those that were measured: the shortest and the longest rows, and the longest with most rows and with
+    most threads."""
+    there = {
+        (point.threads, point.batch, point.length) for one in value.variants for point in one.points if point.prefill_seconds is not None
+    }
+    if not there:
+        return []
+    threads, batches, lengths = (sorted({place[number] for place in there}) for number in range(3))
     found = [
         (threads[0], batches[0], lengths[0]), (threads[0], batches[0], lengths[-1]), (threads[0], batches[-1], lengths[-1]),
         (threads[-1], batches[0], lengths[-1]),

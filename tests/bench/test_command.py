@@ -110,7 +110,7 @@ def test_variants_run_in_turns_with_pytorch_and_are_shown_in_a_table_and_a_page(
     assert said.splitlines() == ["measuring PyTorch", "measuring pytorch", "measuring onnx", "measuring onnx-int8"]
     rows = [line.split() for line in out.splitlines() if line.startswith(("pytorch ", "onnx "))]
     assert len([row for row in rows if row[0] == "pytorch"]) == len([row for row in rows if row[0] == "onnx"]) == 5
-    assert re.search(r"onnx: The model has \d+ positions\. \(1 thread, 1 × 4000 tokens; 1 thread, 2 × 4000 tokens\)", out)
+    assert re.search(r"onnx: The model has \d+ positions \(1 thread, 1 × 4000 tokens; 1 thread, 2 × 4000 tokens\)\.", out)
     page = (tmp_path / "page.html").read_text()
     assert "http" not in page.replace("http-equiv", "") and "<script" not in page and "Over PyTorch" in page
     for title in ("Tokens decoded per second", "Time to the first token", "Start", "Peak memory"):

@@ -81,7 +81,7 @@ def bench_lines(value: Bench, width: int | None) -> list[Text]:
         if one.fault:
             lines += hanging(f"{one.variant}:", one.fault, width, style="red")
         for said, places in _problems(one).items():
-            lines += hanging(f"{one.variant}:", f"{said} ({places})", width, style="yellow")
+            lines += hanging(f"{one.variant}:", f"{said.removesuffix('.')} ({places}).", width, style="yellow")
     if value.no_pytorch:
         lines += hanging("", value.no_pytorch, width)
     for note in value.notes:
@@ -190,7 +190,9 @@ def _percent(value: Spread) -> str:
 
 def seconds(value: float) -> str:
     """A short time with three digits: 1.23 ms, 45.6 ms, 1.23 s."""
-    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.0f} µs"
+    if value >= 1:
+        return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
+    return f"{1000 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.0f} µs"
 
 
 def times(value: float) -> str:
