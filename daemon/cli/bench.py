@@ -38,9 +38,7 @@ def bench_command(
     ] = None,
     lengths: Annotated[str, typer.Option("--lengths", metavar="N,N", help="Tokens of a prompt, a source or a text.")] = "16,128",
     batches: Annotated[str, typer.Option("--batches", metavar="N,N", help="Rows that run together.")] = "1",
-    threads: Annotated[
-        str, typer.Option("--threads", metavar="N,N", help="Threads of the runtime. Default: limits.threads, so that a training goes on.")
-    ] = "",
+    threads: Annotated[str, typer.Option("--threads", metavar="N,N", help="Threads of the runtime. Default: limits.threads.")] = "",
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=4096, help="Tokens to decode for each row.")] = 32,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Repetitions, for medians and quartiles.")] = 5,
     minutes: Annotated[
@@ -52,7 +50,7 @@ def bench_command(
 ) -> None:
     """Measure the variants of an export on this machine, in turns with PyTorch: time to the first token, tokens per second, start, memory.
 
-    It writes nothing into the export. It uses as many threads and as much memory as [limits] allows.
+    It writes nothing into the export. By default it uses the threads of limits.threads, so that a training on this machine goes on.
     """
     from daemon.operating.measuring import subject
     from daemon.operating.measuring.measure import Asked
