@@ -108,6 +108,8 @@ def test_nothing_is_begun_that_would_go_far_over_the_limit(lengths: list[int], r
         assert world.now <= deadline + 1e-6 or made == [rounds] * len(made)
     assert (one.left_out is None) == (made == [rounds] * len(made))
     assert len({count for count in made if count}) == 1
+    begun = [at for at, (name, _, tokens) in zip(world.begun, world.asked, strict=True) if (name, tokens) == ("a", 2)]
+    assert all(at <= deadline for at in begun[1:]) and len(begun) == len([each for each in points if each.mine])
     for each in points:
         assert (each.problem is not None) == (not each.mine)
 
