@@ -38,6 +38,7 @@ def render(value: Bench) -> str:
         .render(
             bench=value,
             first=_FIRST.get(value.kind or "", "Time of one pass"),
+            short="One pass" if value.kind == "encoder" else "First token",
             rate=_RATE.get(value.kind or "", "Tokens decoded per second"),
             many=len(value.threads) > 1,
             spread=spread,
