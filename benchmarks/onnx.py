@@ -104,11 +104,11 @@ def race(engines: dict[str, EngineSpec], folder: Path, rounds: int, tokens: int)
     try:
         for worker in workers.values():
             worker.load()
-            worker.ask(Time(ids=ids, tokens=4))
+            worker.ask(Time(rows=[ids], tokens=4))
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
         for _ in range(rounds):
             for name, worker in workers.items():
-                answer = worker.ask(Time(ids=ids, tokens=tokens))
+                answer = worker.ask(Time(rows=[ids], tokens=tokens))
                 found[name].append((answer.prefill_seconds, tokens / answer.decode_seconds))
     finally:
         for worker in workers.values():

@@ -83,6 +83,13 @@ def load_settings(
     return settings
 
 
+def for_somebody_who_waits(settings: Settings) -> Settings:
+    """The settings with the priority of other work, unless a priority is configured: as a service, exports give way to the training."""
+    if "priority" in settings.limits.model_fields_set:
+        return settings
+    return settings.model_copy(update={"limits": settings.limits.model_copy(update={"priority": "normal"})})
+
+
 class DaemonConfiguration:
     """The configuration by which this process serves: read at its start and for each reload."""
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from daemon.cli import configuration, maintenance, queue, setup, toolchain
+from daemon.cli import bench, configuration, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
     ConfigOption,
     DaemonConfiguration,
@@ -25,6 +25,7 @@ from daemon.cli.common import (
     configuration_of,
     daemon_place,
     daemon_state,
+    for_somebody_who_waits,
     load_settings,
     no_access,
     print_json,
@@ -41,7 +42,6 @@ from daemon.system import journald
 
 if TYPE_CHECKING:
     from daemon.config.instances import Instance
-    from daemon.config.settings import Settings
     from daemon.operating.monitoring.status import Snapshot
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED = 1, 2, 3, 70, 75, 130
@@ -133,20 +133,13 @@ def export(
         raise UsageError(
             FaultCode.NO_CHECKPOINT, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
         )
-    settings = _for_somebody_who_waits(load_settings(config, own_state=True))
+    settings = for_somebody_who_waits(load_settings(config, own_state=True))
     from daemon.cli.export import export_now
 
     answer = export_now(settings, checkpoint, output=output, base=base, add=add or (), force=force, quiet=json_)
     if json_:
         print_json(answer)
     raise typer.Exit(EXIT_OF_STATE.get(answer.state, EXIT_FAILED))
-
-
-def _for_somebody_who_waits(settings: Settings) -> Settings:
-    """The settings with the priority of other work, unless a priority is configured: as a service, exports give way to the training."""
-    if "priority" in settings.limits.model_fields_set:
-        return settings
-    return settings.model_copy(update={"limits": settings.limits.model_copy(update={"priority": "normal"})})
 
 
 @app.command()
@@ -356,6 +349,7 @@ def demo(
     raise typer.Exit(show_demo(keep))
 
 
+bench.register(app)
 queue.register(app)
 maintenance.register(app)
 toolchain.register(app)

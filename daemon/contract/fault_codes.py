@@ -67,6 +67,11 @@ class FaultCode(StrEnum):
 
     To do: Give this user read access to the file, and save it as UTF-8.
     """
+    EXPORT_DAMAGED = "export-damaged"
+    """A file of a published export is missing, or has another size than its manifest says.
+
+    To do: Export the checkpoint again; `ckptd verify` lists all that is damaged.
+    """
     NO_ANSWER = "no-answer"
     """The running daemon did not answer a reload request in time.
 

@@ -74,19 +74,19 @@ def make_context(ready: ReadyStage, paths: Paths, limits: LimitSettings, threads
             threads=threads,
             device=limits.device,
             resumable=spec.resumable,
-            nice=_NICE[priority],
+            nice=NICE[priority],
             idle=priority == "idle",
         ),
     )
 
 
-_NICE = {"idle": 19, "low": 10, "normal": 0}
+NICE = {"idle": 19, "low": 10, "normal": 0}
 """Priority → nice value; each step of 5 is about a third of the share."""
 
 
 def priority_of(limits: LimitSettings, job: JobRow) -> str:
     """The priority of a job's next attempt: that of the configuration, one class higher for a job that has waited long enough."""
-    classes = list(_NICE)
+    classes = list(NICE)
     number = classes.index(limits.priority)
     age = datetime.now(UTC) - datetime.fromisoformat(job.created)
     if limits.raise_priority_hours and age >= timedelta(hours=limits.raise_priority_hours):

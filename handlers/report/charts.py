@@ -1,7 +1,7 @@
 """Geometry of the report's charts: where each mark stands, as shares of the width in percent.
 
-Pure; called by `handlers.report.html`, drawn by charts.html. Positions are percentages and text sizes are pixels, so
-that a chart is as readable on a telephone as on a wide screen. A chart without figures is None or empty.
+Pure; called by `handlers.report.html` and `handlers.report.bench_page`, drawn by charts.html. Positions are percentages and text sizes are
+pixels, so that a chart is as readable on a telephone as on a wide screen. A chart without figures is None or empty.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def size_bars(report: Report) -> tuple[Bar, ...]:
             ratio = f" · {units.times(artifact.size_ratio)} base" if artifact.size_ratio is not None else ""
             rows.append((artifact.variant, artifact.size_bytes, artifact.verdict.value, ratio))
     largest = max((row[1] for row in rows), default=0)
-    return tuple(Bar(label, units.size(value) + more, _share(value, largest), kind) for label, value, kind, more in rows)
+    return tuple(Bar(label, units.size(value) + more, share(value, largest), kind) for label, value, kind, more in rows)
 
 
 def speed_bars(report: Report) -> tuple[Bar, ...]:
@@ -114,9 +114,9 @@ def speed_bars(report: Report) -> tuple[Bar, ...]:
         Bar(
             label=artifact.variant,
             text=f"{units.number(own)}{_over(artifact, own, peer)}",
-            width=_share(own, largest),
+            width=share(own, largest),
             kind=artifact.verdict.value,
-            beside=None if peer is None else _share(peer, largest),
+            beside=None if peer is None else share(peer, largest),
             beside_text="" if peer is None else f"PyTorch {units.number(peer)} tokens/s",
         )
         for artifact, own, peer in rows
@@ -178,7 +178,8 @@ def loss_curve(report: Report) -> Curve | None:
     )
 
 
-def _share(value: float, largest: float) -> float:
+def share(value: float, largest: float) -> float:
+    """Percent of the width that a bar takes."""
     return round(ROOM * value / largest, 2) if largest > 0 else 0.0
 
 

@@ -144,6 +144,12 @@ def test_the_state_of_another_user_is_told_in_one_sentence(
         assert words in one_sentence(answer) and str(tmp_path / closed) in one_sentence(answer)
 
 
+def test_no_help_has_words_that_the_terminal_takes_for_a_style() -> None:
+    for words, command in VERBS.items():
+        texts = [command.help or "", *(one.help or "" for one in command.params)]
+        assert [text for text in texts if "[" in text] == [], f"ckptd {' '.join(words)}"
+
+
 @pytest.mark.parametrize("words", [(), *VERBS], ids=" ".join)
 def test_an_option_that_a_verb_does_not_have_is_one_sentence(told: Told, words: tuple[str, ...]) -> None:
     code, said = told(*words, "--no-such-thing")

@@ -105,8 +105,8 @@ def test_an_error_in_a_command_leaves_the_worker_usable(folders: dict[str, Path]
     with _onnx_worker(folders["onnx"], tmp_path) as worker:
         worker.load()
         with pytest.raises(WorkerFailed, match="indices element out of data bounds"):
-            worker.ask(Time(ids=[100_000], tokens=1))
-        assert worker.ask(Time(ids=[5, 6], tokens=1)).decode_seconds > 0
+            worker.ask(Time(rows=[[100_000]], tokens=1))
+        assert worker.ask(Time(rows=[[5, 6]], tokens=1)).decode_seconds > 0
 
 
 def test_peak_memory_is_the_workers_own_and_not_its_parents(folders: dict[str, Path], tmp_path: Path) -> None:

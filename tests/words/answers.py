@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
+from daemon.contract.jobs.benchmark import Bench
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
@@ -71,6 +72,12 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("list",): {},
     ("show",): {2: "no job, or more than one job, matches this id"},
     ("compare",): {2: "one of the two is not an export, or it has no report yet"},
+    ("bench",): {
+        0: "every variant was measured; `cut` says what the limit of time left out of some",
+        1: "no variant could be measured; `fault` of each says why",
+        2: "there is no export, it has no such variant, or an option is wrong",
+        3: "some variants could not be measured",
+    },
     ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`"},
     ("check",): {0: "no problem found; there may be warnings", 2: "something is wrong; see `problems`"},
     ("formats",): {},
@@ -139,6 +146,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("list",): ("a list", (JobStatus,)),
     ("show",): ("an object", (JobDetails,)),
     ("compare",): ("an object", (Comparison,)),
+    ("bench",): ("an object", (Bench,)),
     ("export",): ("an object", (ExportedJob,)),
     ("explain",): ("an object, for a checkpoint or for a run (see `kind`)", (CheckpointExplanation, RunExplanation)),
     ("check",): ("an object", (Diagnosis,)),

@@ -17,6 +17,7 @@ from pydantic import Field
 from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry
 from daemon.contract.formats.declaration import FormatEntry
+from daemon.contract.jobs.benchmark import BenchRequest
 from daemon.contract.jobs.options import Work
 from daemon.contract.values import Frozen, Json, digest_of
 
@@ -257,6 +258,8 @@ class StageContext(Frozen):
     """The formats that the daemon knows: a child, perhaps in another Python, takes the same ones."""
     facts: JobFacts | None = None
     """Only for the report stage."""
+    bench: BenchRequest | None = None
+    """Only for the stage of `ckptd bench`."""
 
     @property
     def additions(self) -> tuple[tuple[Path, Addition], ...]:

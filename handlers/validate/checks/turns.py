@@ -52,7 +52,7 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
 
 
 def _time(worker: EngineWorker, reference: Reference, tokens: int | None = None) -> Timing:
-    return worker.ask(Time(ids=reference.speed_prompt, tokens=reference.speed_tokens if tokens is None else tokens))
+    return worker.ask(Time(rows=[reference.speed_prompt], tokens=reference.speed_tokens if tokens is None else tokens))
 
 
 def _summary(rounds: list[Timing]) -> Speed:

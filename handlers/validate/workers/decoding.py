@@ -85,14 +85,14 @@ def greedy(
     return Decoded(tokens, np.stack(rows), prefilled - started, time.perf_counter() - prefilled)
 
 
-def timed(engine: Engine, prompt: Sequence[int], count: int) -> tuple[float, float]:
-    """Seconds of the prompt's pass and of `count` single-token greedy steps after it."""
+def timed(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> tuple[float, float]:
+    """Seconds of the prompts' pass and of `count` single-token greedy steps after it, in each of which every row advances."""
     started = time.perf_counter()
-    batch = Batch(engine, [prompt])
-    row = batch.prefill[0, -1]
+    batch = Batch(engine, prompts)
+    rows = batch.prefill[:, -1]
     prefilled = time.perf_counter()
     for _ in range(count):
-        row = batch.advance([int(np.argmax(row))])[0]
+        rows = batch.advance([int(token) for token in np.argmax(rows, axis=-1)])
     return prefilled - started, time.perf_counter() - prefilled
 
 

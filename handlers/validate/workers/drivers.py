@@ -38,8 +38,8 @@ class Driver(Protocol):
     ) -> float:
         """max |Δ| between a batch that is padded on one side and its rows alone. `continuations` are of one length, or empty."""
 
-    def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:
-        """Seconds of the first pass, seconds of the work after it, and the tokens of that work."""
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+        """Seconds of the first pass over rows of one length, seconds of the work after it, and the tokens of that work for all rows."""
 
 
 class CausalDriver:
@@ -61,9 +61,9 @@ class CausalDriver:
     ) -> float:
         return decoding.padding_error(self._engine, prompts, continuations)
 
-    def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:
-        """See `Driver.timed`: the prompt's pass, then single-token greedy steps."""
-        return *decoding.timed(self._engine, ids, tokens), tokens
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+        """See `Driver.timed`: the prompts' pass, then single-token greedy steps."""
+        return *decoding.timed(self._engine, rows, tokens), len(rows) * tokens
 
 
 def drive(spec: EngineSpec, engine: Any) -> Driver:

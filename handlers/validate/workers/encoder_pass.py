@@ -63,12 +63,12 @@ class EncoderDriver:
         alone = [self.rows(text, (), None if types is None else types[row]) for row, text in enumerate(prompts)]
         return max(largest_difference(mine, theirs) for mine, theirs in zip(together, alone, strict=True))
 
-    def timed(self, ids: Sequence[int], tokens: int) -> tuple[float, float, int]:
-        """See `Driver.timed`: one pass over the text, then one for every TOKENS_A_PASS of `tokens`."""
+    def timed(self, rows: Sequence[Sequence[int]], tokens: int) -> tuple[float, float, int]:
+        """See `Driver.timed`: one pass over the texts, then one for every TOKENS_A_PASS of `tokens`."""
         started = time.perf_counter()
-        self.rows(ids, (), None)
+        self._batch(rows, None, "right")
         once = time.perf_counter()
         passes = max(1, tokens // TOKENS_A_PASS)
         for _ in range(passes):
-            self.rows(ids, (), None)
-        return once - started, time.perf_counter() - once, passes * len(ids)
+            self._batch(rows, None, "right")
+        return once - started, time.perf_counter() - once, passes * sum(map(len, rows))

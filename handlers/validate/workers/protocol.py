@@ -104,7 +104,7 @@ class Timing(Frozen):
     decode_seconds: float
     """The work after it."""
     tokens: int
-    """The tokens of that work."""
+    """The tokens of that work, those of all rows together."""
 
 
 class Stats(Frozen):
@@ -296,16 +296,17 @@ class CompareWrapper(Request[Difference]):
 
 
 class Time(Request[Timing]):
-    """Time the first pass and the work after it, which `tokens` sets."""
+    """Time the first pass over a batch and the work after it, of which `tokens` sets how much each row gets."""
 
     command = "timed"
 
-    ids: Ids
+    rows: list[Ids]
+    """Of one length."""
     tokens: int
 
     @property
     def work_tokens(self) -> int:
-        return len(self.ids) + self.tokens
+        return sum(map(len, self.rows)) + len(self.rows) * self.tokens
 
 
 class AskStats(Request[Stats]):

@@ -106,7 +106,7 @@ class Commands:
         return protocol.Difference(max_absolute=None if difference is None else difference(request.ids, request.types))
 
     def timed(self, request: protocol.Time) -> protocol.Timing:
-        prefill, decode, count = self._driver.timed(request.ids, request.tokens)
+        prefill, decode, count = self._driver.timed(request.rows, request.tokens)
         return protocol.Timing(prefill_seconds=prefill, decode_seconds=decode, tokens=count)
 
     def stats(self, request: protocol.AskStats) -> protocol.Stats:

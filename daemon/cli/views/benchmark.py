@@ -1,0 +1,205 @@
+"""What `ckptd bench` prints: the progress while it measures, then a table of processes and one of speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
+from daemon.cli.views.markup import put, terminal
+from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
+from daemon.operating.wrapping import width_of
+from daemon.system.box import human
+
+NOTHING = "–"
+_FIRST = {"causal": "first token", "seq2seq": "first token", "encoder": "one pass"}
+"""What the first pass of a kind of model gives."""
+
+
+class BenchView:
+    """The progress of one measurement on stderr: a bar on a terminal, a line for each variant elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._console = terminal(stderr=True)
+        self._live = self._console.is_terminal and not quiet
+        self._said = ""
+        self._bar: TaskID | None = None
+        self._progress = Progress(
+            SpinnerColumn(), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False),
+            console=self._console, transient=True,
+        )  # fmt: skip
+
+    def show(self, fraction: float, message: str) -> None:
+        """Bring the display up to date. `message`: "VARIANT: what is done"."""
+        if self._live:
+            if self._bar is None:
+                self._progress.start()
+                self._bar = self._progress.add_task("bench", total=1.0, note="")
+            self._progress.update(self._bar, completed=fraction, note=message)
+        variant, colon, _ = message.partition(": ")
+        if colon and not self._quiet and not self._live and variant != self._said:
+            self._said = variant
+            put(self._console, Text(f"measuring {variant}"))
+
+    def say(self, message: str) -> None:
+        """A line of its own."""
+        if not self._quiet:
+            put(self._console, Text(message))
+
+    def close(self) -> None:
+        """End the live display; safe to call again."""
+        if self._bar is not None:
+            self._progress.stop()
+            self._bar = None
+
+
+def print_bench(value: Bench, page: Path | None) -> None:
+    """`ckptd bench`. `page`: the page that was written too."""
+    console = terminal(soft_wrap=True)
+    width = width_of(console)
+    for line in bench_lines(value, width) + ([] if page is None else hanging("page", str(page), width, style="bold")):
+        console.print(line)
+
+
+def bench_lines(value: Bench, width: int | None) -> list[Text]:
+    """The lines, none wider than `width`, where words allow it."""
+    machine = value.machine
+    about = f"{value.run or '?'}{'' if value.step is None else f' step {value.step}'}:"
+    lines = hanging(about, value.folder, width, style="bold")
+    hardware = f"{machine.cpu or machine.architecture}, {machine.usable_cores} cores, {human(machine.memory_bytes)}, load {machine.load:g}"
+    lines += hanging("machine", hardware, width, style="bold")
+    if any(one.starts for one in value.variants):
+        lines += [Text(), *_starts(value, width)]
+    if any(one.measured for one in value.variants):
+        speeds = _points(value, width)
+        lines += [Text(), *speeds, Text(), *_explained(value, width, quartiles=any("±" in line.plain for line in speeds))]
+    for one in value.variants:
+        if one.fault:
+            lines += hanging(f"{one.variant}:", one.fault, width, style="red")
+        for said, places in _problems(one).items():
+            lines += hanging(f"{one.variant}:", f"{said.removesuffix('.')} ({places}).", width, style="yellow")
+    if value.no_pytorch:
+        lines += hanging("", value.no_pytorch, width)
+    for note in value.notes:
+        lines += hanging("note", note, width, style="yellow")
+    for cut in value.cut:
+        lines += hanging(f"limit of {duration(value.limit_seconds)}:", cut, width, style="yellow")
+    return lines
+
+
+def _starts(value: Bench, width: int | None) -> list[Text]:
+    """The table of processes; on a narrow terminal without the time of loading."""
+    several = len(value.threads) > 1
+    for loading in (True, False):
+        columns = [Column("variant", least=10), *([Column("threads", right=True)] if several else []), Column("files", right=True)]
+        columns += [
+            Column("start", right=True),
+            *([Column("of it loading", right=True)] if loading else []),
+            Column("peak memory", right=True),
+        ]
+        rows = [
+            [
+                Cell(one.variant, "bold"), *([Cell(str(start.threads))] if several else []), Cell(human(one.size_bytes)),
+                Cell(seconds(start.start_seconds)), *([Cell(seconds(start.load_seconds))] if loading else []),
+                Cell(human(start.peak_rss_bytes)),
+            ]
+            for one in value.variants for start in one.starts
+        ]  # fmt: skip
+        if width is None or fits(columns, rows, width):
+            break
+    return [line for row in table(columns, rows, width) for line in row]
+
+
+def _points(value: Bench, width: int | None) -> list[Text]:
+    """The table of speeds; on a narrow terminal medians alone, and then a table for each number of threads and rows."""
+    everything = [(one.variant, point) for one in value.variants for point in one.points if point.prefill_seconds is not None]
+    for quartiles in (True, False):
+        columns, rows = _table(value, everything, quartiles=quartiles, apart=False)
+        if width is None or fits(columns, rows, width):
+            return [line for row in table(columns, rows, width) for line in row]
+    lines = []
+    for threads in value.threads:
+        for batch in value.batches:
+            some = [(name, point) for name, point in everything if (point.threads, point.batch) == (threads, batch)]
+            if some:
+                lines.append(Text(f"{threads} thread{'s' * (threads > 1)}, {batch} row{'s' * (batch > 1)}"))
+                lines += [line for row in table(*_table(value, some, quartiles=False, apart=True), width) for line in row]
+    return lines
+
+
+def _table(
+    value: Bench, points: Sequence[tuple[str, BenchPoint]], *, quartiles: bool, apart: bool
+) -> tuple[list[Column], list[list[Cell]]]:
+    """Columns and rows of points. `apart`: without the threads and rows that they have in common."""
+    shown: list[tuple[str, Callable[[BenchPoint], str]]] = []
+    if len(value.threads) > 1 and not apart:
+        shown.append(("thr", lambda point: str(point.threads)))
+    if len(value.batches) > 1 and not apart:
+        shown.append(("batch", lambda point: str(point.batch)))
+    shown += [
+        ("length", lambda point: str(point.length)),
+        (_FIRST.get(value.kind or "", "first"), lambda point: spread(point.prefill_seconds, seconds, quartiles)),
+        ("tokens/s", lambda point: spread(point.tokens_per_second, rate, quartiles)),
+    ]
+    if any(point.speed_over_pytorch for one in value.variants for point in one.points):
+        shown.append(("× PyTorch", lambda point: spread(point.speed_over_pytorch, times, quartiles)))
+    columns = [Column("variant", least=10), *(Column(title, least=len(title), right=True) for title, _ in shown)]
+    return columns, [[Cell(name, "bold"), *(Cell(say(point)) for _, say in shown)] for name, point in points]
+
+
+def _explained(value: Bench, width: int | None, *, quartiles: bool) -> list[Text]:
+    what = {
+        "causal": f"first token: the pass over the prompt. tokens/s: {value.tokens} tokens decoded after it",
+        "seq2seq": f"first token: encoding and the first token. tokens/s: {value.tokens} tokens decoded after it",
+        "encoder": "one pass: over all rows. tokens/s: tokens read",
+    }.get(value.kind or "", "")
+    threads = "" if len(value.threads) > 1 else f", {value.threads[0]} thread{'s' * (value.threads[0] > 1)}"
+    batch = "" if len(value.batches) > 1 else f", {value.batches[0]} row{'s' * (value.batches[0] > 1)} together"
+    about = "; ±: half the range between the quartiles" if quartiles else ""
+    end = f"Medians of {value.rounds} rounds{threads}{batch}{about}. {duration(value.seconds)} in all."
+    return hanging("", f"{what}. {end}", width)
+
+
+def _problems(one: BenchedVariant) -> dict[str, str]:
+    """Sentence → the points that it is about."""
+    found: dict[str, list[str]] = {}
+    for point in one.points:
+        if point.problem is not None:
+            place = f"{point.threads} thread{'s' * (point.threads > 1)}, {point.batch} × {point.length} tokens"
+            found.setdefault(point.problem, []).append(place)
+    return {said: "; ".join(places) for said, places in found.items()}
+
+
+def spread(value: Spread | None, say: Callable[[float], str], quartiles: bool = True) -> str:
+    """A median, with half the range between the quartiles, in percent of it, where `quartiles`."""
+    if value is None:
+        return NOTHING
+    if not quartiles or value.rounds < 2 or not value.median:
+        return say(value.median)
+    return f"{say(value.median)} ±{_percent(value)} %"
+
+
+def _percent(value: Spread) -> str:
+    share = 50 * (value.high - value.low) / value.median
+    return f"{share:.0f}" if share >= 1 else "<1"
+
+
+def seconds(value: float) -> str:
+    """A short time with three digits: 1.23 ms, 45.6 ms, 1.23 s."""
+    if value >= 1:
+        return f"{value:.0f} s" if value >= 100 else f"{value:.3g} s"
+    return f"{1000 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.0f} µs"
+
+
+def times(value: float) -> str:
+    """A ratio."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def rate(value: float) -> str:
+    """A number per second with about three digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
