@@ -12,6 +12,7 @@ from daemon.contract.formats.declaration import Limits, Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.plan import fallback, unquantized
+from handlers.validate.checks import growth, notes
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.checks.examination import Examination
 from handlers.validate.workers.client import WorkerFailed
@@ -24,9 +25,16 @@ _TOKENIZER = (
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
-    figures, written = examination.figures, examination.figures.written()
+    examination.figures = figures = examination.figures.plus(notes=tuple(notes.notes(examination.figures, examination.base, thresholds)))
+    written = figures.written()
     reasons = [examination.tokenizer] if examination.tokenizer else []
     remedies = [_TOKENIZER] if reasons else []
+    if examination.special:
+        reasons.append(examination.special)
+        remedies.append("export again: generation_config.json, config.json or the tokenizer's files were changed")
+    if examination.weights:
+        reasons.append(examination.weights)
+        remedies.append(f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights")
     if examination.labels:
         reasons.append(examination.labels)
         remedies.append("export again: id2label in its config.json was changed")
@@ -42,9 +50,14 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
+    if missing := _missing(figures):
+        reasons.append(missing)
+        remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
     if thresholds is not None and (distances := _distances(figures, thresholds)):
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
+        if growing := notes.grows(figures):
+            reasons.append(f"{growing}, {notes.POSITIONS}")
     if reasons:
         return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written)
     if thresholds is None:
@@ -60,7 +73,7 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
     ways, sides = (", ".join(_largest(errors)) for errors in (figures.cache_errors, figures.padding_errors))
     limits = (
         (figures.cache_error_max_absolute, max(own.cache, noise),
-         f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", "the cache is broken"),
+         f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", f"the cache is broken{_course(figures)}"),
         (figures.padding_error_max_absolute, max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
          "it does not honour the attention mask or the positions"),
         (figures.merged_error_max_absolute, own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
@@ -73,6 +86,40 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
         if not deviations <= limit:
             found.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
     return found
+
+
+def _course(figures: CheckFigures) -> str:
+    """What the course of the cache's error over the steps says."""
+    if figures.cache_growth is None:
+        return ""
+    if figures.cache_growth > growth.MARGIN:
+        ratio = f"{figures.cache_growth:.2g} times from the first to the last third"
+        return f", and more with every step ({ratio}): tokens are lost or counted wrongly"
+    return ", from the first steps on"
+
+
+PART = 0.75
+"""Share of the fine-tuning's effect that the interval of an artifact must reach."""
+UNSURE = 0.25
+"""The same of the figure itself where there is one prompt, and no interval."""
+
+
+def _missing(figures: CheckFigures) -> str | None:
+    """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain."""
+    share, interval = figures.fine_tuning, figures.fine_tuning_interval
+    if share is None or (interval[1] >= PART if interval else share >= UNSURE):
+        return None
+    distances = f"{_show(figures.distance_from_base or 0.0)} from the base without the adapter, {_show(figures.distance_from_live or 0.0)}"
+    told = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
+    if share < 0.5:
+        return (
+            f"it is closer to the base than to the live model (divergence {distances} from the live model, where they differ most;"
+            f" share of the fine-tuning's effect {told}): a merged model without its adapter"
+        )
+    return (
+        f"it has only a part of the fine-tuning's effect ({told}; divergence {distances} from the live model, where they differ most):"
+        " of an earlier or another checkpoint, or merged with another factor"
+    )
 
 
 def _largest_error(figures: Likeness) -> float:

@@ -15,6 +15,7 @@ from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.models.prompts import BUILT_IN
+from handlers.validate.checks import special_tokens, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
@@ -64,7 +65,10 @@ class Bench:
         against = self.outputs(self.merged) if variant != "pytorch" else None
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
-        return judge(variant, catalog().variants[variant].limits, self.examine(variant, folder, against), catalog().thresholds[variant])
+        examination = self.examine(variant, folder, against)
+        if variant == "pytorch":
+            examination.weights = weights.difference(folder, self.merged)
+        return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
 
     def outputs(self, folder: Path) -> Path:
         """Where the rows of a folder go."""
@@ -86,4 +90,5 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
     live = cast(EngineWorker, Direct("live", spec))
     reference = measure(LiveModel(live, subject), list(prompts), options, scratch, lambda fraction, message: None)
+    reference.special = special_tokens.expected(pin, base)
     return Bench(reference, subject, scratch, merged)
