@@ -17,6 +17,7 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood, external, optimum_reader, portability
 from handlers.validate.checks.examination import Examination, examine, logits_file
@@ -87,6 +88,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         examination.figures = examination.figures.plus(foreign=foreign)
     remove_tree(outputs)
     examination.example = external.example_fault(spec, reference, examination)
-    found, examination.portability = portability.check(Path(folder), variant.arithmetic)
-    examination.figures = examination.figures.plus(**found.given)
+    source = context.inputs.get(variant.form_of or "")
+    nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm == "rtn"
+    graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
+    examination.portability, examination.weights = graphs.fault, graphs.weights
+    examination.figures = examination.figures.plus(**graphs.figures.given)
     return examination

@@ -25,8 +25,7 @@ _TOKENIZER = (
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
-    examination.figures = figures = examination.figures.plus(notes=tuple(notes.notes(examination.figures, examination.base, thresholds)))
-    written = figures.written()
+    figures = examination.figures
     reasons = [examination.tokenizer] if examination.tokenizer else []
     remedies = [_TOKENIZER] if reasons else []
     if examination.special:
@@ -58,6 +57,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         remedies.append(_remedy(variant, [key for key, _ in distances]))
         if growing := notes.grows(figures):
             reasons.append(f"{growing}, {notes.POSITIONS}")
+    told = notes.notes(figures, examination.base, thresholds, failed=bool(reasons))
+    examination.figures = figures.plus(notes=tuple(told))
+    written = examination.figures.written()
     if reasons:
         return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written)
     if thresholds is None:
@@ -109,17 +111,15 @@ def _missing(figures: CheckFigures) -> str | None:
     share, interval = figures.fine_tuning, figures.fine_tuning_interval
     if share is None or (interval[1] >= PART if interval else share >= UNSURE):
         return None
-    distances = f"{_show(figures.distance_from_base or 0.0)} from the base without the adapter, {_show(figures.distance_from_live or 0.0)}"
+    nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
     told = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
-    if share < 0.5:
-        return (
-            f"it is closer to the base than to the live model (divergence {distances} from the live model, where they differ most;"
-            f" share of the fine-tuning's effect {told}): a merged model without its adapter"
-        )
-    return (
-        f"it has only a part of the fine-tuning's effect ({told}; divergence {distances} from the live model, where they differ most):"
-        " of an earlier or another checkpoint, or merged with another factor"
+    found = (
+        f"it is {nearer}: where these differ most, its divergence is {_show(figures.distance_from_base or 0.0)} from the base without the"
+        f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {told}"
     )
+    if share < UNSURE:
+        return f"{found}. So it is a merged model without its adapter"
+    return f"{found}. So it is of an earlier or another checkpoint, or merged with another factor"
 
 
 def _largest_error(figures: Likeness) -> float:

@@ -12,9 +12,11 @@ from handlers.validate.checks import growth
 OWN_DATA = "give prompts of the run's own data in validate.prompts"
 
 
-def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds | None) -> list[str]:
-    """All notes. `base`: the base without the adapter beside the live model; None where there is none."""
-    return [*_unsure(figures, thresholds), *(_blind(figures, base) if base else []), *_growing(figures)]
+def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds | None, *, failed: bool) -> list[str]:
+    """All notes. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the artifact did, and the
+    reasons say why; then only what is unsure of that is left to say."""
+    unsure = _unsure(figures, thresholds)
+    return unsure if failed else [*unsure, *(_blind(figures, base) if base else []), *_growing(figures)]
 
 
 def _unsure(figures: CheckFigures, thresholds: Thresholds | None) -> list[str]:
@@ -77,7 +79,7 @@ def _share(figures: CheckFigures) -> str:
 def grows(figures: CheckFigures) -> str | None:
     """That the differences from the live model grow over the sequence, as a clause with figures; None where that is not certain."""
     interval = figures.growth_interval
-    if figures.growth is None or interval is None or interval[0] <= growth.MARGIN:
+    if figures.growth is None or interval is None or figures.growth <= growth.MARGIN or interval[0] <= 1:
         return None
     return f"the differences grow over the sequence, {figures.growth:.2g} times from the first to the last third (95 % {_span(interval)})"
 
