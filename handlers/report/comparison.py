@@ -15,6 +15,10 @@ from handlers.report import units
 from handlers.report.model import Artifact, Compared, Comparison, Report
 from handlers.report.samples import visible
 
+MOST = 200
+"""Characters before a position that are shown."""
+LEAST = 0.01
+"""Divergence at a position, in nats, below which the same choice is not worth a look."""
 _FIGURES = tuple(name for name in Compared.model_fields if name in Likeness.model_fields)
 _OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval")
 
@@ -129,11 +133,14 @@ class Parting:
 
 
 def partings(report: Report) -> tuple[Parting, ...]:
-    """One for each artifact that has such a position; artifacts that part at the same place alike stand together."""
+    """One for each artifact that has such a position; artifacts that part at the same place alike stand together. Where an artifact chooses
+    the same with almost the same probability, there is nothing to look at."""
     found: dict[tuple[int, int, str | None], list[Artifact]] = {}
     for artifact in report.artifacts:
         worst = artifact.measured.worst
-        if worst is not None and worst.live is not None and worst.artifact is not None:
+        if worst is None or worst.live is None or worst.artifact is None:
+            continue
+        if worst.live != worst.artifact or (worst.position_kl or 0.0) >= LEAST:
             found.setdefault((worst.number, worst.position, worst.artifact), []).append(artifact)
     return tuple(_parting(those) for those in found.values())
 
@@ -150,7 +157,3 @@ def _parting(artifacts: list[Artifact]) -> Parting:
         names=tuple(one.variant for one in artifacts), where=place + same, before=before[-MOST:], live=visible(worst.live or ""),
         artifact=visible(worst.artifact or ""),
     )  # fmt: skip
-
-
-MOST = 200
-"""Characters before the position that are shown."""

@@ -29,9 +29,9 @@ NOISE = 1e-6
 """Mean distance of base and live model, in nats (of vectors, in what the cosine lacks of 1), that may be rounding in fp32."""
 
 
-def most_changed(head: Head, live: np.ndarray, base: np.ndarray, most: int) -> list[int]:
-    """The rows, at most `most`, ascending, in which the base (P, V) is farthest from the live model."""
-    return sorted(np.argsort(-distances(head, live, base), kind="stable")[:most].tolist())
+def most_changed(apart: np.ndarray, most: int) -> list[int]:
+    """The rows, at most `most`, ascending, that are `apart` (P,) most."""
+    return sorted(np.argsort(-apart, kind="stable")[:most].tolist())
 
 
 @dataclass

@@ -18,7 +18,7 @@ from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import Json
 from handlers.validate.checks import fine_tuning, segments
-from handlers.validate.checks.comparison import Comparison, Spread, in_deviations, perplexity, surprise
+from handlers.validate.checks.comparison import Comparison, Spread, distances, in_deviations, perplexity, surprise
 from handlers.validate.checks.degeneration import Degeneration
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
@@ -145,8 +145,12 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         text, sample = (text if piece else sample.text), replace(sample, piece=piece)
         following = sample.scored if subject.kind == "causal" and readable else []
         if about.adapted:
-            sample, bare = _with_base(asked, sample, logits, most, folder / f"base-{number}.npy")
-            adapter.add(logits, bare, following, same_text=piece)
+            path = folder / f"base-{number}.npy"
+            bare = teacher_forced(live, sample, path, bare=True)
+            apart = adapter.add(logits, bare, following, same_text=piece).divergences
+            changed = fine_tuning.most_changed(apart if len(apart) else distances(subject.head, logits, bare), most)
+            np.save(path, bare[changed])
+            sample = replace(sample, base_rows=changed, base_logits=path)
             if readable and number < SHOWN:
                 said, tokens = _base_says(asked, sample, bare)
                 sample = replace(sample, base=said)
@@ -277,14 +281,6 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
         [int(row.argmax()) for row in rows] if subject.head == "choice" else [number for number, value in enumerate(rows[0]) if value > 0]
     )
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
-
-
-def _with_base(asked: _Asked, sample: Sample, logits: np.ndarray, most: int, path: Path) -> tuple[Sample, np.ndarray]:
-    """The sample with the base's rows where it is farthest from the live model, which `path` receives; and all of the base's rows."""
-    rows = teacher_forced(asked.live, sample, path, bare=True)
-    kept = fine_tuning.most_changed(asked.subject.head, logits, rows, most)
-    np.save(path, rows[kept])
-    return replace(sample, base_rows=kept, base_logits=path), rows
 
 
 def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | None, list[int]]:
