@@ -98,6 +98,16 @@ def test_ranks_are_spearmans() -> None:
     assert spearman(np.array([1.0, 1, 1]), np.array([1.0, 2, 3])) is None
 
 
+def test_vectors_have_a_rank_correlation_of_their_similarities() -> None:
+    for noise, least, most in ((0.0, 1.0, 1.0), (0.3, 0.6, 0.999), (50.0, -0.8, 0.6)):
+        comparison = Comparison("vector")
+        for seed in range(8):
+            rows = _logits(seed)
+            comparison.add(rows, rows + noise * _logits(seed + 50))
+        found = comparison.figures(1.0).rank_correlation
+        assert found is not None and least - 1e-9 <= found <= most + 1e-9, (noise, found)
+
+
 # The share of the fine-tuning
 
 
@@ -226,8 +236,12 @@ def test_special_tokens_are_compared_as_programs_read_them(tmp_path: Path) -> No
     (artifact / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     assert special_tokens.difference(artifact, wanted) is None
     (artifact / "tokenizer_config.json").write_text("{}")
+    assert special_tokens.difference(artifact, wanted) is None, "another program's file of that name"
+    (artifact / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     assert "eos_token is not set instead of '</s>'" in str(special_tokens.difference(artifact, wanted))
     assert special_tokens.difference(artifact, None) is None, "an older version wrote down none"
+    (pin / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    assert special_tokens.expected(pin, base)["names"] == {"eos_token": "<end>"}, "the checkpoint's file goes before the base's"
 
 
 def test_weights_of_another_merge_are_named_by_their_tensor(folders: dict[str, Path], tmp_path: Path) -> None:

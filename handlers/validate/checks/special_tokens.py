@@ -14,6 +14,7 @@ from handlers.models.files import has_tokenizer, read_json, setting
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_TOKENIZER, _OLDER = "tokenizer_config.json", "special_tokens_map.json"
 _OPERATION = "read the special tokens"
 
 
@@ -23,12 +24,14 @@ def expected(pin: Path, base: Path | None) -> Json:
     As the live model, they are the checkpoint's own where it has them, else the base's.
     """
     folders = [pin, *([base] if base else [])]
-    generation = next((folder for folder in folders if (folder / "generation_config.json").is_file()), None)
-    config = next((folder for folder in reversed(folders) if (folder / "config.json").is_file()), None)
-    tokenizer = next((folder for folder in folders if has_tokenizer(folder)), None)
+    generation = next((folder for folder in folders if (folder / "generation_config.json").is_file()), pin)
+    tokenizers = [pin] if base is None or has_tokenizer(pin) else [base, pin]  # file by file, as the formats copy them
+    files: dict[str, Json] = {}
+    for folder in tokenizers:
+        files |= {name: _json(folder, name) for name in (_TOKENIZER, _OLDER) if (folder / name).is_file()}
     return {
-        "ids": _ids(_json(generation, "generation_config.json"), _json(config, "config.json")),
-        "names": _names(tokenizer) if tokenizer else {},
+        "ids": _ids(_json(generation, "generation_config.json"), _json(folders[-1], "config.json")),
+        "names": _names(files.get(_TOKENIZER, {}), files.get(_OLDER, {})),
     }
 
 
@@ -40,9 +43,10 @@ def difference(folder: Path, wanted: Json | None) -> str | None:
     if (folder / "config.json").is_file():
         found = _ids(_json(folder, "generation_config.json"), _json(folder, "config.json"))
         wrong += [(key, found.get(key), value) for key, value in wanted["ids"].items() if found.get(key) != value]
-    if (folder / "tokenizer_config.json").is_file():
-        names = _names(folder)
-        wrong += [(key, names.get(key), value) for key, value in wanted["names"].items() if names.get(key) != value]
+    config = _json(folder, _TOKENIZER)
+    names = _names(config, _json(folder, _OLDER))
+    whole = "tokenizer_class" in config  # what another program writes under this name may leave tokens out
+    wrong += [(key, names.get(key), value) for key, value in wanted["names"].items() if names.get(key, None if whole else value) != value]
     if not wrong:
         return None
     told = ", ".join(f"{key} is {_told(found)} instead of {_told(value)}" for key, found, value in wrong)
@@ -57,16 +61,15 @@ def _ids(generation: Json, config: Json) -> dict[str, Any]:
     }
 
 
-def _names(folder: Path) -> dict[str, str]:
+def _names(config: Json, older: Json) -> dict[str, str]:
     """The texts of the special tokens that a tokenizer's files name."""
-    config, older = _json(folder, "tokenizer_config.json"), _json(folder, "special_tokens_map.json")
     found = {key: config[key] if config.get(key) is not None else older.get(key) for key in _NAMES}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}
     return {key: value for key, value in texts.items() if isinstance(value, str)}
 
 
-def _json(folder: Path | None, name: str) -> Json:
-    found = read_json(folder / name, _OPERATION) if folder is not None and (folder / name).is_file() else {}
+def _json(folder: Path, name: str) -> Json:
+    found = read_json(folder / name, _OPERATION) if (folder / name).is_file() else {}
     return found if isinstance(found, dict) else {}
 
 
