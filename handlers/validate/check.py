@@ -89,7 +89,7 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     remove_tree(outputs)
     examination.example = external.example_fault(spec, reference, examination)
     source = context.inputs.get(variant.form_of or "")
-    nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm == "rtn"
+    nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
     examination.portability, examination.weights = graphs.fault, graphs.weights
     examination.figures = examination.figures.plus(**graphs.figures.given)

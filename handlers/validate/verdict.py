@@ -61,7 +61,11 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     examination.figures = figures.plus(notes=tuple(told))
     written = examination.figures.written()
     if reasons:
-        return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written)
+        foreign = any((examination.tokenizer, examination.labels, examination.example, examination.special, examination.weights, missing))
+        return ArtifactCheck(
+            variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written,
+            of_precision=not foreign,
+        )  # fmt: skip
     if thresholds is None:
         reason = f"there are no thresholds for {variant}, so it is not known how far it may be from the live model"
         remedy = f"set validate.thresholds.{variant} (agreement, kl, error)"
