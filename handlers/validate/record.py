@@ -100,7 +100,7 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
     output.checks.append(check)
     prompts = {"prompts": [one.written() for one in examination.prompts]} if examination else {}
     _write(folder / CHECK, check.model_dump(mode="json") | {"run": examination is not None} | prompts)
-    output.warnings += [f"{check.variant}: {note}." for note in (examination.figures.notes if examination else ())]
+    output.warnings += [f"{check.variant}: {note}." for note in check.figures.get("notes", ())]
     if check.verdict is not Verdict.PASSED:
         reporter.warn(f"{check.variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
 

@@ -58,8 +58,9 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         if growing := notes.grows(figures):
             reasons.append(f"{growing}, {notes.POSITIONS}")
     told = notes.notes(figures, examination.base, thresholds, failed=bool(reasons))
-    examination.figures = figures.plus(notes=tuple(told))
-    written = examination.figures.written()
+    if lost := _swallowed(figures):
+        told.append(lost)
+    written = figures.plus(notes=tuple(told)).written()
     if reasons:
         foreign = any((examination.tokenizer, examination.labels, examination.example, examination.special, examination.weights, missing))
         return ArtifactCheck(
@@ -108,12 +109,15 @@ PART = 0.75
 """Share of the fine-tuning's effect that the interval of an artifact must reach."""
 UNSURE = 0.25
 """The same of the figure itself where there is one prompt, and no interval."""
+ROUNDING = 5e-4
+"""Divergence from the live model, in nats where the fine-tuning changes most, that rounding merged weights to bf16 may make: below it, a
+missing part of the fine-tuning is one that the weights can't hold. Of vectors and numbers, in variances: a fifth of it."""
 
 
 def _missing(figures: CheckFigures) -> str | None:
     """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain."""
     share, interval = figures.fine_tuning, figures.fine_tuning_interval
-    if share is None or (interval[1] >= PART if interval else share >= UNSURE):
+    if share is None or not _lacks(figures) or _within_rounding(figures):
         return None
     nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
     told = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
@@ -124,6 +128,28 @@ def _missing(figures: CheckFigures) -> str | None:
     if share < UNSURE:
         return f"{found}. So it is a merged model without its adapter"
     return f"{found}. So it is of an earlier or another checkpoint, or merged with another factor"
+
+
+def _lacks(figures: CheckFigures) -> bool:
+    share, interval = figures.fine_tuning, figures.fine_tuning_interval
+    return share is not None and (interval[1] < PART if interval else share < UNSURE)
+
+
+def _within_rounding(figures: CheckFigures) -> bool:
+    limit = (
+        ROUNDING if figures.kl is not None else ROUNDING / 5 * (1.0 if figures.cosine_mean is not None else (figures.logit_std or 0.0) ** 2)
+    )
+    return (figures.distance_from_live or 0.0) <= limit
+
+
+def _swallowed(figures: CheckFigures) -> str | None:
+    """That the fine-tuning changes less than merged weights can hold."""
+    if not _lacks(figures) or not _within_rounding(figures):
+        return None
+    return (
+        f"the fine-tuning changes so little (divergence {_show(figures.distance_from_live or 0.0)}) that rounding the merged weights takes"
+        f' most of it away: its share is {figures.fine_tuning or 0.0:.2g}; merge.dtype = "float32" keeps it'
+    )
 
 
 def _largest_error(figures: Likeness) -> float:

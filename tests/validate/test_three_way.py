@@ -144,6 +144,8 @@ def test_an_artifact_that_is_closer_to_the_base_fails_and_one_that_only_may_be_d
     assert check.reasons[0].endswith("a merged model without its adapter")
     assert "of an earlier or another checkpoint" in _judged(**share | {"fine_tuning": 0.6, "fine_tuning_interval": (0.5, 0.7)}).reasons[0]
     assert _judged(**share | {"fine_tuning": 0.3, "fine_tuning_interval": (-0.9, 1.5)}).verdict is Verdict.PASSED
+    rounded = _judged(**share | {"distance_from_live": 4e-4})
+    assert rounded.verdict is Verdict.PASSED and 'merge.dtype = "float32" keeps it' in rounded.figures["notes"][0]
     assert _judged(**share | {"fine_tuning_interval": None}).verdict is Verdict.FAILED
     assert _judged(**share | {"fine_tuning": 0.4, "fine_tuning_interval": None}).verdict is Verdict.PASSED
 

@@ -71,6 +71,11 @@ def difference(derived: ir.Model, source: ir.Model, *, nearest: bool) -> str | N
     )
 
 
+def names_rounded(model: ir.Model) -> bool:
+    """Whether a graph has weights that are named as rounded ones are, so that there is something to compare."""
+    return any(_NAMES.fullmatch(name) for name in _weights(model))
+
+
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     return {
         name: value.const_value for graph in model.graphs() for name, value in graph.initializers.items() if value.const_value is not None
