@@ -86,7 +86,7 @@ def _perplexity(row: Compared) -> Cell | None:
     if row.perplexity_ratio is None:
         return Cell(units.number(row.perplexity))
     interval = _span(row.perplexity_ratio_interval)
-    return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} × live{f' ({interval})' if interval else ''}")
+    return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} ×{f' ({interval})' if interval else ''}")
 
 
 def _kl(row: Compared) -> Cell | None:
@@ -116,7 +116,7 @@ def _ranks(row: Compared) -> Cell | None:
 
 
 _COLUMNS = (
-    ("Perplexity", _perplexity), ("KL from live", _kl), ("Agreement with live", _agreement), ("Same greedy tokens", _greedy),
+    ("Perplexity", _perplexity), ("KL, nats", _kl), ("Agreement", _agreement), ("Same greedy tokens", _greedy),
     ("Mean cosine", _cosine), ("Rank correlation", _ranks), ("Fine-tuning in it", _fine_tuning),
 )  # fmt: skip
 
