@@ -22,6 +22,8 @@ ROW_LIMIT = 0.5
 """Largest length of a row's difference, over the row's own. Rounding to 4 bits stays below 0.25, even where one weight exceeds all."""
 STEP_LIMIT = 0.05
 """Share of a matrix's weights that may be farther than half a step, as clipping leaves some: below 0.01 by rounding and by k-quant."""
+_NOTHING = 1e-6
+"""Share of the longest row's length below which a row may be rounded to nothing."""
 _SLACK = 1.02
 """Half a step in fp32, with the rounding of scales."""
 _NAMES = re.compile(r"(?P<source>.+)\.int(?P<bits>[48])(?P<layout>\.rows|\.columns|\.turned|)")
@@ -56,7 +58,7 @@ def difference(derived: ir.Model, source: ir.Model, *, nearest: bool) -> str | N
             continue
         apart = np.abs(rounded.values - rounded.source)
         length = np.linalg.norm(rounded.source, axis=1)
-        error = float((np.linalg.norm(apart, axis=1) / np.maximum(length, 1e-20))[length > 0].max(initial=0))
+        error = float((np.linalg.norm(apart, axis=1) / np.maximum(length, 1e-20))[length > _NOTHING * length.max(initial=0)].max(initial=0))
         if not error <= ROW_LIMIT:
             return f"its weight {match['source']} is not that of the graph that it was made of: a row differs by {error:.2g} of its length"
         share = float((apart > _SLACK * rounded.steps / 2 + 1e-7).mean())
