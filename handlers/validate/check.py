@@ -16,6 +16,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
+from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
@@ -29,11 +30,11 @@ from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Check the one variant among the inputs; write `check.json` into the staging folder.
+    """Check the variant that the stage is named after; write `check.json` into the staging folder.
 
     Raises Permanent where its format's declaration can't be read in this Python.
     """
-    variant = next((one for name, one in catalog().variants.items() if name in context.inputs), None)
+    variant = catalog().variants.get(context.stage.removeprefix(CHECK))
     if variant is None:
         cause = "; ".join(["no format that can be loaded in this Python declares its variant", *catalog().problems])
         remedy = "let the format's declaration import daemon.contract alone, or install there what it imports"

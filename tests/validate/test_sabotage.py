@@ -11,7 +11,9 @@ import pytest
 from filelock import FileLock
 
 from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.plan import spec_of
 from handlers.onnx.graphs import rounded_weights
+from handlers.validate.checks import portability
 from tests.onnx.small import derived
 from tests.sampling import some
 from tests.sharing import shared
@@ -113,3 +115,12 @@ def test_a_fingerprint_of_weights_passes_every_way_of_rounding(lab: Lab, tmp_pat
             folder = derived("int4", source, tmp_path / f"{algorithm}-{symmetric}", algorithm=algorithm, symmetric=symmetric).folder
             told = rounded_weights.difference(ir.load(folder / "model.onnx"), graph, nearest=algorithm != "hqq")
             assert told is None, (algorithm, symmetric, told)
+
+
+def test_the_check_of_a_form_reads_what_it_was_made_of(lab: Lab) -> None:
+    with FileLock(lab.folder / "lock"):
+        source, stale = lab.made("sound", "onnx"), lab.made("stale", "onnx-int8")
+    assert "onnx" in spec_of("check-onnx-int8").needs
+    told = portability.check(stale, source=source, nearest=True)
+    assert told.fault is None and told.weights is not None and "were rounded from others" in told.weights
+    assert portability.check(stale).weights is None

@@ -77,10 +77,11 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 
 
 def _check(variant: Variant) -> StageSpec:
-    """The stage that runs one artifact and compares it."""
+    """The stage that runs one artifact and compares it, with what it was made of too where it is a smaller form."""
+    source = variant.form_of if variant.form_of in variant.needs else None
     return StageSpec(
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 4, checks=variant.name,
-        needs=("reference", variant.name), after=("merged",),
+        needs=("reference", variant.name, *((source,) if source else ())), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
