@@ -28,7 +28,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, Checkpoin
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.models import hub
-from handlers.report import headline, machine, samples
+from handlers.report import comparison, headline, machine, samples
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Replaced, Report, Stage, Warned
 from handlers.report.not_verified import blindness, not_verified
 from handlers.report.replacements import replaced
@@ -83,6 +83,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         bases=_as_written(facts, "bases"),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         samples=samples.collect(found, artifacts),
+        comparison=comparison.collect(found, artifacts),
         artifacts=artifacts,
         failures=_failures(facts, checks, faults, stories),
         replaced=stories,

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from daemon.contract.values import Json
-from handlers.report import charts, headline, samples, units
+from handlers.report import charts, comparison, headline, samples, units
 from handlers.report.model import Failure, Report
 from handlers.report.usage import word
 
@@ -49,6 +49,8 @@ def render(report: Report) -> str:
         timeline=charts.timeline(report),
         loss=charts.loss_curve(report),
         speed_note=speed_note(report),
+        compared=comparison.table(report.comparison),
+        partings=comparison.partings(report),
     )  # fmt: skip
 
 

@@ -211,6 +211,52 @@ class Sample(ReportPart):
     """Variant → what it writes; null where its tokenizer can't be used."""
 
 
+class Compared(ReportPart):
+    """One model beside the live model; what was not measured, or has no meaning for the task, is null. Intervals are of 95 %."""
+
+    name: str
+    """`base` (without the adapter), `live`, or the variant."""
+    perplexity: float | None = None
+    """Of the prompts' tokens, each given those before it."""
+    perplexity_ratio: float | None = None
+    """That over the live model's."""
+    perplexity_ratio_interval: tuple[float, float] | None = None
+    """Interval of `perplexity_ratio`."""
+    kl: float | None = None
+    """Divergence from the live model, in nats a position."""
+    kl_interval: tuple[float, float] | None = None
+    """Interval of `kl`."""
+    agreement: float | None = None
+    """Share of positions with the live model's choice."""
+    agreement_interval: tuple[float, float] | None = None
+    """Interval of `agreement`."""
+    greedy_same_median: float | None = None
+    """Greedy tokens before the first one that is not the live model's, median over prompts; of the base, over the first prompts."""
+    greedy_tokens_median: float | None = None
+    """Tokens that were decoded of these prompts, median."""
+    cosine_mean: float | None = None
+    """Mean cosine of the vectors with the live model's."""
+    rank_correlation: float | None = None
+    """Spearman's correlation of the prompts' similarities to each other with those under the live model."""
+    fine_tuning: float | None = None
+    """How much of the fine-tuning's effect is in the artifact: 1 all, 0 nothing."""
+    fine_tuning_interval: tuple[float, float] | None = None
+    """Interval of `fine_tuning`."""
+
+
+class Comparison(ReportPart):
+    """Base, live model and artifacts on the same tokens."""
+
+    rows: tuple[Compared, ...] = ()
+    """The base where there is one, the live model, the artifacts that were checked."""
+    texts: int | None = None
+    """Prompts from which the intervals were drawn."""
+    positions: int | None = None
+    """Positions that were compared."""
+    no_base: str | None = None
+    """Why there is no base to compare with; null where there is one."""
+
+
 Preference = Literal["fastest", "smallest", "nearest"]
 
 
@@ -350,6 +396,8 @@ class Report(ReportPart):
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
     samples: tuple[Sample, ...] = ()
     """What base, live model and artifacts write after the check's first prompts."""
+    comparison: Comparison = Comparison()
+    """Base, live model and artifacts beside each other, with intervals; reports of earlier versions have no rows."""
     stages: tuple[Stage, ...]
     """Stages in the order of the plan."""
     artifacts: tuple[Artifact, ...]

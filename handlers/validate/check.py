@@ -16,7 +16,9 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import Checking
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
+from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
+from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood, external, optimum_reader, portability
 from handlers.validate.checks.examination import Examination, examine, logits_file
@@ -28,11 +30,11 @@ from handlers.validate.workers.protocol import AskStats
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
-    """Check the one variant among the inputs; write `check.json` into the staging folder.
+    """Check the variant that the stage is named after; write `check.json` into the staging folder.
 
     Raises Permanent where its format's declaration can't be read in this Python.
     """
-    variant = next((one for name, one in catalog().variants.items() if name in context.inputs), None)
+    variant = catalog().variants.get(context.stage.removeprefix(CHECK))
     if variant is None:
         cause = "; ".join(["no format that can be loaded in this Python declares its variant", *catalog().problems])
         remedy = "let the format's declaration import daemon.contract alone, or install there what it imports"
@@ -87,6 +89,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         examination.figures = examination.figures.plus(foreign=foreign)
     remove_tree(outputs)
     examination.example = external.example_fault(spec, reference, examination)
-    found, examination.portability = portability.check(Path(folder), variant.arithmetic)
-    examination.figures = examination.figures.plus(**found.given)
+    source = context.inputs.get(variant.form_of or "")
+    nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
+    graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
+    examination.portability, examination.weights = graphs.fault, graphs.weights
+    examination.figures = examination.figures.plus(**graphs.figures.given)
     return examination

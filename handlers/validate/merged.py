@@ -12,6 +12,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
+from handlers.validate.checks import weights
 from handlers.validate.checks.examination import Examination, examine
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec
@@ -52,4 +53,6 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
         stats = worker.ask(AskStats())
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
+    if published:
+        examination.weights = weights.difference(Path(folder), Path(context.inputs["merge"]))
     return examination

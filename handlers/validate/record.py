@@ -29,6 +29,8 @@ from handlers.validate.engines.task_profile import ValidatedTask
 REFERENCE = "reference.json"
 CHECK = "check.json"
 _LOGITS = "logits"
+_FILES = ("logits", "base_logits")
+"""What of a sample is a file there."""
 _MERGED = "merged.json"
 OPERATION = "read what an earlier stage of the validation found"
 
@@ -48,7 +50,7 @@ def processor() -> Processor:
 def write_reference(folder: Path, reference: Reference) -> None:
     """Write all that checks compare with; its logits must lie in the folder already."""
     value = dataclasses.asdict(reference)
-    value["samples"] = [{**sample, "logits": Path(sample["logits"]).name} for sample in value["samples"]]
+    value["samples"] = [{**sample, **{key: sample[key] and Path(sample[key]).name for key in _FILES}} for sample in value["samples"]]
     value["fallbacks"] = [fallback.model_dump() for fallback in reference.fallbacks]
     value["figures"] = reference.figures.written()
     value["adapter"] = reference.adapter.written() if reference.adapter else None
@@ -61,7 +63,10 @@ def read_reference(folder: Path) -> Reference:
     path = folder / REFERENCE
     try:
         value = json.loads(path.read_bytes())
-        samples = [Sample(**{**sample, "logits": folder / _LOGITS / sample["logits"]}) for sample in value.pop("samples")]
+        samples = [
+            Sample(**{**sample, **{key: folder / _LOGITS / sample[key] for key in _FILES if sample.get(key)}})
+            for sample in value.pop("samples")
+        ]
         fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
         labels = value["subject"].pop("labels")
         subject = ValidatedTask(labels=None if labels is None else tuple(labels), **value.pop("subject"))
@@ -95,6 +100,7 @@ def add_check(folder: Path, output: StageOutput, check: ArtifactCheck, examinati
     output.checks.append(check)
     prompts = {"prompts": [one.written() for one in examination.prompts]} if examination else {}
     _write(folder / CHECK, check.model_dump(mode="json") | {"run": examination is not None} | prompts)
+    output.warnings += [f"{check.variant}: {note}." for note in check.figures.get("notes", ())]
     if check.verdict is not Verdict.PASSED:
         reporter.warn(f"{check.variant}: {check.verdict.value}: {'; '.join(check.reasons)}")
 

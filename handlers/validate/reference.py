@@ -16,7 +16,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import prompts
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood
+from handlers.validate.checks import base_likelihood, special_tokens
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec
@@ -76,13 +76,25 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
             raise kind(
                 error.code, "run the live model as the reference", error.cause, error.remedy, path=context.pin, details=error.details
             ) from error
+    reference.special = special_tokens.expected(Path(context.pin), Path(context.base) if context.base else None)
     reference.figures = LiveFigures(
         dtype="float32",
         method=base_likelihood.method(context),
         peak_rss_bytes=stats.peak_rss_bytes,
         load_seconds=stats.load_seconds,
         adapter=reference.adapter,
+        no_base=_no_base(context, reference),
+        perplexity=reference.perplexity,
     )
     if subject.kind != "causal":
         reference.figures = reference.figures.plus(task=subject.task)
     return reference
+
+
+def _no_base(context: StageContext, reference: Reference) -> str | None:
+    """Why there is no base to compare with."""
+    if reference.adapter is not None:
+        return None
+    if context.base is None:
+        return "the checkpoint is a full fine-tune, which does not say what it was trained from"
+    return "the adapter brings a head that its base does not have, so that the base alone answers at random"

@@ -12,6 +12,7 @@ from daemon.contract.formats.declaration import Limits, Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.plan import fallback, unquantized
+from handlers.validate.checks import growth, notes
 from handlers.validate.checks.comparison import in_deviations
 from handlers.validate.checks.examination import Examination
 from handlers.validate.workers.client import WorkerFailed
@@ -24,9 +25,15 @@ _TOKENIZER = (
 
 def judge(variant: str, own: Limits, examination: Examination, thresholds: Thresholds | None) -> ArtifactCheck:
     """The check of one artifact that could be run."""
-    figures, written = examination.figures, examination.figures.written()
+    figures = examination.figures
     reasons = [examination.tokenizer] if examination.tokenizer else []
     remedies = [_TOKENIZER] if reasons else []
+    if examination.special:
+        reasons.append(examination.special)
+        remedies.append("export again: generation_config.json, config.json or the tokenizer's files were changed")
+    if examination.weights:
+        reasons.append(examination.weights)
+        remedies.append(f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights")
     if examination.labels:
         reasons.append(examination.labels)
         remedies.append("export again: id2label in its config.json was changed")
@@ -42,11 +49,20 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if defects := _defects(figures, own):
         reasons += defects
         remedies.append(f"try another export.opset, or leave {variant} out of export.variants: it would compute wrongly in use")
+    if missing := _missing(figures):
+        reasons.append(missing)
+        remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
     if thresholds is not None and (distances := _distances(figures, thresholds)):
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
+        if growing := notes.grows(figures):
+            reasons.append(f"{growing}, {notes.POSITIONS}")
+    told = notes.notes(figures, examination.base, thresholds, failed=bool(reasons))
+    if lost := _swallowed(figures):
+        told.append(lost)
+    written = figures.plus(notes=tuple(told)).written()
     if reasons:
-        foreign = bool(examination.tokenizer or examination.labels or examination.example)
+        foreign = any((examination.tokenizer, examination.labels, examination.example, examination.special, examination.weights, missing))
         return ArtifactCheck(
             variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written,
             of_precision=not foreign,
@@ -64,7 +80,7 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
     ways, sides = (", ".join(_largest(errors)) for errors in (figures.cache_errors, figures.padding_errors))
     limits = (
         (figures.cache_error_max_absolute, max(own.cache, noise),
-         f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", "the cache is broken"),
+         f"cached decoding{f' ({ways})' if ways else ''} differs from its own single pass", f"the cache is broken{_course(figures)}"),
         (figures.padding_error_max_absolute, max(own.padding, noise), f"in a {sides or 'left'}-padded batch it differs from single runs",
          "it does not honour the attention mask or the positions"),
         (figures.merged_error_max_absolute, own.merged, "it differs from the merged PyTorch model", "the conversion changed the model"),
@@ -77,6 +93,63 @@ def _defects(figures: CheckFigures, own: Limits) -> list[str]:
         if not deviations <= limit:
             found.append(f"{what} by {_show(deviations)} standard deviations of the logits, above the limit {_show(limit)}: {meaning}")
     return found
+
+
+def _course(figures: CheckFigures) -> str:
+    """What the course of the cache's error over the steps says."""
+    if figures.cache_growth is None:
+        return ""
+    if figures.cache_growth > growth.MARGIN:
+        ratio = f"{figures.cache_growth:.2g} times from the first to the last third"
+        return f", and more with every step ({ratio}): tokens are lost or counted wrongly"
+    return ", from the first steps on"
+
+
+PART = 0.75
+"""Share of the fine-tuning's effect that the interval of an artifact must reach."""
+UNSURE = 0.25
+"""The same of the figure itself where there is one prompt, and no interval."""
+ROUNDING = 5e-4
+"""Divergence from the live model, in nats where the fine-tuning changes most, that rounding merged weights to bf16 may make: below it, a
+missing part of the fine-tuning is one that the weights can't hold. Of vectors and numbers, in variances: a fifth of it."""
+
+
+def _missing(figures: CheckFigures) -> str | None:
+    """That the fine-tuning, or a part of it, is not in the artifact; None where it is, or where that is not certain."""
+    share, interval = figures.fine_tuning, figures.fine_tuning_interval
+    if share is None or not _lacks(figures) or _within_rounding(figures):
+        return None
+    nearer = "closer to the base than to the live model" if share < 0.5 else "closer to the live model than to the base, but not enough"
+    told = f"{share:.2g}" + (f", 95 % {_show(interval[0])} to {_show(interval[1])}" if interval else "")
+    found = (
+        f"it is {nearer}: where these differ most, its divergence is {_show(figures.distance_from_base or 0.0)} from the base without the"
+        f" adapter and {_show(figures.distance_from_live or 0.0)} from the live model, and the share of the fine-tuning's effect is {told}"
+    )
+    if share < UNSURE:
+        return f"{found}. So it is a merged model without its adapter"
+    return f"{found}. So it is of an earlier or another checkpoint, or merged with another factor"
+
+
+def _lacks(figures: CheckFigures) -> bool:
+    share, interval = figures.fine_tuning, figures.fine_tuning_interval
+    return share is not None and (interval[1] < PART if interval else share < UNSURE)
+
+
+def _within_rounding(figures: CheckFigures) -> bool:
+    limit = (
+        ROUNDING if figures.kl is not None else ROUNDING / 5 * (1.0 if figures.cosine_mean is not None else (figures.logit_std or 0.0) ** 2)
+    )
+    return (figures.distance_from_live or 0.0) <= limit
+
+
+def _swallowed(figures: CheckFigures) -> str | None:
+    """That the fine-tuning changes less than merged weights can hold."""
+    if not _lacks(figures) or not _within_rounding(figures):
+        return None
+    return (
+        f"the fine-tuning changes so little (divergence {_show(figures.distance_from_live or 0.0)}) that rounding the merged weights takes"
+        f' most of it away: its share is {figures.fine_tuning or 0.0:.2g}; merge.dtype = "float32" keeps it'
+    )
 
 
 def _largest_error(figures: Likeness) -> float:

@@ -32,7 +32,8 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_on(whole: Path) -> None:
-    figures, fault = portability.check(whole)
+    found = portability.check(whole)
+    figures, fault = found.figures, found.fault
     assert fault is not None and "overflow on processors without VNNI" in fault
     assert figures.needs == "a processor with VNNI, or one that is not x86-64"
     assert figures.integer_products is not None and figures.integer_products.overflowing_products == 1
@@ -44,7 +45,8 @@ def test_full_range_weights_fail_the_artifact_whatever_processor_the_check_runs_
 
 def test_what_the_stages_write_passes_and_says_what_it_needs(tmp_path: Path) -> None:
     graphs.store(graphs.dynamic(graphs.hostile_weights()), tmp_path / "int8", "model", [])
-    figures, fault = portability.check(tmp_path / "int8")
+    found = portability.check(tmp_path / "int8")
+    figures, fault = found.figures, found.fault
     assert fault is None and figures.needs == "any x86-64 or ARM64 processor"
     products = figures.integer_products
     assert products is not None and products.largest_pair_sum is not None and products.largest_pair_sum <= products.pair_sum_limit
@@ -52,16 +54,17 @@ def test_what_the_stages_write_passes_and_says_what_it_needs(tmp_path: Path) -> 
 
 def test_what_can_not_be_read_is_not_vouched_for(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    figures, fault = portability.check(tmp_path)
+    found = portability.check(tmp_path)
+    figures, fault = found.figures, found.fault
     assert figures == CheckFigures() and fault is not None and "it is not known whether" in fault
     (tmp_path / "model.onnx").unlink()
-    assert portability.check(tmp_path) == (CheckFigures(), None)
+    assert portability.check(tmp_path) == portability.Inspected()
 
 
 def test_what_a_processor_may_do_otherwise_is_part_of_what_an_artifact_needs(tmp_path: Path) -> None:
     graphs.store(graphs.plain(graphs.hostile_weights()), tmp_path / "plain", "model", [])
-    assert portability.check(tmp_path / "plain")[0] == CheckFigures(needs="any x86-64 or ARM64 processor")
-    blocks, _ = portability.check(tmp_path / "plain", "blocks")
+    assert portability.check(tmp_path / "plain").figures == CheckFigures(needs="any x86-64 or ARM64 processor")
+    blocks = portability.check(tmp_path / "plain", "blocks").figures
     assert blocks.needs.startswith("any x86-64 or ARM64 processor; at accuracy level 4")
 
 

@@ -89,6 +89,24 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
     }  # fmt: skip
     if variant.startswith("onnx"):
         typical |= {"cache_error_max_absolute": 2e-5, "padding_error_max_absolute": 1e-5, "merged_error_max_absolute": 1e-5, "needs": NEEDS}
+    worst = {
+        "number": 2,
+        "kl": 0.02,
+        "position": 14,
+        "position_kl": 0.31 if "int8" in variant else 3e-6,
+        "prompt": PROSE,
+        "before": f"{PROSE} the lamp was",
+    }
+    typical |= {
+        "texts": 6, "perplexity": 14.31, "perplexity_ratio": 1.004, "perplexity_ratio_interval": [0.998, 1.011], "perplexity_tokens": 167,
+        "greedy_same": [24, 24, 11, 24, 24, 24], "greedy_same_median": 24.0, "greedy_tokens_median": 24.0, "fine_tuning": 0.998,
+        "fine_tuning_interval": [0.991, 1.003], "distance_from_live": 0.002, "distance_from_base": 0.31,
+        "worst": {**worst, "live": " lit", "artifact": " out" if "int8" in variant else " lit"},
+    }  # fmt: skip
+    for name, low, high in (("kl", 0.5, 1.6), ("agreement", 0.98, 1.01)):
+        value = (typical | figures)[name]
+        if isinstance(value, float):
+            typical[f"{name}_interval"] = [low * value, min(1.0, high * value)]
     first, written = figures.get("sample", typical["sample"]), " the lamp was lit once." if "int8" in variant else SAMPLES[1]["text"]
     typical["samples"] = [
         dict(first) if isinstance(first, dict) else first,
@@ -102,7 +120,12 @@ def check(variant: str, verdict: Verdict = Verdict.PASSED, **figures: Any) -> Ar
 
 
 REFERENCE: dict[str, Any] = {
-    "adapter": {"agreement": 0.579, "kl": 0.0837}, "dtype": "float32", "tokens_per_second": 6.5, "peak_rss_bytes": 2_900_000_000,
+    "adapter": {
+        "agreement": 0.579, "kl": 0.0837, "texts": 6, "agreement_interval": [0.52, 0.63], "kl_interval": [0.051, 0.122], "perplexity": 21.7,
+        "perplexity_ratio": 1.523, "perplexity_ratio_interval": [1.31, 1.79], "greedy_same": [3, 0, 24, 1], "greedy_same_median": 2.0,
+        "greedy_tokens_median": 24.0,
+    },
+    "perplexity": 14.25, "dtype": "float32", "tokens_per_second": 6.5, "peak_rss_bytes": 2_900_000_000,
     "load_seconds": 3.4,
     "method": "base + adapter",
 }  # fmt: skip

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import onnx_ir as ir
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.models.prompts import BUILT_IN
+from handlers.onnx.graphs import rounded_weights
+from handlers.validate.checks import special_tokens, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
@@ -59,12 +62,17 @@ class Bench:
         direct = cast(EngineWorker, Direct(variant, spec))
         return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
 
-    def check(self, variant: str, folder: Path) -> ArtifactCheck:
-        """Run and judge one folder; graphs are compared with the merged model too."""
+    def check(self, variant: str, folder: Path, source: Path | None = None) -> ArtifactCheck:
+        """Run and judge one folder; graphs are compared with the merged model too, and with the folder that they were derived from."""
         against = self.outputs(self.merged) if variant != "pytorch" else None
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
-        return judge(variant, catalog().variants[variant].limits, self.examine(variant, folder, against), catalog().thresholds[variant])
+        examination = self.examine(variant, folder, against)
+        if variant == "pytorch":
+            examination.weights = weights.difference(folder, self.merged)
+        if source is not None:
+            examination.weights = rounded_weights.difference(*(ir.load(one / "model.onnx") for one in (folder, source)), nearest=True)
+        return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
 
     def outputs(self, folder: Path) -> Path:
         """Where the rows of a folder go."""
@@ -86,4 +94,5 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)
     live = cast(EngineWorker, Direct("live", spec))
     reference = measure(LiveModel(live, subject), list(prompts), options, scratch, lambda fraction, message: None)
+    reference.special = special_tokens.expected(pin, base)
     return Bench(reference, subject, scratch, merged)

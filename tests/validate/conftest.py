@@ -17,6 +17,7 @@ from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, ChildLim
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs, spec_of
 from handlers.models.prompts import BUILT_IN
+from handlers.validate.checks import special_tokens
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
@@ -167,6 +168,7 @@ def measured(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     options = ValidateOptions(samples=4, new_tokens=12, speed_tokens=0)
     with EngineWorker("live", spec, scratch, LIMITS) as live:
         reference = measure(LiveModel(live), list(BUILT_IN[:4]), options, scratch, lambda fraction, message: None)
+    reference.special = special_tokens.expected(folders["pytorch"], None)
     (scratch / "merged").mkdir()
     for number, sample in enumerate(reference.samples):
         (scratch / "merged" / f"{number}.npy").symlink_to(sample.logits)

@@ -305,14 +305,14 @@ def test_a_graph_is_found_by_the_folders_own_list(make: Make, tmp_path: Path) ->
 
 def test_figures_follow_the_head() -> None:
     mine, theirs = np.array([[2.0, -1.0], [0.5, 3.0]]), np.array([[2.0, -1.0], [3.0, 0.5]])
-    assert Comparison("choice").add(mine, theirs).agreement == 0.5
-    both = Comparison("labels").add(mine, theirs)
+    assert Comparison("choice").add(mine, theirs).summary.agreement == 0.5
+    both = Comparison("labels").add(mine, theirs).summary
     assert both.agreement == 1.0 and both.kl > 0
-    assert Comparison("labels").add(mine, -theirs).agreement == 0.0
-    number = Comparison("value").add(mine, theirs)
+    assert Comparison("labels").add(mine, -theirs).summary.agreement == 0.0
+    number = Comparison("value").add(mine, theirs).summary
     assert number.agreement is None and number.kl is None and number.error_max_absolute == 2.5
     vectors = Comparison("vector")
-    assert vectors.add(mine, mine[::-1]).agreement == 0.0 and vectors.add(mine, mine * 3).agreement == 1.0
+    assert vectors.add(mine, mine[::-1]).summary.agreement == 0.0 and vectors.add(mine, mine * 3).summary.agreement == 1.0
     assert -1 <= (vectors.figures(1.0).cosine_min or 0) < 0.9
 
 

@@ -77,7 +77,7 @@ def test_the_divergence_and_the_agreement_are_those_of_the_formulas() -> None:
     reference = np.log(np.array([[0.5, 0.25, 0.25], [0.7, 0.2, 0.1]], dtype=np.float32)) + 3.0
     other = np.log(np.array([[0.25, 0.5, 0.25], [0.7, 0.2, 0.1]], dtype=np.float32)) - 1.0
     comparison = Comparison()
-    summary = comparison.add(reference, other)
+    summary = comparison.add(reference, other).summary
     figures = comparison.figures(2.0)
     assert figures.kl == pytest.approx(0.25 * math.log(2) / 2, rel=1e-5) == summary.kl
     assert figures.agreement == 0.5 and figures.positions == 2
@@ -96,6 +96,8 @@ def test_sums_over_pieces_equal_the_figures_of_the_whole(rows: list[list[float]]
         pieces.add(logits[start : start + 7], other[start : start + 7])
         spread.add(logits[start : start + 7])
     for name, value in whole.figures(1.0).given.items():
+        if name == "texts" or name.endswith("_interval"):  # each piece counts as a text
+            continue
         assert pieces.figures(1.0).given[name] == pytest.approx(value, rel=1e-9, abs=1e-12)
     assert spread.std == pytest.approx(float(logits.astype(np.float64).std()), rel=1e-6, abs=1e-5)
 

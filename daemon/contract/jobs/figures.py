@@ -171,6 +171,28 @@ class Likeness(Figures):
     """Smallest cosine of a vector with the reference's; of models that give vectors alone."""
     cosine_mean: float | None = None
     """Mean cosine of the vectors with the reference's; of models that give vectors alone."""
+    rank_correlation: float | None = None
+    """Spearman's correlation of the prompts' similarities to each other under both models; of models that give vectors alone."""
+    texts: int | None = None
+    """Prompts that the intervals were drawn from; pieces of one prompt count as one."""
+    agreement_interval: tuple[float, float] | None = None
+    """95 % interval of `agreement`, by bootstrap over prompts, as all intervals are; null from fewer than two prompts."""
+    kl_interval: tuple[float, float] | None = None
+    """95 % interval of `kl`."""
+    perplexity: float | None = None
+    """Of the prompts' tokens, each given those before it; of language models alone."""
+    perplexity_ratio: float | None = None
+    """That over the reference's perplexity of the same tokens."""
+    perplexity_ratio_interval: tuple[float, float] | None = None
+    """95 % interval of `perplexity_ratio`."""
+    perplexity_tokens: int | None = None
+    """Tokens that these perplexities are of."""
+    greedy_same: tuple[int, ...] | None = None
+    """Tokens that greedy decoding gives as the reference does before the first other one, for each prompt that was decoded."""
+    greedy_same_median: float | None = None
+    """Median of `greedy_same`."""
+    greedy_tokens_median: float | None = None
+    """Median of the tokens that the reference decoded for these prompts: the most that `greedy_same_median` can be."""
 
 
 class LiveFigures(Figures):
@@ -186,6 +208,10 @@ class LiveFigures(Figures):
     """Time that loading took, in seconds."""
     adapter: Likeness | None = None
     """The adapter's effect: the bare base beside base + adapter; null for a full fine-tune."""
+    no_base: str | None = None
+    """Why there is no base to compare with; null where there is one."""
+    perplexity: float | None = None
+    """Its perplexity of the prompts' tokens; null for what is no language model."""
     task: str | None = None
     """What the model is for, as model hubs name it; missing for a causal language model."""
 
@@ -264,6 +290,27 @@ class SampleFigures(Figures):
     """What the artifact says; null for a task that gives no text, or where its tokenizer can't be used."""
 
 
+class WorstSample(Figures):
+    """The position at which an artifact is farthest from the live model, in the prompt that is worst on average."""
+
+    number: int
+    """The prompt, counted from 1."""
+    kl: float | None = None
+    """Divergence over all positions of that prompt, in nats a position."""
+    position: int
+    """Place of the worst row, counted from 0: in prompt and continuation, in the output, or in the text, as the task has it."""
+    position_kl: float | None = None
+    """Divergence there, in nats."""
+    prompt: str
+    """The prompt."""
+    before: str | None = None
+    """The text before that position; null for a task that gives one answer to a text, or without a tokenizer."""
+    live: str | None = None
+    """What the live model chooses there, as text."""
+    artifact: str | None = None
+    """What the artifact chooses there, as text; equal where it is only less certain."""
+
+
 class ForeignFigures(Figures):
     """What another program makes of the same artifact."""
 
@@ -317,6 +364,26 @@ class CheckFigures(Likeness):
     """The same for each side that is padded; missing for a causal language model, which is padded on the left."""
     merged_error_max_absolute: float | None = None
     """Largest |Δ| from the merged model in PyTorch; null where that could not be run."""
+    fine_tuning: float | None = None
+    """How much of what the fine-tuning changed in the base is in the artifact, at the positions that it changed most: 1 all, 0 nothing.
+    Missing where there is no base, or where it does not differ from the live model."""
+    fine_tuning_interval: tuple[float, float] | None = None
+    """95 % interval of `fine_tuning`; null from fewer than two prompts."""
+    distance_from_live: float | None = None
+    """Mean divergence from the live model at these positions, in nats; of numbers the mean square, of vectors 1 minus the cosine."""
+    distance_from_base: float | None = None
+    """The same from the base without the adapter."""
+    growth: float | None = None
+    """Mean |Δ| from the live model in the last third of a prompt's positions over that in the first third, over all prompts; missing for
+    tasks and prompts without enough positions."""
+    growth_interval: tuple[float, float] | None = None
+    """95 % interval of `growth`."""
+    cache_growth: float | None = None
+    """The same for the steps of decoding through the cache, compared with one pass."""
+    worst: WorstSample | None = None
+    """Where the artifact is farthest from the live model; missing for a task without a choice."""
+    notes: tuple[str, ...] = ()
+    """What must be known of the figures although it decides no verdict, in sentences."""
     sample: SampleFigures | None = None
     """The first prompt with both answers; null where the prompts are no text."""
     samples: tuple[SampleFigures, ...] = ()

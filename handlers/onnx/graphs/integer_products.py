@@ -30,6 +30,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from daemon.contract.jobs.figures import IntegerProducts
+from handlers.onnx.graphs import rounded_weights
 from handlers.onnx.graphs.quantized_values import OTHER, SIGNED, UNKNOWN, UNSIGNED, dequantizer, input_of, integers, type_of
 
 LOWEST, HIGHEST = -(1 << 15), (1 << 15) - 1
@@ -235,15 +236,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m handlers.onnx.graphs.integer_products", description=about, epilog=ENDS)
     parser.add_argument("path", type=Path, help="folder with ONNX graphs, or one graph")
     parser.add_argument("--json", action="store_true", help="answer in JSON")
+    parser.add_argument("--source", type=Path, help="folder that this one was derived from: compare the weights too, for --json")
+    parser.add_argument("--nearest", action="store_true", help="with --source: the weights were rounded to the nearest step")
     options = parser.parse_args(arguments)
     try:
-        found = examine(_loaded(options.path))
+        models = _loaded(options.path)
+        weights = _weights(options.path, models, options.source, nearest=options.nearest) if options.source else None
+        found = examine([model for _, model in models])
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
         products = found.figures
-        print(json.dumps({"needs": found.needs, "integer_products": products.written() if products else None, "fault": found.fault}))
+        told = {"needs": found.needs, "integer_products": products.written() if products else None, "fault": found.fault}
+        print(json.dumps({**told, "weights": weights}))
     elif found.products:
         print(found.fault or f"{len(found.products)} integer products, none overflows 16 bits: right on {found.needs}")
     else:
@@ -251,8 +257,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if found.fault else 0
 
 
-def _loaded(path: Path) -> list[ir.Model]:
-    """The graph at a path, or those of a folder; ValueError with a sentence for the user if there are none."""
+def _weights(path: Path, models: list[tuple[str, ir.Model]], source: Path, *, nearest: bool) -> str | None:
+    """Why the weights of a folder are not its source's; None where they are, as far as both have graphs of the same name."""
+    if not any((source / name).is_file() and rounded_weights.names_rounded(model) for name, model in models):
+        return None
+    known = dict(_loaded(source))
+    found = (rounded_weights.difference(model, known[name], nearest=nearest) for name, model in models if name in known)
+    return next((told for told in found if told), None)
+
+
+def _loaded(path: Path) -> list[tuple[str, ir.Model]]:
+    """The graph at a path, or those of a folder, each with its file's name; ValueError with a sentence for the user if there are none."""
     if not path.exists():
         raise ValueError(f"{path} is not there")
     paths = sorted(path.glob("*.onnx")) if path.is_dir() else [path]
@@ -269,7 +284,7 @@ def _loaded(path: Path) -> list[ir.Model]:
             raise ValueError(f"{one} can't be read as an ONNX graph: {words}; export or copy it again") from error
         if not len(model.graph):
             raise ValueError(f"{one} holds no operators: it is empty or cut short; export or copy it again")
-        models.append(model)
+        models.append((one.name, model))
     return models
 
 

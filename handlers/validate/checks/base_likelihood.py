@@ -15,9 +15,8 @@ import numpy as np
 from daemon.contract.jobs.figures import BasesFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json, setting
-from handlers.validate.checks.comparison import Comparison
+from handlers.validate.checks.comparison import Comparison, surprise
 from handlers.validate.checks.reference import Progress, Reference, teacher_forced
-from handlers.validate.checks.samples import Sample
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CanRebase, Rebase
 
@@ -80,11 +79,11 @@ def _unfit(reference: Reference, base: Path) -> str | None:
         return "the base is stored quantized, so there is only one form of it"
     if not reference.readable:
         return "neither checkpoint nor base has a tokenizer, so there is no text"
-    return None if any(_scored(sample) for sample in reference.samples) else "no prompt has a second token"
+    return None if any(sample.scored for sample in reference.samples) else "no prompt has a second token"
 
 
 def _measured(live: EngineWorker, reference: Reference, chosen: str, folder: Path, progress: Progress) -> BasesFigures:
-    losses = {chosen: np.concatenate([surprise(sample, np.load(sample.logits, mmap_mode="r")) for sample in reference.samples])}
+    losses = {chosen: np.concatenate([surprise(np.load(sample.logits, mmap_mode="r"), sample.scored) for sample in reference.samples])}
     divergence: dict[str, float | None] = {}
     for values in VALUES:
         if values == chosen:
@@ -95,26 +94,11 @@ def _measured(live: EngineWorker, reference: Reference, chosen: str, folder: Pat
             progress(1.0, f"{values} base, prompt {number + 1} of {len(reference.samples)}")
             rows = teacher_forced(live, sample, folder / "other-base.npy")
             comparison.add(np.load(sample.logits), rows)
-            found.append(surprise(sample, rows))
+            found.append(surprise(rows, sample.scored))
         losses[values] = np.concatenate(found)
         divergence[values] = comparison.figures(reference.logit_std).kl
     (folder / "other-base.npy").unlink()
     return summary(chosen, losses, divergence)
-
-
-def _scored(sample: Sample) -> list[tuple[int, int]]:
-    """(row, token that follows there) of every kept row whose next token is the text's own, not one that the model made up."""
-    return [(row, sample.ids[place + 1]) for row, place in enumerate(sample.keep) if place + 1 < len(sample.ids)]
-
-
-def surprise(sample: Sample, rows: np.ndarray) -> np.ndarray:
-    """Negative log-likelihood, in nats, of the text's tokens under the logits `rows` (len(keep), V), float64."""
-    found = []
-    for row, token in _scored(sample):
-        logits = rows[row].astype(np.float64)
-        top = logits.max()
-        found.append(top + math.log(np.exp(logits - top).sum()) - logits[token])
-    return np.array(found)
 
 
 def summary(chosen: str, losses: dict[str, np.ndarray], divergence: dict[str, float | None]) -> BasesFigures:

@@ -1,16 +1,19 @@
-"""How far an artifact's logits are from a reference's: agreement, divergence, error. Pure numpy.
+"""How far an artifact's logits are from a reference's: agreement, divergence, error, perplexity. Pure numpy.
 
-Called by the validate stage. Figures are pooled over all positions of all prompts; errors come both in logits and in
-units of the standard deviation of the reference's logits, which makes them comparable between models.
+Called by the validate stage. Figures are pooled over all positions of all prompts, with intervals from the prompts' own sums; errors come
+both in logits and in units of the standard deviation of the reference's logits, which makes them comparable between models.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from daemon.contract.jobs.figures import Figures, Likeness
+from handlers.validate.checks import intervals
 from handlers.validate.engines.task_profile import Head
 
 _ROWS = 16
@@ -34,6 +37,31 @@ class PromptLikeness(Figures):
     """Row in which that is."""
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What `Comparison.add` found in the rows of one prompt."""
+
+    summary: PromptLikeness
+    divergences: np.ndarray
+    """Divergence of each row (P,) in nats; of a head without one, empty."""
+    means: np.ndarray
+    """Mean |Δ| of each row (P,), in units of the outputs."""
+
+
+@dataclass
+class _Sums:
+    """Of one text, which may have been compared in pieces."""
+
+    positions: int = 0
+    agreeing: int = 0
+    kl: float = 0.0
+    tokens: int = 0
+    """Tokens of the text that have a probability."""
+    surprise: float = 0.0
+    """Their negative log-likelihood under the reference, in nats."""
+    surprise_other: float = 0.0
+
+
 class Comparison:
     """Accumulates over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
 
@@ -41,52 +69,70 @@ class Comparison:
     - labels: the share of rows whose every label is on the same side of 0, and the sum of the labels' Bernoulli divergences;
     - value: errors alone;
     - vector: the share of rows that are closer (by cosine) to their own counterpart than to the prompt's other reference vectors, or,
-      where a prompt has one vector, to those of all prompts; no kl, but the smallest and the mean cosine of each with its counterpart.
+      where a prompt has one vector, to those of all prompts; no kl, but the smallest and the mean cosine of each with its counterpart, and
+      how alike both models rank the similarities of the prompts' (mean) vectors.
     """
 
     def __init__(self, head: Head = "choice") -> None:
         self.positions = 0
         self._head = head
-        self._agreeing = 0
-        self._kl = 0.0
         self._absolute = 0.0
         self._values = 0
         self._error_max = 0.0
+        self._texts: list[_Sums] = []
         self._cosines: list[float] = []
-        self._single: list[tuple[np.ndarray, np.ndarray]] = []
-        """Reference and other, both (1, V), of prompts that have one vector."""
+        self._vectors: list[tuple[np.ndarray, np.ndarray]] = []
+        """Mean vector of each prompt (V,), the reference's and the other's."""
+        self._single: list[_Sums] = []
+        """Of the prompts that have one vector, in their order, the text that each belongs to."""
 
-    def add(self, reference: np.ndarray, other: np.ndarray) -> PromptLikeness:
-        """Compare rows (P, V) of one prompt; give that prompt's summary.
+    def add(self, reference: np.ndarray, other: np.ndarray, following: Sequence[tuple[int, int]] = (), *, same_text: bool = False) -> Rows:
+        """Compare rows (P, V) of one prompt.
 
-        Raises ValueError when the shapes differ or `other` holds values that are not finite.
+        `following`: (row, token that the prompt has next) of each row whose next token is scored. `same_text`: it is a piece of the text
+        that the prompt before it is of too. Raises ValueError when the shapes differ or `other` holds values that are not finite.
         """
         if reference.shape != other.shape:
             raise ValueError(f"its logits have the shape {other.shape}, the reference's {reference.shape}")
-        errors, divergences, agreeing = [], [], 0
+        if not (same_text and self._texts):
+            self._texts.append(_Sums())
+        text, errors, means, divergences, agreeing = self._texts[-1], list[float](), list[float](), list[float](), 0
+        if self._head == "vector":
+            self._keep_vectors(reference, other, text)
         for start in range(0, len(reference), _ROWS):
             mine = reference[start : start + _ROWS].astype(np.float64)
             theirs = other[start : start + _ROWS].astype(np.float64)
             if not np.isfinite(theirs).all():
                 raise ValueError("its logits hold values that are not finite")
             difference = np.abs(mine - theirs)
-            self._absolute += float(difference.sum())
             self._values += difference.size
             errors += difference.max(axis=1).tolist()
-            if self._head in _DIVERGENCES:
-                divergences += _DIVERGENCES[self._head](mine, theirs).tolist()
+            means += difference.mean(axis=1).tolist()
             agreeing += self._agreeing_rows(reference, start, mine, theirs)
+            if self._head == "choice":
+                mine, theirs = log_softmax(mine), log_softmax(theirs)
+                divergences += _choice_divergence(mine, theirs).tolist()
+                for row, token in following:
+                    if start <= row < start + len(mine):
+                        text.tokens += 1
+                        text.surprise -= float(mine[row - start, token])
+                        text.surprise_other -= float(theirs[row - start, token])
+            elif self._head == "labels":
+                divergences += _label_divergence(mine, theirs).tolist()
         self.positions += len(reference)
-        self._agreeing += agreeing
-        self._kl += sum(divergences)
+        text.positions += len(reference)
+        text.agreeing += agreeing
+        text.kl += sum(divergences)
+        self._absolute += sum(means) * reference.shape[-1]
         self._error_max = max(self._error_max, *errors)
-        return PromptLikeness(
+        summary = PromptLikeness(
             positions=len(reference),
             agreement=self._share(agreeing, len(reference)),
             kl=self._divergence(sum(divergences), len(reference)),
             error_max_absolute=max(errors),
             worst_position=int(np.argmax(errors)),
         )
+        return Rows(summary, np.array(divergences), np.array(means))
 
     def _agreeing_rows(self, reference: np.ndarray, start: int, mine: np.ndarray, theirs: np.ndarray) -> int:
         if self._head == "choice":
@@ -95,37 +141,141 @@ class Comparison:
             return int(((mine > 0) == (theirs > 0)).all(axis=1).sum())
         if self._head == "value":
             return 0
-        if len(reference) == 1:
-            self._single.append((mine, theirs))
         likeness = _unit(theirs) @ _unit(reference.astype(np.float64)).T
         own = likeness[np.arange(len(theirs)), start + np.arange(len(theirs))]
         self._cosines += own.tolist()
         # Equal tokens may have equal vectors: which of them is the nearest one is then left to rounding.
         return int((own >= likeness.max(axis=1) - 1e-9).sum())
 
+    def _keep_vectors(self, reference: np.ndarray, other: np.ndarray, text: _Sums) -> None:
+        mine, theirs = reference.mean(axis=0, dtype=np.float64), other.mean(axis=0, dtype=np.float64)
+        self._vectors.append((mine, theirs))
+        if len(reference) == 1:
+            self._single.append(text)
+
     def _share(self, agreeing: int, positions: int) -> float | None:
         return None if self._head == "value" else agreeing / positions
 
     def _divergence(self, total: float, positions: int) -> float | None:
-        return total / positions if self._head in _DIVERGENCES else None
+        return total / positions if self._head in ("choice", "labels") else None
+
+    @property
+    def perplexity(self) -> float | None:
+        """The reference's, over the tokens that were given as following; None where there were none."""
+        tokens = sum(text.tokens for text in self._texts)
+        return _exponential(sum(text.surprise for text in self._texts) / tokens) if tokens else None
 
     def figures(self, logit_std: float) -> Likeness:
         """The pooled figures; agreement and kl are None where the head has none, and only vectors have cosines."""
-        if len(self._single) > 1:
-            mine, theirs = (np.concatenate([pair[side] for pair in self._single]) for side in (0, 1))
-            likeness = _unit(theirs) @ _unit(mine).T
-            self._agreeing = int((likeness.diagonal() >= likeness.max(axis=1) - 1e-9).sum())
-        cosines = {"cosine_min": min(self._cosines), "cosine_mean": sum(self._cosines) / len(self._cosines)} if self._cosines else {}
-        return Likeness(
-            agreement=self._share(self._agreeing, self.positions),
-            kl=self._divergence(self._kl, self.positions),
+        texts = self._texts
+        if len(self._single) > 1 and len(self._single) == len(self._vectors):
+            self._judge_among_prompts()
+        found = Likeness(
+            agreement=self._share(sum(text.agreeing for text in texts), self.positions),
+            kl=self._divergence(sum(text.kl for text in texts), self.positions),
             error_max=in_deviations(self._error_max, logit_std),
             error_max_absolute=self._error_max,
             error_mean_absolute=self._absolute / self._values,
             logit_std=logit_std,
             positions=self.positions,
-            **cosines,
+            texts=len(texts),
         )
+        if self._cosines:
+            found = found.plus(cosine_min=min(self._cosines), cosine_mean=sum(self._cosines) / len(self._cosines))
+        if (ranks := self._rank_correlation()) is not None:
+            found = found.plus(rank_correlation=ranks)
+        below = [text.positions for text in texts]
+        if found.agreement is not None:
+            found = found.plus(agreement_interval=intervals.of_ratio([text.agreeing for text in texts], below))
+        if found.kl is not None:
+            found = found.plus(kl_interval=intervals.of_ratio([text.kl for text in texts], below))
+        return found.plus(**self._perplexities()) if any(text.tokens for text in texts) else found
+
+    def _judge_among_prompts(self) -> None:
+        """Of vectors of texts: whether each is closest to its own counterpart among those of all prompts."""
+        mine, theirs = (np.stack([pair[side] for pair in self._vectors]) for side in (0, 1))
+        likeness = _unit(theirs) @ _unit(mine).T
+        for text in self._texts:
+            text.agreeing = 0
+        for text, right in zip(self._single, likeness.diagonal() >= likeness.max(axis=1) - 1e-9, strict=True):
+            text.agreeing += int(right)
+
+    def _rank_correlation(self) -> float | None:
+        """Spearman's correlation of the similarities (cosines) of all pairs of prompts under both models; None from less than three."""
+        if len(self._vectors) < 3:
+            return None
+        pairs = np.triu_indices(len(self._vectors), 1)
+        mine, theirs = (_unit(np.stack([pair[side] for pair in self._vectors])) for side in (0, 1))
+        return spearman((mine @ mine.T)[pairs], (theirs @ theirs.T)[pairs])
+
+    def _perplexities(self) -> dict[str, float | int | tuple[float, float] | None]:
+        texts = [text for text in self._texts if text.tokens]
+        tokens = sum(text.tokens for text in texts)
+        mean = sum(text.surprise_other for text in texts) / tokens
+        apart = [text.surprise_other - text.surprise for text in texts]
+        interval = intervals.of_ratio(apart, [text.tokens for text in texts])
+        return {
+            "perplexity": _exponential(mean),
+            "perplexity_ratio": _exponential(sum(apart) / tokens),
+            "perplexity_ratio_interval": interval and (_exponential(interval[0]), _exponential(interval[1])),
+            "perplexity_tokens": tokens,
+        }
+
+
+def surprise(rows: np.ndarray, following: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Negative log-likelihood, in nats, of (row, token) pairs under logits (P, V): float64 (N,)."""
+    found = []
+    for row, token in following:
+        logits = rows[row].astype(np.float64)
+        top = logits.max()
+        found.append(top + math.log(np.exp(logits - top).sum()) - logits[token])
+    return np.array(found)
+
+
+def perplexity(losses: Sequence[np.ndarray]) -> float | None:
+    """The perplexity of tokens with these negative log-likelihoods; None of no tokens."""
+    tokens = sum(len(one) for one in losses)
+    return _exponential(sum(float(one.sum()) for one in losses) / tokens) if tokens else None
+
+
+def largest_error(reference: np.ndarray, other: np.ndarray) -> float:
+    """max |Δ| of rows (P, V). Raises ValueError as `Comparison.add` does."""
+    if reference.shape != other.shape:
+        raise ValueError(f"its logits have the shape {other.shape}, the reference's {reference.shape}")
+    error = float(np.abs(reference - other).max())
+    if not math.isfinite(error):
+        raise ValueError("its logits hold values that are not finite")
+    return error
+
+
+def distances(head: Head, reference: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How far each row (P, V) is from its counterpart, (P,), as something that grows with the square of the difference: the divergence in
+    nats, of numbers the mean square, of vectors what their cosine lacks of 1."""
+    mine, theirs = reference.astype(np.float64), other.astype(np.float64)
+    found: np.ndarray
+    if head == "choice":
+        return _choice_divergence(log_softmax(mine), log_softmax(theirs))
+    if head == "labels":
+        return _label_divergence(mine, theirs)
+    found = np.square(mine - theirs).mean(axis=1) if head == "value" else np.maximum(1.0 - (_unit(mine) * _unit(theirs)).sum(axis=1), 0.0)
+    return found
+
+
+def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
+    """Spearman's rank correlation of two series (N,); equal values share the mean of their ranks. None where one series is constant."""
+    mine, theirs = (_ranks(series) - (len(series) - 1) / 2 for series in (first, second))
+    length = float(np.sqrt((mine**2).sum() * (theirs**2).sum()))
+    return float((mine * theirs).sum() / length) if length > 0 else None
+
+
+def _ranks(series: np.ndarray) -> np.ndarray:
+    _, places, counts = np.unique(series, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[places]
+    return ranks
+
+
+def _exponential(nats: float) -> float:
+    return math.exp(min(nats, 700.0))  # JSON has no infinity
 
 
 def in_deviations(value: float, deviation: float) -> float:
@@ -133,9 +283,8 @@ def in_deviations(value: float, deviation: float) -> float:
     return value / deviation if deviation > 0 else (0.0 if value == 0 else math.inf)
 
 
-def _divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """KL(reference ‖ other) in nats for each row of logits (P, V) float64."""
-    mine, theirs = _log_softmax(reference), _log_softmax(other)
+def _choice_divergence(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """KL(mine ‖ theirs) in nats for each row of logarithms of probabilities (P, V) float64."""
     divergence: np.ndarray = np.maximum((np.exp(mine) * (mine - theirs)).sum(axis=1), 0.0)
     return divergence
 
@@ -158,13 +307,11 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return unit
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities that rows (P, V) float64 of logits stand for."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return normalized
-
-
-_DIVERGENCES = {"choice": _divergence, "labels": _label_divergence}
 
 
 class Spread:

@@ -5,16 +5,19 @@ Called by the validate stage for the merged model and for every variant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.jobs.figures import CheckFigures, SampleFigures
-from handlers.validate.checks.comparison import Comparison, PromptLikeness
-from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_error, teacher_forced
+from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
+from handlers.validate.checks import growth, special_tokens, worst
+from handlers.validate.checks.comparison import Comparison, PromptLikeness, Rows, largest_error
+from handlers.validate.checks.fine_tuning import FineTuning
+from handlers.validate.checks.reference import Progress, Reference, answer_text, greedy_likeness, padding_error, teacher_forced
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import labels_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
@@ -38,6 +41,8 @@ class PromptFigures(PromptLikeness):
     """Largest |Δ| between outputs decoded through the cache and those of one pass."""
     cache_errors: dict[str, float] | None = None
     """The same for each way in which the cache is used, where there is more than one."""
+    cache_steps: list[float] | None = None
+    """Largest |Δ| of each step through the cache, of the first way."""
 
 
 @dataclass
@@ -54,6 +59,12 @@ class Examination:
     """Why it may give other answers on other processors; None when nothing says so."""
     labels: str | None = None
     """Why the names of its labels are not the live model's; None when they are."""
+    special: str | None = None
+    """Which of its special tokens are not the live model's; None when all are."""
+    weights: str | None = None
+    """Why its weights are not those that were merged; None when they are, or where nobody looked."""
+    base: Likeness | None = None
+    """The base without the adapter beside the live model; None where there is none."""
 
 
 def examine(
@@ -70,29 +81,50 @@ def examine(
     if tokenizer and reference.readable:
         result.tokenizer = _tokenizer_difference(worker, reference)
     result.labels = _label_difference(Path(worker.folder), subject.labels)
+    result.special = special_tokens.difference(Path(worker.folder), reference.special)
+    result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
-    live, export = Comparison(subject.head), Comparison(subject.head)
+    live, tuned, rows = Comparison(subject.head), FineTuning(subject.head), list[Rows]()
     for number, sample in enumerate(reference.samples):
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
-        logits = teacher_forced(worker, sample, logits_file(outputs, number))
-        figures = PromptFigures(**_compared(live, np.load(sample.logits), logits).given)
-        if merged is not None:
-            apart = _compared(export, np.load(logits_file(merged, number)), logits)
-            figures = figures.plus(merged_error_max_absolute=apart.error_max_absolute)
+        logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
+        with _comparable():
+            rows.append(live.add(wanted, logits, reference.following(sample), same_text=sample.piece))
+            figures = PromptFigures(**rows[-1].summary.given)
+            if merged is not None:
+                figures = figures.plus(merged_error_max_absolute=largest_error(np.load(logits_file(merged, number)), logits))
+        if sample.base_logits is not None:
+            tuned.add(wanted[sample.base_rows], np.load(sample.base_logits), logits[sample.base_rows], same_text=sample.piece)
         result.prompts.append(figures if subject.kind == "encoder" else _decoded(worker, sample, figures))
     samples = _samples(worker, reference, result, outputs)
     result.figures = CheckFigures(**live.figures(reference.logit_std).given).plus(
         **({} if subject.kind == "causal" else {"task": subject.task}),
-        **_decoding_figures(result.prompts).given,
+        **_decoding_figures(reference, result.prompts).given,
         **_padding_figures(worker, reference).given,
+        **tuned.figures().given,
+        **_growth_figures(reference, rows, result.prompts).given,
         merged_error_max_absolute=_largest(one.merged_error_max_absolute for one in result.prompts),
         sample=samples[0] if samples else None,
         samples=samples,
     )
+    if (found := worst.find(worker, reference, rows, outputs)) is not None:
+        result.figures = result.figures.plus(worst=found)
     return result
 
 
-def _decoding_figures(prompts: list[PromptFigures]) -> CheckFigures:
+def _growth_figures(reference: Reference, rows: list[Rows], prompts: list[PromptFigures]) -> CheckFigures:
+    """Whether differences grow over the positions; nothing for encoders, whose positions see each other."""
+    if reference.subject.kind == "encoder":
+        return CheckFigures()
+    found = CheckFigures()
+    if (live := growth.of([one.means for one in rows])) is not None:
+        found = found.plus(growth=live[0], growth_interval=live[1])
+    # The first step is the prompt's own pass.
+    cached = growth.of([np.array(one.cache_steps[1:]) for one in prompts if one.cache_steps])
+    return found if cached is None else found.plus(cache_growth=cached[0])
+
+
+def _decoding_figures(reference: Reference, prompts: list[PromptFigures]) -> CheckFigures:
     """The results of greedy decoding through the cache; None where nothing is decoded."""
     if not prompts[0].has("tokens"):
         return CheckFigures(greedy_identical=None, greedy_prompts=None, cache_error_max_absolute=None)
@@ -100,6 +132,7 @@ def _decoding_figures(prompts: list[PromptFigures]) -> CheckFigures:
         greedy_identical=sum(bool(one.greedy_identical) for one in prompts),
         greedy_prompts=len(prompts),
         cache_error_max_absolute=_largest(one.cache_error_max_absolute for one in prompts),
+        **greedy_likeness([(one.tokens or [], sample.tokens) for one, sample in zip(prompts, reference.samples, strict=True)]).given,
     )
     if ways := prompts[0].cache_errors:
         figures = figures.plus(cache_errors={way: _largest((one.cache_errors or {}).get(way) for one in prompts) for way in ways})
@@ -125,9 +158,11 @@ def logits_file(folder: Path, number: int) -> Path:
     return folder / f"{number}.npy"
 
 
-def _compared(comparison: Comparison, reference: np.ndarray, logits: np.ndarray) -> PromptLikeness:
+@contextlib.contextmanager
+def _comparable() -> Iterator[None]:
+    """Outputs that can't be compared are the artifact's failure."""
     try:
-        return comparison.add(reference, logits)
+        yield
     except ValueError as error:
         raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS) from error
 
@@ -142,6 +177,7 @@ def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> Pr
         greedy_identical=different is None,
         first_different_token=different,
         cache_error_max_absolute=decoded.cache_error,
+        cache_steps=decoded.cache_steps,
     )
     return figures if decoded.cache_errors is None else figures.plus(cache_errors=decoded.cache_errors)
 

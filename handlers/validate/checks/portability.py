@@ -1,5 +1,5 @@
-"""Checks whether an artifact gives the same outputs on other processors: the bound of `handlers.onnx.graphs.integer_products`, computed in
-a separate process.
+"""Checks of an artifact's graphs without running them: whether it gives the same outputs on other processors, by the bound of
+`handlers.onnx.graphs.integer_products`, and whether rounded weights are those of the graph that they come from. In a separate process.
 
 Called by the validate stage once the artifact's worker has ended: reading graphs takes libraries that the stage itself does without.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.contract import cpu
@@ -18,15 +19,29 @@ MODULE = "handlers.onnx.graphs.integer_products"
 SECONDS = 900
 
 
-def check(folder: Path, arithmetic: str = "float") -> tuple[CheckFigures, str | None]:
-    """(figures, fault) of an artifact's graphs; nothing where it has none. `arithmetic`: what they multiply, as in StageSpec.
+@dataclass(frozen=True)
+class Inspected:
+    """What the graphs of a folder say."""
 
-    The figures are `needs`, which processors give these answers, and `integer_products` where integers are multiplied.
+    figures: CheckFigures = field(default_factory=CheckFigures)
+    """`needs`, which processors give these answers, and `integer_products` where integers are multiplied; nothing without graphs."""
+    fault: str | None = None
+    """Why it may give other outputs on other processors."""
+    weights: str | None = None
+    """Why its weights are not those of the folder that it was made of."""
+
+
+def check(folder: Path, arithmetic: str = "float", source: Path | None = None, *, nearest: bool = False) -> Inspected:
+    """Inspect an artifact's graphs; nothing where it has none.
+
+    `arithmetic`: what they multiply, as in StageSpec. `source`: the folder that it was made of, with its weights rounded to the `nearest`
+    step or otherwise; None where it is no form of another variant.
     """
     if not any(folder.glob("*.onnx")):
-        return CheckFigures(), None
+        return Inspected()
     toolchain = use.own()
-    command = use.command(toolchain, MODULE, str(folder), "--json")
+    compared = ["--source", str(source), *(["--nearest"] if nearest else [])] if source else []
+    command = use.command(toolchain, MODULE, str(folder), "--json", *compared)
     try:
         done = subprocess.run(
             command, env=use.environment(toolchain), capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
@@ -36,10 +51,10 @@ def check(folder: Path, arithmetic: str = "float") -> tuple[CheckFigures, str | 
         doubt = cpu.doubt(arithmetic, cpu.here())
         needs = told["needs"] + (f"; {doubt}" if doubt else "")
         figures = CheckFigures(needs=needs)
-        return figures if products is None else figures.plus(integer_products=products), told["fault"]
+        return Inspected(figures if products is None else figures.plus(integer_products=products), told["fault"], told["weights"])
     except subprocess.TimeoutExpired:
         why = f"it took longer than {SECONDS} seconds"
     except (ValueError, KeyError, TypeError):
         lines = done.stderr.strip().splitlines()
         why = lines[-1][:300] if lines else f"exit code {done.returncode}"
-    return CheckFigures(), f"it is not known whether its integer products overflow on other processors: {why}"
+    return Inspected(fault=f"it is not known whether its integer products overflow on other processors: {why}")

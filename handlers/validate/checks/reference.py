@@ -16,8 +16,9 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
-from handlers.validate.checks import segments
-from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
+from daemon.contract.values import Json
+from handlers.validate.checks import fine_tuning, segments
+from handlers.validate.checks.comparison import Comparison, Spread, distances, in_deviations, perplexity, surprise
 from handlers.validate.checks.degeneration import Degeneration
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
@@ -69,6 +70,14 @@ class Reference:
     """Sides on which the live model can be padded without another outcome, so that artifacts must be able to."""
     bases: BasesFigures | None = None
     """What `base_likelihood.compare` found; None where it was not asked for."""
+    perplexity: float | None = None
+    """The live model's, of the prompts' tokens; None for what is no language model, and without a tokenizer."""
+    special: Json | None = None
+    """What `special_tokens.expected` gives; None in what an older version wrote."""
+
+    def following(self, sample: Sample) -> list[tuple[int, int]]:
+        """The rows of a sample at which a model says how likely the prompt's next token is, each with that token."""
+        return sample.scored if self.subject.kind == "causal" and self.readable else []
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,9 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
     asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head)
-    samples, total = [], 0
+    most = max(1, min(fine_tuning.ROWS, fine_tuning.BYTES // (4 * (about.vocabulary or 1) * len(rows))))
+    samples, total, text = list[Sample](), 0, ""
+    base_tokens, losses = list[tuple[list[int], list[int]]](), list[np.ndarray]()
     for number, one in enumerate(rows):
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
         sample, possible = _run(asked, one, folder / f"live-{number}.npy")
@@ -130,10 +141,22 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
             raise WorkerFailed("its logits hold values that are not finite", remedy, code=FaultCode.REFERENCE_NOT_FINITE)
         spread.add(logits)
         degeneration.add(logits)
+        piece = subject.one_answer and number > 0 and sample.text in text
+        text, sample = (text if piece else sample.text), replace(sample, piece=piece)
+        following = sample.scored if subject.kind == "causal" and readable else []
         if about.adapted:
-            bare = _add_bare(live, sample, logits, adapter, folder)
+            path = folder / f"base-{number}.npy"
+            bare = teacher_forced(live, sample, path, bare=True)
+            apart = adapter.add(logits, bare, following, same_text=piece).divergences
+            changed = fine_tuning.most_changed(apart if len(apart) else distances(subject.head, logits, bare), most)
+            np.save(path, bare[changed])
+            sample = replace(sample, base_rows=changed, base_logits=path)
             if readable and number < SHOWN:
-                sample = replace(sample, base=_base_says(asked, sample, bare))
+                said, tokens = _base_says(asked, sample, bare)
+                sample = replace(sample, base=said)
+                base_tokens += [(tokens, sample.tokens)] if tokens else []
+        else:
+            losses.append(surprise(logits, following))
         samples.append(sample)
     warnings += degeneration.warnings()
     kept = sum(len(sample.keep) for sample in samples)
@@ -143,10 +166,21 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     sides = padding_sides(live, subject, samples, unit, warnings)
     warnings += segments.lost(live, samples, unit)
     speed_prompt, speed_tokens = _speed_work(subject, samples, about.context_length, options.speed_tokens)
+    effect = adapter.figures(unit).plus(**greedy_likeness(base_tokens).given) if about.adapted else None
     return Reference(
-        samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(),
-        adapter.figures(unit) if about.adapted else None, warnings, fallbacks, subject, sides,
+        samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(), effect, warnings, fallbacks, subject, sides,
+        perplexity=adapter.perplexity if about.adapted else perplexity(losses),
     )  # fmt: skip
+
+
+def greedy_likeness(pairs: list[tuple[list[int], list[int]]]) -> Likeness:
+    """For how many tokens each greedy text goes as the reference's, given as (tokens, the reference's tokens); nothing of no tokens."""
+    pairs = [pair for pair in pairs if pair[1]]
+    if not pairs:
+        return Likeness()
+    same = tuple(next((place for place, (a, b) in enumerate(zip(*pair, strict=False)) if a != b), min(map(len, pair))) for pair in pairs)
+    longest = float(np.median([len(reference) for _, reference in pairs]))
+    return Likeness(greedy_same=same, greedy_same_median=float(np.median(same)), greedy_tokens_median=longest)
 
 
 def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, *, bare: bool = False) -> np.ndarray:
@@ -249,26 +283,18 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
 
 
-def _add_bare(live: EngineWorker, sample: Sample, logits: np.ndarray, adapter: Comparison, folder: Path) -> np.ndarray:
-    """The bare base's rows, which the comparison has taken in."""
-    path = folder / "bare.npy"
-    rows = teacher_forced(live, sample, path, bare=True)
-    adapter.add(logits, rows)
-    path.unlink()
-    return rows
-
-
-def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> str | None:
-    """What the base says without the adapter, `rows` being its outputs. It takes no more steps than the live model took at most."""
+def _base_says(asked: _Asked, sample: Sample, rows: np.ndarray) -> tuple[str | None, list[int]]:
+    """What the base says without the adapter, `rows` being its outputs, and its tokens. It takes no more steps than the live model took
+    at most."""
     tokens: list[int] = []
     try:
         if asked.subject.kind != "encoder":
             tokens = asked.live.ask(Greedy(ids=sample.ids, tokens=asked.count, stop=True, least=asked.least, bare=True)).tokens
-        return answer_text(asked.live, asked.subject, sample, tokens, rows)
+        return answer_text(asked.live, asked.subject, sample, tokens, rows), tokens
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise
-        return None  # it is for people alone: nothing is compared with it
+        return None, []  # it is for people alone: nothing is compared with it
 
 
 def padded_batch(samples: Iterable[Sample]) -> PaddedBatch:

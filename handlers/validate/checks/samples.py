@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SHOWN = 4
@@ -32,3 +32,15 @@ class Sample:
     """The text that goes before `text` in the same input."""
     base: str | None = None
     """What the base says without the adapter, of the first SHOWN prompts; None where there is no adapter or no text."""
+
+    base_rows: list[int] = field(default_factory=list)
+    """Rows of `logits`, ascending, whose counterparts by the base without the adapter are kept; empty without a base."""
+    base_logits: Path | None = None
+    """.npy file of these, (len(base_rows), V) float32."""
+    piece: bool = False
+    """It is a piece of the text that the sample before it is of too."""
+
+    @property
+    def scored(self) -> list[tuple[int, int]]:
+        """(row, token that follows there) of every kept row whose next token is the text's own, not one that the model made up."""
+        return [(row, self.ids[place + 1]) for row, place in enumerate(self.keep) if place + 1 < len(self.ids)]

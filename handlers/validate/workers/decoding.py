@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from handlers.validate.engines.arrays import largest_difference
+from handlers.validate.engines.arrays import largest_difference, row_differences
 from handlers.validate.engines.registry import Engine
 
 Choose = Callable[[np.ndarray, Sequence[int]], int]
@@ -96,11 +96,14 @@ def timed(engine: Engine, prompts: Sequence[Sequence[int]], count: int) -> tuple
     return prefilled - started, time.perf_counter() - prefilled
 
 
-def cache_error(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps: int) -> float:
-    """max |Δlogit| between the first `steps` cached steps of `decoded` and one pass over the same tokens without a cache."""
+def cache_errors(engine: Engine, prompt: Sequence[int], decoded: Decoded, steps: int) -> list[float]:
+    """max |Δlogit| of each of the first `steps` cached steps of `decoded`, compared with one pass over the same tokens without a cache.
+
+    The first one compares two passes over the prompt: its cache is empty.
+    """
     steps = min(steps, len(decoded.tokens))
     whole = teacher_forced(engine, [*prompt, *decoded.tokens[: steps - 1]])
-    return largest_difference(whole[len(prompt) - 1 :], decoded.logits[:steps])
+    return row_differences(whole[len(prompt) - 1 :], decoded.logits[:steps])
 
 
 def padding_error(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> float:

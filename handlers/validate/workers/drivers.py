@@ -53,8 +53,10 @@ class CausalDriver:
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         decoded = decoding.greedy(self._engine, ids, tokens, end_tokens=self._engine.end_tokens if stop else (), least=least)
-        error = decoding.cache_error(self._engine, ids, decoded, VERIFIED_STEPS) if verify else None
-        return Decoding(tokens=decoded.tokens, cache_error=error)
+        if not verify:
+            return Decoding(tokens=decoded.tokens)
+        errors = decoding.cache_errors(self._engine, ids, decoded, VERIFIED_STEPS)
+        return Decoding(tokens=decoded.tokens, cache_error=max(errors), cache_steps=errors)
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

@@ -87,6 +87,8 @@ class Decoding(Frozen):
     """max |Δ| of the steps through the cache from a pass without one, in units of the outputs; None where that was not asked."""
     cache_errors: dict[str, float] | None = None
     """The same for each way in which the cache is used, where an engine has more than one."""
+    cache_steps: list[float] | None = None
+    """max |Δ| of each compared step, of the first way."""
 
 
 class Difference(Frozen):

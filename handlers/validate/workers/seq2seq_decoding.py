@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from handlers.validate.engines.arrays import largest_difference
+from handlers.validate.engines.arrays import largest_difference, row_differences
 from handlers.validate.engines.registry import Seq2SeqEngine
 from handlers.validate.workers.decoding import Decoded
 from handlers.validate.workers.protocol import Decoding
@@ -98,21 +98,23 @@ class Seq2SeqDriver:
         decoded = greedy(self._engine, ids, tokens, stop=stop, least=least)
         if not verify:
             return Decoding(tokens=decoded.tokens)
-        errors = self._cache_errors(ids, decoded)
-        return Decoding(tokens=decoded.tokens, cache_error=max(errors.values()), cache_errors=errors)
+        errors, by_step = self._cache_errors(ids, decoded)
+        return Decoding(tokens=decoded.tokens, cache_error=max(errors.values()), cache_errors=errors, cache_steps=by_step)
 
-    def _cache_errors(self, ids: Sequence[int], decoded: Decoded) -> dict[str, float]:
-        """For each way max |Δlogit| of its cached steps, and of its own pass without a cache, against the first way's such pass."""
+    def _cache_errors(self, ids: Sequence[int], decoded: Decoded) -> tuple[dict[str, float], list[float]]:
+        """For each way max |Δlogit| of its cached steps, and of its own pass without a cache, against the first way's such pass; and of the
+        first way that of each step."""
         engine, steps = self._engine, min(self._verified, len(decoded.tokens))
         tokens = decoded.tokens[:steps]
         whole = teacher_forced(engine, ids, tokens, engine.ways[0])
-        errors = {engine.ways[0]: largest_difference(whole, decoded.logits[:steps])}
+        by_step = row_differences(whole, decoded.logits[:steps])
+        errors = {engine.ways[0]: max(by_step)}
         for way in engine.ways[1:]:
             errors[way] = max(
                 largest_difference(whole, teacher_forced(engine, ids, tokens, way)),
                 largest_difference(whole, cached(engine, [ids], [tokens], way, "right")[0]),
             )
-        return errors
+        return errors, by_step
 
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str

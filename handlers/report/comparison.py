@@ -1,0 +1,159 @@
+"""Base, live model and artifacts side by side, with intervals; and where each artifact is farthest from the live model. Pure.
+
+Called by `build`, and by the page's template.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from daemon.contract.jobs.figures import Likeness, LiveFigures, ReferenceFigures
+from handlers.report import units
+from handlers.report.model import Artifact, Compared, Comparison, Report
+from handlers.report.samples import visible
+
+MOST = 200
+"""Characters before a position that are shown."""
+LEAST = 0.01
+"""Divergence at a position, in nats, below which the same choice is not worth a look."""
+_FIGURES = tuple(name for name in Compared.model_fields if name in Likeness.model_fields)
+_OF_ARTIFACTS = ("fine_tuning", "fine_tuning_interval")
+
+
+def collect(found: ReferenceFigures, artifacts: tuple[Artifact, ...]) -> Comparison:
+    """The rows, the base first; none of what an earlier version checked, which measured no intervals."""
+    live = found.reference or LiveFigures()
+    checked = [artifact for artifact in artifacts if artifact.measured.texts is not None]
+    if not checked:
+        return Comparison()
+    base = [_row("base", live.adapter, _FIGURES)] if live.adapter else []
+    rows = [_row(artifact.variant, artifact.measured, (*_FIGURES, *_OF_ARTIFACTS)) for artifact in checked]
+    first = checked[0].measured
+    return Comparison(
+        rows=(*base, Compared(name="live", perplexity=live.perplexity), *rows), texts=first.texts, positions=first.positions,
+        no_base=live.no_base,
+    )  # fmt: skip
+
+
+def _row(name: str, figures: Likeness, names: tuple[str, ...]) -> Compared:
+    return Compared(name=name, **{key: value for key in names if _finite(value := getattr(figures, key))})
+
+
+def _finite(value: Any) -> bool:
+    return value is not None and all(math.isfinite(one) for one in (value if isinstance(value, tuple) else (value,)))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as it is shown."""
+
+    text: str
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The comparison as a table: what the models have no figures for is left out."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+
+
+def table(comparison: Comparison) -> Table:
+    """Rows of cells, one for each column that any row has a figure for."""
+    shown = [(title, [show(row) for row in comparison.rows]) for title, show in _COLUMNS]
+    columns = [(title, cells) for title, cells in shown if any(cells)]
+    names = {"base": "base, without fine-tuning", "live": "live model, fine-tuned"}
+    return Table(
+        columns=tuple(title for title, _ in columns),
+        rows=tuple(
+            (names.get(row.name, row.name), tuple(cells[number] or Cell(units.NOTHING) for _, cells in columns))
+            for number, row in enumerate(comparison.rows)
+        ),
+    )
+
+
+def _span(interval: tuple[float, float] | None, show: Callable[[float], str] = units.number) -> str:
+    return f"{show(interval[0])} to {show(interval[1])}" if interval else ""
+
+
+def _perplexity(row: Compared) -> Cell | None:
+    if row.perplexity is None:
+        return None
+    if row.perplexity_ratio is None:
+        return Cell(units.number(row.perplexity))
+    interval = _span(row.perplexity_ratio_interval)
+    return Cell(units.number(row.perplexity), f"{units.number(row.perplexity_ratio)} ×{f' ({interval})' if interval else ''}")
+
+
+def _kl(row: Compared) -> Cell | None:
+    return None if row.kl is None else Cell(units.number(row.kl), _span(row.kl_interval))
+
+
+def _agreement(row: Compared) -> Cell | None:
+    return None if row.agreement is None else Cell(units.percent(row.agreement), _span(row.agreement_interval, units.percent))
+
+
+def _greedy(row: Compared) -> Cell | None:
+    if row.greedy_same_median is None:
+        return None
+    return Cell(units.number(row.greedy_same_median), f"of {units.number(row.greedy_tokens_median)}")
+
+
+def _fine_tuning(row: Compared) -> Cell | None:
+    return None if row.fine_tuning is None else Cell(units.number(row.fine_tuning), _span(row.fine_tuning_interval))
+
+
+def _cosine(row: Compared) -> Cell | None:
+    return None if row.cosine_mean is None else Cell(f"{row.cosine_mean:.4f}")
+
+
+def _ranks(row: Compared) -> Cell | None:
+    return None if row.rank_correlation is None else Cell(f"{row.rank_correlation:.4f}")
+
+
+_COLUMNS = (
+    ("Perplexity", _perplexity), ("KL, nats", _kl), ("Agreement", _agreement), ("Same greedy tokens", _greedy),
+    ("Mean cosine", _cosine), ("Rank correlation", _ranks), ("Fine-tuning in it", _fine_tuning),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where artifacts are farthest from the live model."""
+
+    names: tuple[str, ...]
+    where: str
+    before: str
+    live: str
+    artifact: str
+
+
+def partings(report: Report) -> tuple[Parting, ...]:
+    """One for each artifact that has such a position; artifacts that part at the same place alike stand together. Where an artifact chooses
+    the same with almost the same probability, there is nothing to look at."""
+    found: dict[tuple[int, int, str | None], list[Artifact]] = {}
+    for artifact in report.artifacts:
+        worst = artifact.measured.worst
+        if worst is None or worst.live is None or worst.artifact is None:
+            continue
+        if worst.live != worst.artifact or (worst.position_kl or 0.0) >= LEAST:
+            found.setdefault((worst.number, worst.position, worst.artifact), []).append(artifact)
+    return tuple(_parting(those) for those in found.values())
+
+
+def _parting(artifacts: list[Artifact]) -> Parting:
+    worst = artifacts[0].measured.worst
+    assert worst is not None
+    divergences = [one.measured.worst.position_kl for one in artifacts if one.measured.worst]
+    told = " and ".join(dict.fromkeys(units.number(value) for value in divergences))
+    place = f"prompt {worst.number}, position {worst.position + 1}: KL {told} nats"
+    same = ", the same choice with another probability" if worst.live == worst.artifact else ""
+    before = worst.before if worst.before is not None else worst.prompt
+    return Parting(
+        names=tuple(one.variant for one in artifacts), where=place + same, before=before[-MOST:], live=visible(worst.live or ""),
+        artifact=visible(worst.artifact or ""),
+    )  # fmt: skip

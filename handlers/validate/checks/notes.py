@@ -1,0 +1,96 @@
+"""What must be known of an artifact's figures although it decides no verdict: what they can't show, and what is only just so. Pure.
+
+Called by `verdict` once the figures are there. Each note is a sentence with the figures and what to do.
+"""
+
+from __future__ import annotations
+
+from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.jobs.figures import CheckFigures, Likeness
+from handlers.validate.checks import growth
+
+OWN_DATA = "give prompts of the run's own data in validate.prompts"
+
+
+def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds | None, *, failed: bool) -> list[str]:
+    """All notes. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the artifact did, and the
+    reasons say why; then only what is unsure of that is left to say."""
+    unsure = _unsure(figures, thresholds)
+    return unsure if failed else [*unsure, *(_blind(figures, base) if base else []), *_growing(figures)]
+
+
+def _unsure(figures: CheckFigures, thresholds: Thresholds | None) -> list[str]:
+    """Figures whose interval holds the limit."""
+    if thresholds is None:
+        return []
+    found = []
+    for name, value, interval, limit in (
+        ("KL", figures.kl, figures.kl_interval, thresholds.kl),
+        ("agreement", figures.agreement, figures.agreement_interval, thresholds.agreement),
+    ):
+        if value is not None and interval is not None and interval[0] < limit < interval[1]:
+            found.append(
+                f"{name} {value:.3g}, 95 % {_span(interval)}, limit {limit:.3g}: {figures.texts} prompts are too few to be sure;"
+                " raise validate.samples"
+            )
+    return found
+
+
+def _blind(figures: CheckFigures, base: Likeness) -> list[str]:
+    """Where the base is no farther from the live model than the artifact is, nearness does not show whose weights the artifact has."""
+    if told := _alike(figures, base):
+        return [
+            f"the comparison is blind: {told}. So it does not show that the fine-tuning is in the artifact{_share(figures)}; {OWN_DATA}"
+        ]
+    if base.agreement is None or figures.agreement is None or base.agreement < figures.agreement:
+        return []
+    greedy = ""
+    if base.greedy_same_median is not None and figures.greedy_same_median is not None:
+        if base.greedy_same_median < figures.greedy_same_median:
+            return []
+        greedy = " and decodes as many equal tokens"
+    return [
+        f"the choices are blind: the base without the adapter agrees with the live model at {base.agreement:.3g} of the positions{greedy},"
+        f" the artifact at {figures.agreement:.3g}. Only the probabilities tell them apart; {OWN_DATA}"
+    ]
+
+
+def _alike(figures: CheckFigures, base: Likeness) -> str | None:
+    """That the base is as near as the artifact by the first of these measures that the task has, with its figures."""
+    if base.kl is not None and figures.kl is not None:
+        told = f"the base without the adapter has KL {base.kl:.3g} from the live model, the artifact {figures.kl:.3g}"
+        return told if base.kl <= figures.kl else None
+    if base.cosine_mean is not None and figures.cosine_mean is not None:
+        told = f"the vectors of the base have a mean cosine of {base.cosine_mean:.4g} with those of the live model"
+        return f"{told}, the artifact's {figures.cosine_mean:.4g}" if base.cosine_mean >= figures.cosine_mean else None
+    mine, theirs = base.error_mean_absolute, figures.error_mean_absolute
+    if mine is None or theirs is None or mine > theirs:
+        return None
+    return f"the base without the adapter has a mean error of {mine:.3g}, the artifact {theirs:.3g}"
+
+
+def _share(figures: CheckFigures) -> str:
+    if figures.fine_tuning is None:
+        return ""
+    interval = f" (95 % {_span(figures.fine_tuning_interval)})" if figures.fine_tuning_interval else ""
+    return f", though at the positions that it changes most, {figures.fine_tuning:.2g}{interval} of its effect is there"
+
+
+def grows(figures: CheckFigures) -> str | None:
+    """That the differences from the live model grow over the sequence, as a clause with figures; None where that is not certain."""
+    interval = figures.growth_interval
+    if figures.growth is None or interval is None or figures.growth <= growth.MARGIN or interval[0] <= 1:
+        return None
+    return f"the differences grow over the sequence, {figures.growth:.2g} times from the first to the last third (95 % {_span(interval)})"
+
+
+POSITIONS = "as wrong positions make them (an offset, another rope_theta), and rounding does not"
+
+
+def _growing(figures: CheckFigures) -> list[str]:
+    told = grows(figures)
+    return [f"{told}, {POSITIONS}"] if told else []
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.3g} to {interval[1]:.3g}"

@@ -1,0 +1,77 @@
+"""Whether an artifact's files name the same special tokens as the live model's: the ids that begin, end and pad a text, and their texts.
+
+Called by the stage `reference`, which reads what they must be, and by `examination`. A wrong one changes no logits: it shows in use,
+as texts that never end, or end at once. Only files in transformers' form are compared.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.values import Json
+from handlers.models.files import has_tokenizer, read_json, setting
+
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
+_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_TOKENIZER, _OLDER = "tokenizer_config.json", "special_tokens_map.json"
+_OPERATION = "read the special tokens"
+
+
+def expected(pin: Path, base: Path | None) -> Json:
+    """What artifacts of a checkpoint must name: `ids` by the key of generation_config.json, `names` by that of tokenizer_config.json.
+
+    As the live model, they are the checkpoint's own where it has them, else the base's.
+    """
+    folders = [pin, *([base] if base else [])]
+    generation = next((folder for folder in folders if (folder / "generation_config.json").is_file()), pin)
+    tokenizers = [pin] if base is None or has_tokenizer(pin) else [base, pin]  # file by file, as the formats copy them
+    files: dict[str, Json] = {}
+    for folder in tokenizers:
+        files |= {name: _json(folder, name) for name in (_TOKENIZER, _OLDER) if (folder / name).is_file()}
+    return {
+        "ids": _ids(_json(generation, "generation_config.json"), _json(folders[-1], "config.json")),
+        "names": _names(files.get(_TOKENIZER, {}), files.get(_OLDER, {})),
+    }
+
+
+def difference(folder: Path, wanted: Json | None) -> str | None:
+    """Which special tokens of an artifact are not those of `wanted`, as a clause; None where all are."""
+    if wanted is None:
+        return None
+    wrong = []
+    if (folder / "config.json").is_file():
+        found = _ids(_json(folder, "generation_config.json"), _json(folder, "config.json"))
+        wrong += [(key, found.get(key), value) for key, value in wanted["ids"].items() if found.get(key) != value]
+    config = _json(folder, _TOKENIZER)
+    names = _names(config, _json(folder, _OLDER))
+    whole = "tokenizer_class" in config  # what another program writes under this name may leave tokens out
+    wrong += [(key, names.get(key), value) for key, value in wanted["names"].items() if names.get(key, None if whole else value) != value]
+    if not wrong:
+        return None
+    told = ", ".join(f"{key} is {_told(found)} instead of {_told(value)}" for key, found, value in wrong)
+    return f"its special tokens are not the live model's: {told}"
+
+
+def _ids(generation: Json, config: Json) -> dict[str, Any]:
+    """The ids that are set, a single one in a list as a number; generation_config.json goes before config.json."""
+    found = {key: generation[key] if generation.get(key) is not None else setting(config, key) for key in _IDS}
+    return {
+        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in found.items() if value not in (None, [])
+    }
+
+
+def _names(config: Json, older: Json) -> dict[str, str]:
+    """The texts of the special tokens that a tokenizer's files name."""
+    found = {key: config[key] if config.get(key) is not None else older.get(key) for key in _NAMES}
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in found.items()}
+    return {key: value for key, value in texts.items() if isinstance(value, str)}
+
+
+def _json(folder: Path, name: str) -> Json:
+    found = read_json(folder / name, _OPERATION) if (folder / name).is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _told(value: Any) -> str:
+    return "not set" if value is None else repr(value)

@@ -1,0 +1,310 @@
+"""Artifacts that are wrong in one way each, made of small trained models: what validation must catch, and by which words.
+
+`python -m tests.validate.sabotage` runs all of them and prints the table of what was caught; `test_sabotage.py` runs them as tests.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from handlers.merge.api import merge_adapter
+from handlers.models.prompts import BUILT_IN
+from handlers.validate.verdict import unrunnable
+from handlers.validate.workers.client import WorkerFailed
+from tests import models
+from tests.onnx.conftest import describe
+from tests.onnx.small import derived
+from tests.validate import artifacts, zoo
+from tests.validate.bench import Bench, measured
+
+VARIANTS = ("pytorch", "onnx", "onnx-int8", "onnx-int4")
+GRAPHS = VARIANTS[1:]
+STEPS = 12
+PROMPTS = (*BUILT_IN[:6], *models.TEXTS[3:])
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A base that knows half of the texts, and a run that learns the others."""
+
+    folder: Path
+
+    @property
+    def base(self) -> Path:
+        return self.folder / "base"
+
+    def checkpoint(self, step: int = STEPS, run: str = "run") -> Path:
+        return self.folder / run / f"checkpoint-{step}"
+
+    def made(self, source: str, variant: str) -> Path:
+        """An artifact of a source: "sound", "stale", "other", "unmerged", or a model with another name that was put there. Read only."""
+        target = self.folder / "made" / source / variant
+        if target.is_dir():
+            return target
+        if variant == "pytorch":
+            self._merge(source, target)
+        elif variant == "onnx":
+            describe(artifacts.export_onnx(self.made(source, "pytorch"), target))
+        else:
+            scratch = self.folder / "scratch" / f"{source}-{variant}"
+            shutil.copytree(derived(variant.removeprefix("onnx-"), self.made(source, "onnx"), scratch).folder, target)
+        return target
+
+    def source(self, variant: str) -> Path | None:
+        """The sound folder that a variant is derived from."""
+        return self.made("sound", "onnx") if variant in GRAPHS[1:] else None
+
+    def _merge(self, source: str, target: Path) -> None:
+        target.mkdir(parents=True)
+        checkpoints = {"sound": self.checkpoint(), "stale": self.checkpoint(STEPS // 3), "other": self.checkpoint(run="other")}
+        if source in checkpoints:
+            merge_adapter(checkpoints[source], self.base, target)
+        else:
+            shutil.copytree(self.base if source == "unmerged" else self.made("sound", "pytorch"), target, dirs_exist_ok=True)
+            _WEIGHTS.get(source, lambda folder: None)(target)
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copyfile(self.base / name, target / name)
+
+    def bench(self, scratch: Path) -> Bench:
+        """The live model, measured."""
+        return measured(self.checkpoint(), self.base, self.made("sound", "pytorch"), scratch, PROMPTS)
+
+
+def make(folder: Path) -> Lab:
+    """Train base and runs in `folder`; about ten seconds."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)  # threads that wait for each other cost more than they do
+    base = models.make_base(folder / "base", dtype="float32", hidden_size=256, intermediate_size=512, initializer_range=0.02)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    batch = tokenizer(models.TEXTS[:3], padding=True, return_tensors="pt")
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(40):
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.to(torch.bfloat16).save_pretrained(base)
+    for run, size in (("run", 2), ("other", 3)):
+        models.train_run(base, folder / run, steps=STEPS, save_steps=STEPS // 3, learning_rate=5e-3, batch=size)
+    return Lab(folder)
+
+
+def _edit_tensors(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+
+
+def _swap_layers(folder: Path) -> None:
+    def swap(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if ".layers.0." in name]:
+            other = name.replace(".layers.0.", ".layers.1.")
+            tensors[name], tensors[other] = tensors[other], tensors[name]
+
+    _edit_tensors(folder, swap)
+
+
+def _zero_a_norm(folder: Path) -> None:
+    def zero(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.1.input_layernorm.weight"] *= 0
+
+    _edit_tensors(folder, zero)
+
+
+def _corrupt_a_block(folder: Path) -> None:
+    """A page of the file, in a matrix, becomes noise of the same deviation."""
+    import torch
+
+    def corrupt(tensors: dict[str, Any]) -> None:
+        flat = tensors["model.layers.0.mlp.gate_proj.weight"].view(-1)
+        flat[:2048] = (torch.randn(2048, generator=torch.manual_seed(0)) * flat.float().std() * 4).to(flat.dtype)
+
+    _edit_tensors(folder, corrupt)
+
+
+def _other_theta(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    zoo.edit_json(folder / "config.json", rope_parameters={**config["rope_parameters"], "rope_theta": 100.0})
+
+
+_WEIGHTS: dict[str, Callable[[Path], None]] = {
+    "swapped layers": _swap_layers, "zeroed scales": _zero_a_norm, "corrupted block": _corrupt_a_block, "rope theta": _other_theta,
+}  # fmt: skip
+"""Source → what is done to the merged model before graphs are made of it."""
+
+
+def _zero_a_scale(folder: Path) -> None:
+    """The scales of one quantized matrix, in the middle of the graph."""
+    model = onnx.load(folder / "model.onnx")
+    scales = [one for one in model.graph.initializer if "scale" in one.name and np.prod(one.dims) > 1]
+    scale = scales[len(scales) // 2]
+    scale.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(scale)), scale.name))
+    onnx.save(model, folder / "model.onnx")
+
+
+def _other_tokenizer(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][1:]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def _other_end(folder: Path) -> None:
+    zoo.edit_json(folder / "generation_config.json", eos_token_id=7)
+
+
+def _other_padding_token(folder: Path) -> None:
+    zoo.edit_json(folder / "tokenizer_config.json", pad_token="<|end|>")
+
+
+def _shift_cached_positions(folder: Path) -> None:
+    """Where there is a cache, every position is one too many."""
+    model = onnx.load(folder / "model.onnx")
+    past = next(value.name for value in model.graph.input if value.name.startswith("past_key_values."))
+    for node in model.graph.node:
+        node.input[:] = ["shifted_positions" if used == "position_ids" else used for used in node.input]
+    for key, value in (("at_2", [2]), ("at_3", [3]), ("none", [0]), ("one", [1])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.int64), key))
+    nodes = [
+        helper.make_node("Shape", [past], ["past_shape"]),
+        helper.make_node("Slice", ["past_shape", "at_2", "at_3"], ["past_length"]),
+        helper.make_node("Greater", ["past_length", "none"], ["has_past"]),
+        helper.make_node("Cast", ["has_past"], ["offset"], to=TensorProto.INT64),
+        helper.make_node("Add", ["position_ids", "offset"], ["shifted_positions"]),
+    ]
+    for place, node in enumerate(nodes):
+        model.graph.node.insert(place, node)
+    onnx.save(model, folder / "model.onnx")
+
+
+def _lose_a_token(folder: Path) -> None:
+    """The first token of each cache given back is overwritten by the one after it."""
+    model = onnx.load(folder / "model.onnx")
+    names = [value.name for value in model.graph.output if value.name.startswith("present.")]
+    for node in model.graph.node:
+        node.output[:] = [f"whole_{made}" if made in names else made for made in node.output]
+        node.input[:] = [f"whole_{used}" if used in names else used for used in node.input]
+    for key, value in (("from_1", 1), ("from_2", 2), ("to_end", 1 << 40), ("axis_2", 2)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), key))
+    for name in names:
+        model.graph.node.append(helper.make_node("Slice", [f"whole_{name}", "from_1", "to_end", "axis_2"], [f"rest_{name}"]))
+        model.graph.node.append(helper.make_node("Slice", [f"whole_{name}", "from_1", "from_2", "axis_2"], [f"second_{name}"]))
+        model.graph.node.append(helper.make_node("Concat", [f"second_{name}", f"rest_{name}"], [name], axis=2))
+    onnx.save(model, folder / "model.onnx")
+
+
+def _drop_a_token(folder: Path) -> None:
+    """Each cache given back lacks its first token."""
+    model = onnx.load(folder / "model.onnx")
+    names = [value.name for value in model.graph.output if value.name.startswith("present.")]
+    for node in model.graph.node:
+        node.output[:] = [f"whole_{made}" if made in names else made for made in node.output]
+        node.input[:] = [f"whole_{used}" if used in names else used for used in node.input]
+    for key, value in (("from_1", 1), ("to_end", 1 << 40), ("axis_2", 2)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), key))
+    for name in names:
+        model.graph.node.append(helper.make_node("Slice", [f"whole_{name}", "from_1", "to_end", "axis_2"], [name]))
+    onnx.save(model, folder / "model.onnx")
+
+
+def _ignore_the_mask(folder: Path) -> None:
+    artifacts.ignore_input(folder, "attention_mask", 1)
+
+
+def _nothing(folder: Path) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """One way to be wrong."""
+
+    name: str
+    variants: tuple[str, ...]
+    source: str
+    """What the artifact is made of."""
+    damage: Callable[[Path], None]
+    """What is done to it then."""
+    words: str
+    """Words of the reason, as a regular expression."""
+
+
+_WEIGHTS_DIFFER = "weights? .*(not those of the merge|is not that of the graph|were rounded from others)"
+_FAR = r"agreement .* below the limit|divergence of .* above the limit|differs from the merged"
+SABOTAGES = (
+    Sabotage("swapped layers", VARIANTS, "swapped layers", _nothing, _FAR),
+    Sabotage("zeroed scales", VARIANTS[:2], "zeroed scales", _nothing, _FAR),
+    Sabotage("zeroed scales of the quantized weights", GRAPHS[1:], "sound", _zero_a_scale, _WEIGHTS_DIFFER),
+    Sabotage("corrupted block", VARIANTS, "corrupted block", _nothing, f"{_WEIGHTS_DIFFER}|differs from the merged"),
+    Sabotage("wrong tokenizer", VARIANTS, "sound", _other_tokenizer, "its tokenizer gives other token ids"),
+    Sabotage("wrong rope theta", VARIANTS, "rope theta", _nothing, _FAR),
+    Sabotage("wrong end token", VARIANTS, "sound", _other_end, "special tokens .* eos_token_id is 7 instead of 1"),
+    Sabotage("wrong padding token", VARIANTS, "sound", _other_padding_token, "special tokens .* pad_token is '<|end|>' instead of"),
+    Sabotage("another run's checkpoint", VARIANTS, "other", _nothing, "of another checkpoint|differs from the merged"),
+    Sabotage("an earlier step", VARIANTS, "stale", _nothing, "of an earlier or another checkpoint"),
+    Sabotage("without its adapter", VARIANTS, "unmerged", _nothing, "a merged model without its adapter"),
+    Sabotage("cached positions one too many", GRAPHS, "sound", _shift_cached_positions, "cached decoding .* the cache is broken"),
+    Sabotage("cache overwritten by one", GRAPHS, "sound", _lose_a_token, "cached decoding .* the cache is broken"),
+    Sabotage("cache dropped by one", GRAPHS, "sound", _drop_a_token, "cached decoding .* the cache is broken|could not be run"),
+    Sabotage("mask ignored", GRAPHS, "sound", _ignore_the_mask, "left-padded batch"),
+)  # fmt: skip
+CASES = [(one, variant) for one in SABOTAGES for variant in one.variants]
+
+
+def checked(lab: Lab, bench: Bench, sabotage: Sabotage, variant: str, folder: Path) -> ArtifactCheck:
+    """The check of an artifact that is wrong so; it is made in `folder`."""
+    target = artifacts.copy(lab.made(sabotage.source, variant), folder / "artifact")
+    sabotage.damage(target)
+    try:
+        return bench.check(variant, target, lab.source(variant))
+    except WorkerFailed as error:
+        return unrunnable(variant, error)
+
+
+def main() -> None:
+    """All of them, and the sound ones, as a table."""
+    with tempfile.TemporaryDirectory() as name:
+        lab = make(Path(name))
+        bench = lab.bench(Path(name, "bench"))
+        print(f"base: {bench.reference.adapter}\n")
+        for variant in VARIANTS:
+            check = bench.check(variant, lab.made("sound", variant), lab.source(variant))
+            print(f"{'sound':40} {variant:10} {check.verdict.value:9} {_line(check)}")
+        for number, (sabotage, variant) in enumerate(CASES):
+            check = checked(lab, bench, sabotage, variant, Path(name, f"case-{number}"))
+            print(
+                f"{sabotage.name:40} {variant:10} {'caught' if check.verdict is Verdict.FAILED else 'MISSED':8} {_line(check)}", flush=True
+            )
+
+
+def _line(check: ArtifactCheck) -> str:
+    names = ("kl", "agreement", "error_max", "fine_tuning", "fine_tuning_interval", "growth", "growth_interval", "cache_growth")
+    told = {name: check.figures.get(name) for name in names}
+    cache, unit = check.figures.get("cache_error_max_absolute"), check.figures.get("logit_std") or 1
+    figures = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
+    reasons = f"\n      {' | '.join((*check.reasons, *(f'NOTE {note}' for note in check.figures.get('notes', ()))))}"
+    return f"{figures}, cache {_short(cache and cache / unit)}{reasons if '-v' in sys.argv else ''}"
+
+
+def _short(value: Any) -> str:
+    return "[" + ", ".join(map(_short, value)) + "]" if isinstance(value, list) else "–" if value is None else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
