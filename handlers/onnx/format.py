@@ -17,7 +17,7 @@ from handlers.onnx.options import OnnxOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
 RUNTIME = ("onnx", "onnxruntime")
-TEXTS = ("validation.prompts", "validation.samples")
+TEXTS = ("validation.prompts", "validation.data", "validation.samples")
 """What measures on texts depends on them."""
 BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *TEXTS)
 

@@ -14,7 +14,8 @@ from daemon.contract.errors import Permanent, Retryable
 from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import prompts
+from handlers.texts.rendering import Rendering
+from handlers.texts.selection import Texts, comparison_texts
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import LiveModel, Reference, measure
@@ -30,7 +31,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
     Raises Permanent or Retryable when the live model, or the prompts, can't be used.
     """
-    texts, warnings = prompts.load(context.work.validation)
+    texts = comparison_texts(context.work.validation, Rendering.of(Path(context.inputs["merge"])))
     reference = _measured(context, reporter, texts, _subject(context))
     record.write_reference(Path(context.staging), reference)
     figures = ReferenceFigures(
@@ -41,7 +42,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     )
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
-    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
+    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*texts.warnings, *reference.warnings])
 
 
 def _shown(reference: Reference) -> list[Sample]:
@@ -55,7 +56,7 @@ def _subject(context: StageContext) -> ValidatedTask:
     return replace(subject, labels=live_labels(subject, Path(context.base) if context.base else None))
 
 
-def _measured(context: StageContext, reporter: Reporter, texts: list[str], subject: ValidatedTask) -> Reference:
+def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: ValidatedTask) -> Reference:
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
     engine = "torch" if context.base is None else "live"
@@ -67,7 +68,7 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
         try:
             logits = record.logits_folder(Path(context.staging))
             model = LiveModel(live, subject, base_likelihood.taken(context))
-            reference = measure(model, texts, context.work.validation, logits, reporter.progress)
+            reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:

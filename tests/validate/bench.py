@@ -14,7 +14,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
-from handlers.models.prompts import BUILT_IN
+from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec

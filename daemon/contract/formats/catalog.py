@@ -40,7 +40,7 @@ OWN_SECTIONS = frozenset({
 OWN_KEYS = {
     "export": frozenset({"variants", "quantization", "opset"}),
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "trust_remote_code"}),
-    "validation": frozenset({"samples", "new_tokens", "prompts", "speed_tokens", "bases", "publish_unverified", "thresholds"}),
+    "validation": frozenset({"samples", "new_tokens", "prompts", "data", "speed_tokens", "bases", "publish_unverified", "thresholds"}),
 }
 """Keys of ours that the output of a format's stage may depend on."""
 OWN_ENGINES = frozenset({"live", "torch"})

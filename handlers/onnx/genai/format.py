@@ -43,7 +43,7 @@ FORMAT = Format(
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(
                 "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",
-                "validation.samples",
+                "validation.data", "validation.samples",
             ),
             libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="int4", fallback="onnx-genai-fp16",
