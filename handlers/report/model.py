@@ -324,6 +324,10 @@ class Report(ReportPart):
     """The processor that validation ran on: `architecture`, `vendor`, `model`, `features`."""
     bases: Json
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
+    texts: Json = Field(default_factory=dict)
+    """What the texts are like: `comparison` of those that artifacts were compared on, and `calibration` by variant. Both have `sources`,
+    `texts`, `tokens`, `shortest`, `median`, `p95`, `longest` (tokens of a text), `cut`, `scripts`, `unknown_share`, `byte_share`,
+    `different_tokens`, `vocabulary_share` and `digest`."""
     samples: tuple[Sample, ...] = ()
     """What base, live model and artifacts write after the check's first prompts."""
     stages: tuple[Stage, ...]

@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures
+from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
+from handlers.texts import distribution
+from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import Rendering
-from handlers.texts.selection import Texts, comparison_texts
+from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import LiveModel, Reference, measure
@@ -24,6 +26,9 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
+
+LEARNT = 256
+"""Texts of the training's data whose scripts are compared with those of the prompts."""
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -34,15 +39,34 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     texts = comparison_texts(context.work.validation, Rendering.of(Path(context.inputs["merge"])))
     reference = _measured(context, reporter, texts, _subject(context))
     record.write_reference(Path(context.staging), reference)
+    described, unfit = _described(context, texts, reference)
     figures = ReferenceFigures(
         reference=reference.figures,
         checked_on=record.processor(),
         prompts=tuple(sample.text for sample in reference.samples),
         samples=tuple(LiveSample(prompt=one.text, base=one.base, text=one.continuation) for one in _shown(reference)),
     )
+    if described is not None:
+        figures = figures.plus(texts=described)
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
-    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*texts.warnings, *reference.warnings])
+    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*texts.warnings, *unfit, *reference.warnings])
+
+
+def _described(context: StageContext, texts: Texts, reference: Reference) -> tuple[TextsFigures | None, list[str]]:
+    """What the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
+    if not reference.readable:
+        return None, []
+    options, folder = context.work.validation, Path(context.inputs["merge"])
+    mine = set(texts.plain)
+    whole = [sample for sample in reference.samples if sample.text in mine]  # without the halves that a classifier reads too
+    cut = sum(len(sample.ids) < len(sample.encoded) for sample in whole) + sum(not one.whole for one in texts.texts)
+    figures = distribution.describe(texts, [sample.ids for sample in whole], Vocabulary.of(folder), cut=min(cut, len(whole)))
+    warnings = distribution.unfit(figures, named=bool(options.prompts or options.data))
+    if options.prompts and options.data:
+        learnt = choose_calibration(options.model_copy(update={"prompts": ""}), Rendering.of(folder), LEARNT)
+        warnings += distribution.missing_scripts(texts.plain, learnt.plain)
+    return figures, warnings
 
 
 def _shown(reference: Reference) -> list[Sample]:

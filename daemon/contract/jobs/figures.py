@@ -240,6 +240,39 @@ class LiveSample(Figures):
     """What the live model says; null for a task that gives no text."""
 
 
+class TextsFigures(Figures):
+    """What the texts for one purpose, comparison or calibration, are like."""
+
+    sources: dict[str, int] | None = None
+    """Where they come from → how many."""
+    texts: int | None = None
+    """Texts that were used."""
+    tokens: int | None = None
+    """Tokens of them all, as far as they were used."""
+    shortest: int | None = None
+    """Tokens of the shortest text."""
+    median: int | None = None
+    """Median of the lengths, in tokens."""
+    p95: int | None = None
+    """Length that 95 % of the texts do not exceed, in tokens."""
+    longest: int | None = None
+    """Tokens of the longest text."""
+    cut: int | None = None
+    """Texts of which only the beginning was used."""
+    scripts: dict[str, float] | None = None
+    """Script → its share of all letters."""
+    unknown_share: float | None = None
+    """Share of the tokens that stand for what the tokenizer does not know; null where it has no such token."""
+    byte_share: float | None = None
+    """Share of the tokens that are single bytes of characters without a token; null where the tokenizer has none of these."""
+    different_tokens: int | None = None
+    """Different tokens among them."""
+    vocabulary_share: float | None = None
+    """`different_tokens` over the model's vocabulary; null where its size is not known."""
+    digest: str | None = None
+    """SHA-256, in hex, over the texts in their order."""
+
+
 class ReferenceFigures(Checking):
     """What the stage `reference` found."""
 
@@ -251,6 +284,8 @@ class ReferenceFigures(Checking):
     """Which base the adapter fits best on the prompts; missing where that was not asked."""
     samples: tuple[LiveSample, ...] = ()
     """The first prompts, for people to look at; none where the prompts are no text."""
+    texts: TextsFigures | None = None
+    """What the prompts are like; missing where they are no text."""
 
 
 class SampleFigures(Figures):

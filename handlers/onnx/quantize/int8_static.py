@@ -20,7 +20,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.onnx.folder.playback import GraphRun, Player, Tokens, UnknownInputError, tokenize
+from handlers.onnx.folder.playback import MAX_TOKENS, GraphRun, Player, Tokens, UnknownInputError, tokenize
 from handlers.onnx.folder.playback import run as run_graph
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graph_file import fresh_folder
@@ -31,6 +31,7 @@ from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
+from handlers.texts.distribution import Vocabulary, describe
 from handlers.texts.selection import Texts, calibration_texts
 
 OPERATION = "quantize the ONNX graph to int8 with calibration"
@@ -180,13 +181,20 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         **counts.figures,
         "ranges": chooser.ranges,
         "range_errors": chooser.errors,
-        "calibration": calibration.tokens.figures,
+        "calibration": {**calibration.tokens.figures, **_described(calibration, folder)},
         "size_ratio_to_onnx": round(size / source_bytes, 4),
         "graph_bytes": size,
         "external_data": any(one.data for one in made.graphs),
         "nodes": sum(one.nodes for one in made.graphs),
     }
     return StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
+
+
+def _described(calibration: Calibration, folder: Path) -> dict[str, object]:
+    """What the calibration texts are like, in the words of those that are compared on."""
+    rows = calibration.tokens.rows
+    cut = sum(len(row) == MAX_TOKENS for row in rows)
+    return describe(calibration.texts, rows, Vocabulary.of(folder), cut=cut).written()
 
 
 def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
