@@ -26,6 +26,11 @@ MOST_FILES = 1024
 MOST_ENTRIES = 1 << 14
 DEPTH = 3
 """Folders below the named one that are looked into: a data set has one for each split, and a hub's has one more."""
+EXPECTED = (
+    'expected "text", "prompt" and "completion", "messages", "conversations", "instruction" and "output", "question" and "answer",'
+    ' "source" and "target", "translation", or a text with "label"'
+)
+"""Which fields of a row are understood, for people."""
 BY_CONTENT = 1 << 20
 """Bytes of all files up to which their contents are the stamp; beyond, sizes and times, as for a base model."""
 

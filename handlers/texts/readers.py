@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from handlers.texts.rows import EXPECTED
+from daemon.contract.data_files import EXPECTED
 
 PIECE = 1 << 20
 """Bytes that are read in one place of a large file."""

@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-EXPECTED = (
-    'expected "text", "prompt" and "completion", "messages", "conversations", "instruction" and "output", "question" and "answer",'
-    ' "source" and "target", "translation", or a text with "label"'
-)
-"""Which rows are understood, for people."""
+from daemon.contract.data_files import EXPECTED
+
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "chatgpt": "assistant"}
 """Names of roles in the form with `from` and `value` → those that templates know."""
 _PAIRS = (
