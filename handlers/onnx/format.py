@@ -36,7 +36,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "onnx", "handlers.onnx.export.stage:run", 5,
+            "onnx", "handlers.onnx.export.stage:run", 6,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
             settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data", "onnx.optimize", "onnx.layers_per_graph"),
@@ -55,7 +55,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 1, arithmetic="half",
+            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 2, arithmetic="half",
             about="the ONNX graph in half precision, with norms and angles in fp32",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
             form_of="onnx", level="fp16", fallback="onnx",
@@ -64,7 +64,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 2, arithmetic="integers",
+            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 3, arithmetic="integers",
             about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
             needs=("onnx",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,
@@ -74,7 +74,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 2, arithmetic="blocks",
+            "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 3, arithmetic="blocks",
             about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
@@ -83,7 +83,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 2, arithmetic="blocks",
+            "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 3, arithmetic="blocks",
             about="the ONNX graph with 4-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,

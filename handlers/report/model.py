@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry
-from daemon.contract.jobs.figures import ArtifactFigures, LiveFigures, Processor, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LiveFigures, Processor, Scores, figures_of
 from daemon.contract.jobs.messages import Fallback, Status, Verdict
 from daemon.contract.values import Json
 
@@ -345,6 +345,15 @@ class Report(ReportPart):
     def live(self) -> LiveFigures:
         """`reference`, typed; without what is of another kind than is expected."""
         return figures_of(self.reference, LiveFigures) or LiveFigures()
+
+    @property
+    def scored(self) -> tuple[tuple[str, Scores | None, Likeness | None], ...]:
+        """Model → its scores, and its likeness where the data says that the model speaks: base, live model, then the artifacts; () where
+        none was scored."""
+        live = self.live
+        rows: list[tuple[str, Scores | None, Likeness | None]] = [("base", live.base_scores, None), ("live", live.scores, None)]
+        rows += [(one.variant, one.measured.scores, one.measured.completion) for one in self.artifacts]
+        return tuple(row for row in rows if row[1] or row[2])
 
     @property
     def processor(self) -> Processor | None:

@@ -19,7 +19,7 @@ from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood
+from handlers.validate.checks import base_likelihood, scoring
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec
@@ -93,6 +93,9 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             logits = record.logits_folder(Path(context.staging))
             model = LiveModel(live, subject, base_likelihood.taken(context))
             reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
+            reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
+            scores = scoring.score_live(live, reference)
+            bare = scoring.score_bare(live, reference, scratch) if scores and reference.adapter else None
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:
@@ -108,6 +111,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         load_seconds=stats.load_seconds,
         adapter=reference.adapter,
     )
+    if scores is not None:
+        reference.figures = reference.figures.plus(scores=scores, **({"base_scores": bare} if bare else {}))
     if subject.kind != "causal":
         reference.figures = reference.figures.plus(task=subject.task)
     return reference

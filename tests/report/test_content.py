@@ -256,3 +256,24 @@ def test_the_report_says_what_was_compared_on_and_calibrated_with(tmp_path: Path
                   "8 / 90 / 300 / 301", "0.4 %", "2 cut", "calibration of onnx-int8-static"):  # fmt: skip
         assert shown in page, shown
     assert report_of(facts.succeeded(), tmp_path).texts == {}
+
+
+def test_scores_of_base_live_model_and_artifacts_stand_beside_each_other(tmp_path: Path) -> None:
+    stages = []
+    for stage in facts.succeeded().stages:
+        result = stage.result
+        if result is not None and stage.name == "reference":
+            told = {"scores": {"texts": 40, "accuracy": 0.91, "macro_f1": 0.9}, "base_scores": {"texts": 40, "accuracy": 0.33}}
+            result = result.model_copy(update={"figures": {**result.figures, "reference": {**result.figures["reference"], **told}}})
+        if result is not None and stage.name == "check-onnx-int8":
+            figures = {"scores": {"texts": 40, "accuracy": 0.87, "macro_f1": 0.86}, "completion": {"agreement": 0.975, "kl": 0.004}}
+            result = result.model_copy(update={"checks": (facts.check("onnx-int8", **figures),)})
+        stages.append(stage.model_copy(update={"result": result}))
+    job = facts.succeeded().model_copy(update={"stages": tuple(stages)})
+    report = report_of(job, tmp_path)
+    assert [name for name, _, _ in report.scored] == ["base", "live", "onnx-int8"]
+    page = html.render(report)
+    rows = [row for row in page.split("<tr>") if row.startswith('<th scope="row">') and "0.87" in row]
+    assert len(rows) == 1 and "onnx-int8" in rows[0] and "97.5 %" in rows[0]
+    assert "Against the data" in page and "0.91" in page and "0.33" in page
+    assert "Against the data" not in html.render(report_of(facts.succeeded(), tmp_path / "none"))

@@ -173,6 +173,23 @@ class Likeness(Figures):
     """Mean cosine of the vectors with the reference's; of models that give vectors alone."""
 
 
+class Scores(Figures):
+    """What a model says against what the data says that it should say. A name that is missing does not fit the task."""
+
+    texts: int | None = None
+    """Texts with a label or a reference."""
+    accuracy: float | None = None
+    """Share of the texts whose label is right."""
+    macro_f1: float | None = None
+    """F1 of each class, averaged over those that occur."""
+    exact_match: float | None = None
+    """Share of the answers that are the reference, apart from spaces."""
+    chrf: float | None = None
+    """chrF2 of all answers by sacrebleu, 0 to 100; null where sacrebleu is not installed."""
+    bleu: float | None = None
+    """BLEU of all answers by sacrebleu, 0 to 100; null where sacrebleu is not installed."""
+
+
 class LiveFigures(Figures):
     """The live model, base + adapter, that everything is compared with."""
 
@@ -188,6 +205,10 @@ class LiveFigures(Figures):
     """The adapter's effect: the bare base beside base + adapter; null for a full fine-tune."""
     task: str | None = None
     """What the model is for, as model hubs name it; missing for a causal language model."""
+    scores: Scores | None = None
+    """Its scores against the data's labels or references; missing where the data has none."""
+    base_scores: Scores | None = None
+    """The same of the base without the adapter; missing for a full fine-tune too."""
 
 
 class Processor(Figures):
@@ -356,6 +377,10 @@ class CheckFigures(Likeness):
     """The first prompt with both answers; null where the prompts are no text."""
     samples: tuple[SampleFigures, ...] = ()
     """The first prompts with both answers, `sample` among them; none where the prompts are no text."""
+    scores: Scores | None = None
+    """Its scores against the data's labels or references; missing where the data has none."""
+    completion: Likeness | None = None
+    """How near it is to the live model at those tokens of the texts alone that the data says the model should say."""
     load_seconds: float | None = None
     """Time that loading took, in seconds."""
     peak_rss_bytes: int | None = None

@@ -48,7 +48,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
     checked = (*names, "reference", "merged", *(one.name for one in checks))
     rest = (
         StageSpec(
-            "reference", "handlers.validate.reference:run", 3, needs=("merge",),
+            "reference", "handlers.validate.reference:run", 4, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
             memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB,
             settings=("validation.samples", "validation.new_tokens", "validation.prompts", "validation.data",
@@ -57,7 +57,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes"),
         ),
         StageSpec(
-            "merged", "handlers.validate.merged:run", 3, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
+            "merged", "handlers.validate.merged:run", 4, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
         ),
@@ -68,7 +68,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             about="every artifact's speed, in turns with PyTorch", memory_fixed=1400 * MIB, memory_fp32=2.5,
         ),
         StageSpec(
-            "report", "handlers.report.stage:run", 4, after=("merge", *checked, "speed"),
+            "report", "handlers.report.stage:run", 5, after=("merge", *checked, "speed"),
             about="report.json, report.html and README.md",
             memory_fixed=0,  # always admitted: what failed for want of memory must be reported too
             heavy=False, threads=1,
@@ -80,7 +80,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it."""
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 3, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 4, checks=variant.name,
         needs=("reference", variant.name), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
