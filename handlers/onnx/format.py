@@ -66,7 +66,7 @@ FORMAT = Format(
         Variant(
             "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 3, arithmetic="integers",
             about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
-            needs=("onnx",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
+            needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),

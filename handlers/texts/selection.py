@@ -27,6 +27,8 @@ STAGE = "calibration"
 """The stage whose output holds the texts to calibrate with, where the plan has it."""
 FILE = "texts.json"
 _OPERATION = "read the calibration texts"
+ENOUGH = 32
+"""Texts to calibrate with from which on the live model is not asked for more."""
 BUILT_IN_SOURCE = "built-in texts"
 SAMPLED_SOURCE = "texts sampled from the live model"
 
@@ -113,8 +115,9 @@ def choose_calibration(options: ValidateOptions, rendering: Rendering, count: in
 
     for source, candidates in choice.calibration:
         take(source, candidates)
-    if ask is not None and len(texts) < count:
-        take(SAMPLED_SOURCE, [Text(one) for one in ask(count - len(texts))])
+    enough = min(count, ENOUGH)
+    if ask is not None and len(texts) < enough:
+        take(SAMPLED_SOURCE, [Text(one) for one in ask(enough - len(texts))])
     take(BUILT_IN_SOURCE, [Text(one) for one in (*BUILT_IN, *FURTHER)])
     return Texts(tuple(texts), tuple(sources), (*choice.warnings, *_told(refused)))
 

@@ -55,6 +55,7 @@ def test_a_label_is_known_by_its_name_or_its_number(label: str | None, number: i
     assert label_number(label, None) is None
 
 
+@pytest.mark.slow
 def test_a_chat_models_answers_are_scored_and_their_tokens_compared_apart(
     validate: Validate, folders: dict[str, Path], pico_base: Path, pico_checkpoint: Path, tmp_path: Path
 ) -> None:  # R2.6
@@ -79,6 +80,7 @@ def test_a_chat_models_answers_are_scored_and_their_tokens_compared_apart(
     assert "print(name," in marked and "for" not in marked and "user" not in marked
 
 
+@pytest.mark.slow
 def test_a_translator_is_scored_on_its_own_pairs(start_stage: StartStage, tmp_path: Path) -> None:  # R2.6
     from tests.validate import zoo
 

@@ -27,8 +27,8 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
-OWN_STAGES = frozenset({"consolidate", "merge", "reference", "merged", "speed", "report", "validate"})
-FIRST_STAGES = frozenset({"merge", "reference"})
+OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report", "validate"})
+FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
     "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin", "preset",
