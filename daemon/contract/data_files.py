@@ -13,8 +13,11 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+
+from daemon.contract.answers import ask
 
 MARK = "/./"
 """Between the folder that is trusted and what a run named in it."""
@@ -145,9 +148,11 @@ def holds_texts(name: str) -> bool:
 
 def stamp(value: str) -> list[list[str | int]]:
     """What changes when the files of a setting change: path, size and digest of each, of large ones its time instead; [] without a
-    setting. What can't be looked at has a row that says so. Raises nothing."""
-    if not value:
-        return []
+    setting. What can't be looked at has a row that says so. Raises TimeoutError, an OSError, where the file system does not answer."""
+    return ask(f"texts {value}", partial(_stamp, value)) if value else []
+
+
+def _stamp(value: str) -> list[list[str | int]]:
     rows: list[list[str | int]] = []
     try:
         files = DataPlace.of(value).files()

@@ -12,6 +12,7 @@ from daemon.config.run_overrides import SIZE_LIMIT, effective
 from daemon.config.settings import Settings
 from daemon.contract.data_files import DataPlace
 from daemon.journal.journal import facts_of
+from daemon.watching.intake import job_id
 from tests.selection.conftest import Desks
 
 Add = Callable[..., Path]
@@ -128,6 +129,24 @@ def test_the_warning_is_logged_once_and_stays_with_the_job_its_status_and_its_re
         assert job.work == here.settings.work
         assert facts_of(here.journal, job).warnings == (record["event"],)
     assert [job.warnings for job in here.status().jobs] == [(record["event"],)] * 2
+
+
+def test_the_same_checkpoint_is_another_job_once_the_texts_that_it_is_checked_on_have_changed(desk: Desks, add: Add) -> None:  # R2.6
+    here = desk()
+    checkpoint = add(here, 2, run="mine")
+    (here.root / "mine" / "ckptd.toml").write_text('[validate]\ndata = "data.jsonl"\n')
+    texts = here.root / "mine" / "data.jsonl"
+    texts.write_text('{"text": "one"}\n')
+    here.look()
+    (first,) = here.jobs()
+    mine = effective(here.settings, checkpoint.parent).settings
+    assert job_id(first.checkpoint, mine) == first.id
+    texts.write_text('{"text": "two"}\n')
+    assert job_id(first.checkpoint, mine) != first.id
+    texts.write_text('{"text": "one"}\n')
+    assert job_id(first.checkpoint, mine) == first.id, "its content counts, and not its time"
+    here.look()
+    assert len(here.jobs()) == 1, "a change of the texts alone starts nothing"
 
 
 def test_a_run_names_its_own_texts_below_itself_and_no_link_leads_out(tmp_path: Path) -> None:  # R2.6
