@@ -54,13 +54,14 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def read(folder: Path) -> ChatTemplate | None:
-    """The template of a model's folder; None where it has none, or none that Jinja can read."""
-    config = _json(folder / "tokenizer_config.json")
-    source = _source(folder, config)
-    if not source or len(source) > LARGEST:
+def read(folders: Sequence[Path], tokenizer: Path) -> ChatTemplate | None:
+    """The template of the first folder that has one, with the special tokens of the folder `tokenizer`; None where none of them has one
+    that Jinja can read."""
+    sources = (_source(folder, _json(folder / "tokenizer_config.json")) for folder in folders)
+    source = next((source for source in sources if source), None)
+    if source is None or len(source) > LARGEST:
         return None
-    tokens = {**_tokens(_json(folder / "special_tokens_map.json")), **_tokens(config)}
+    tokens = {**_tokens(_json(tokenizer / "special_tokens_map.json")), **_tokens(_json(tokenizer / "tokenizer_config.json"))}
     try:
         return ChatTemplate(_environment().from_string(source), tokens)
     except Exception:  # what the parser raises about somebody else's program

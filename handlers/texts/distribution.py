@@ -17,6 +17,7 @@ from pathlib import Path
 from daemon.contract.errors import CkptdError
 from daemon.contract.jobs.figures import TextsFigures
 from handlers.models.files import read_json, setting
+from handlers.texts.rendering import ModelFiles
 from handlers.texts.selection import Texts
 
 _OPERATION = "read the tokenizer"
@@ -44,9 +45,10 @@ class Vocabulary:
     """Tokens that stand for a single byte of a character that it has no token for."""
 
     @classmethod
-    def of(cls, folder: Path) -> Vocabulary:
-        """Of a model's folder; what its files don't say, or where they can't be read, is left open."""
-        config, tokenizer, marian = (_object(folder / name) for name in ("config.json", "tokenizer.json", "vocab.json"))
+    def of(cls, files: ModelFiles) -> Vocabulary:
+        """Of a model; what its files don't say, or where they can't be read, is left open."""
+        config = _object(files.config / "config.json")
+        tokenizer, marian = (_object(files.tokenizer / name) for name in ("tokenizer.json", "vocab.json"))
         size = setting(config, "vocab_size")
         model = tokenizer.get("model")
         model = model if isinstance(model, dict) else {}

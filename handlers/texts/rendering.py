@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from daemon.contract.errors import CkptdError
+from daemon.contract.jobs.messages import StageContext
+from handlers.models.files import has_tokenizer
 from handlers.models.tasks import Kind, task_of
 from handlers.texts import chat
 from handlers.texts.chat import ChatTemplate
@@ -18,6 +20,36 @@ from handlers.texts.rows import RowRefused, Text, Turn
 CHARACTERS = 2048
 """Of a text from a data set: about 500 tokens of English. A whole conversation or article would take a reference minutes on a CPU."""
 _NAMES = {"user": "User", "assistant": "Assistant", "system": "System"}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where the files lie that say how a model reads texts."""
+
+    config: Path
+    """Folder of its config.json."""
+    tokenizers: tuple[Path, ...]
+    """Folders that may have its tokenizer and its chat template; the first that has wins, for each of both."""
+
+    @classmethod
+    def in_folder(cls, folder: Path) -> ModelFiles:
+        """Of a model that has all of them in one folder."""
+        return cls(folder, (folder,))
+
+    @classmethod
+    def of_job(cls, context: StageContext, folder: Path | None = None) -> ModelFiles:
+        """Of the model of a job, the same for all of its stages: the merged configuration, and tokenizer and template of the checkpoint,
+        else of its base, as every export copies them. `folder`: a model's, for a stage that is run without the merge."""
+        merged = context.inputs.get("merge")
+        if merged is None and folder is not None:
+            return cls.in_folder(folder)
+        pin = Path(context.pin)
+        return cls(pin if merged is None else Path(merged), (pin, Path(context.base)) if context.base else (pin,))
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer."""
+        return next((folder for folder in self.tokenizers if has_tokenizer(folder)), self.tokenizers[0])
 
 
 @dataclass(frozen=True)
@@ -30,14 +62,14 @@ class Rendering:
     """The token that the tokenizer itself puts first: a template's own one would be a second."""
 
     @classmethod
-    def of(cls, folder: Path) -> Rendering:
-        """For the model in a transformers folder, or in one that was exported from it."""
+    def of(cls, files: ModelFiles) -> Rendering:
+        """For the model whose files lie there."""
         try:
-            task = task_of(folder)
+            task = task_of(files.config)
         except CkptdError:
             task = None
-        template = chat.read(folder)
-        return cls(task.kind if task else "causal", template, _begins(folder, template))
+        template = chat.read(files.tokenizers, files.tokenizer)
+        return cls(task.kind if task else "causal", template, _begins(files.tokenizer, template))
 
     def write(self, text: Text) -> Text:
         """The text as the model reads it, cut. Raises RowRefused where the template does not take it, or where nothing is left."""

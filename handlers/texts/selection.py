@@ -19,7 +19,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.texts import split
 from handlers.texts.built_in import BUILT_IN, FURTHER
-from handlers.texts.rendering import Rendering
+from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.rows import RowRefused, Text
 from handlers.texts.sources import Source, sources_of
 
@@ -84,13 +84,13 @@ def calibration_texts(context: StageContext, count: int, folder: Path) -> Texts:
     """At most `count` texts to calibrate or measure with, none of which artifacts are compared on.
 
     They are those of the stage `calibration` where it ran for this job; else they are read here, without any that the live model would
-    have been asked for. `folder`: the model's, whose configuration and tokenizer say how texts are written. Raises Permanent where what
-    the configuration names can't be read.
+    have been asked for. `folder`: the model's that the stage works on, for where it is run without a merge. Raises Permanent where what the
+    configuration names can't be read.
     """
     made = context.inputs.get(STAGE)
     if made is not None:
         return read(Path(made), count)
-    return choose_calibration(context.work.validation, Rendering.of(folder), count)
+    return choose_calibration(context.work.validation, Rendering.of(ModelFiles.of_job(context, folder)), count)
 
 
 Ask = Callable[[int], Sequence[str]]

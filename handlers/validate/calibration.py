@@ -14,7 +14,7 @@ from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.texts import selection
 from handlers.texts.built_in import BUILT_IN, FURTHER
-from handlers.texts.rendering import Rendering
+from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.rows import RowRefused, Turn
 from handlers.validate.checks import base_likelihood
 from handlers.validate.engines.registry import EngineSpec
@@ -34,7 +34,7 @@ START_WORDS = 3
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Choose the texts and leave them in the staging folder. Raises Permanent where what the configuration names can't be read."""
-    rendering = Rendering.of(Path(context.inputs["merge"]))
+    rendering = Rendering.of(ModelFiles.of_job(context))
     output = StageOutput()
 
     def ask(count: int) -> Sequence[str]:

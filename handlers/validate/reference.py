@@ -16,7 +16,7 @@ from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.texts import distribution
 from handlers.texts.distribution import Vocabulary
-from handlers.texts.rendering import Rendering
+from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood, scoring
@@ -36,7 +36,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
     Raises Permanent or Retryable when the live model, or the prompts, can't be used.
     """
-    texts = comparison_texts(context.work.validation, Rendering.of(Path(context.inputs["merge"])))
+    texts = comparison_texts(context.work.validation, Rendering.of(ModelFiles.of_job(context)))
     reference = _measured(context, reporter, texts, _subject(context))
     record.write_reference(Path(context.staging), reference)
     described, unfit = _described(context, texts, reference)
@@ -57,14 +57,14 @@ def _described(context: StageContext, texts: Texts, reference: Reference) -> tup
     """What the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
     if not reference.readable:
         return None, []
-    options, folder = context.work.validation, Path(context.inputs["merge"])
+    options, files = context.work.validation, ModelFiles.of_job(context)
     mine = set(texts.plain)
     whole = [sample for sample in reference.samples if sample.text in mine]  # without the halves that a classifier reads too
     cut = sum(len(sample.ids) < len(sample.encoded) for sample in whole) + sum(not one.whole for one in texts.texts)
-    figures = distribution.describe(texts, [sample.ids for sample in whole], Vocabulary.of(folder), cut=min(cut, len(whole)))
+    figures = distribution.describe(texts, [sample.ids for sample in whole], Vocabulary.of(files), cut=min(cut, len(whole)))
     warnings = distribution.unfit(figures, named=bool(options.prompts or options.data))
     if options.prompts and options.data:
-        learnt = choose_calibration(options.model_copy(update={"prompts": ""}), Rendering.of(folder), LEARNT)
+        learnt = choose_calibration(options.model_copy(update={"prompts": ""}), Rendering.of(files), LEARNT)
         warnings += distribution.missing_scripts(texts.plain, learnt.plain)
     return figures, warnings
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.texts.distribution import Vocabulary, describe, missing_scripts, scripts, unfit
+from handlers.texts.rendering import ModelFiles
 from handlers.texts.rows import Text
 from handlers.texts.selection import Texts
 from tests import models
@@ -55,7 +56,7 @@ def test_what_the_tokenizer_does_not_know_is_counted_and_told(tmp_path: Path) ->
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"vocab_size": 3}')
-    vocabulary = Vocabulary.of(tmp_path)
+    vocabulary = Vocabulary.of(ModelFiles.in_folder(tmp_path))
     assert vocabulary == Vocabulary(3, 0)
     rows = [words.encode(one).ids for one in ("hello world", "hello мир")]
     figures = describe(texts("hello world", "hello мир"), rows, vocabulary, cut=0)
@@ -63,7 +64,7 @@ def test_what_the_tokenizer_does_not_know_is_counted_and_told(tmp_path: Path) ->
     assert any("25.0% of the tokens" in one for one in unfit(figures, named=False))
     fallback = {f"<0x{code:02X}>": code for code in range(256)} | {"a": 256}
     Tokenizer(BPE(fallback, [], byte_fallback=True, unk_token="<0x00>")).save(str(tmp_path / "tokenizer.json"))
-    vocabulary = Vocabulary.of(tmp_path)
+    vocabulary = Vocabulary.of(ModelFiles.in_folder(tmp_path))
     assert len(vocabulary.bytes) == 256
     rows = [Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("aaмир").ids]
     figures = describe(texts("aaмир"), rows, vocabulary, cut=0)
@@ -87,9 +88,9 @@ def test_scripts_that_only_one_side_has_are_told() -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 3}', b'{"model": {"vocab": [3, [], [1]], "unk_id": "x"}}', b"\xff"])
 def test_a_tokenizer_that_cannot_be_read_leaves_it_open(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    assert Vocabulary.of(tmp_path) == Vocabulary()
+    assert Vocabulary.of(ModelFiles.in_folder(tmp_path)) == Vocabulary()
 
 
 def test_the_tokenizers_of_the_tests_know_all_bytes(tmp_path: Path) -> None:
     models.make_tokenizer().save_pretrained(tmp_path)
-    assert Vocabulary.of(tmp_path) == Vocabulary(None, None)
+    assert Vocabulary.of(ModelFiles.in_folder(tmp_path)) == Vocabulary(None, None)

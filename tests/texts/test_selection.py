@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.texts import chat, split
 from handlers.texts.built_in import BUILT_IN, FURTHER
-from handlers.texts.rendering import CHARACTERS, Rendering
+from handlers.texts.rendering import CHARACTERS, ModelFiles, Rendering
 from handlers.texts.rows import Text, Turn, text_of
 from handlers.texts.selection import BUILT_IN_SOURCE, SAMPLED_SOURCE, Texts, choose_calibration, comparison_texts, read, write
 from tests import models
+from tests.onnx.conftest import make_context
 
 PLAIN = Rendering()
 
@@ -175,15 +177,32 @@ def test_a_conversation_is_written_as_transformers_writes_it_and_the_assistants_
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": turn.role, "content": turn.content} for turn in TURNS]
-    text = Rendering.of(folder).write(text_of({"messages": messages}))
+    text = Rendering.of(ModelFiles.in_folder(folder)).write(text_of({"messages": messages}))
     assert text.text == tokenizer.apply_chat_template(messages, tokenize=False)
     assert text.prompt == tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
     assert text.completion == "4"
     assert [text.text[start:end] for start, end in text.spans] == ["Hello!<|im_end|>", "4<|im_end|>"]
 
 
+def test_template_and_tokenizer_are_the_checkpoints_own_else_the_bases(folder: Path, tmp_path: Path) -> None:
+    """A merge writes neither: they are looked for where every export takes them from."""
+    pin, base, merged = tmp_path / "pin", tmp_path / "base", tmp_path / "merged"
+    for one in (pin, base, merged):
+        one.mkdir()
+    (merged / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    shutil.copytree(folder, base, dirs_exist_ok=True)
+    context = make_context(tmp_path / "job", "reference", {"merge": merged}, merged).model_copy(update={"pin": str(pin), "base": str(base)})
+    rendering = Rendering.of(ModelFiles.of_job(context))
+    assert rendering.write(Text("", turns=TURNS[1:3])).text.startswith("<|im_start|>user\nHi")
+    (pin / "chat_template.jinja").write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    assert Rendering.of(ModelFiles.of_job(context)).write(Text("", turns=TURNS[1:3])).text == "[Hi][Hello!]"
+    assert ModelFiles.of_job(context).tokenizer == base
+    shutil.copytree(folder, pin, dirs_exist_ok=True)
+    assert ModelFiles.of_job(context).tokenizer == pin
+
+
 def test_forms_of_conversations_are_one(folder: Path) -> None:
-    rendering = Rendering.of(folder)
+    rendering = Rendering.of(ModelFiles.in_folder(folder))
     shared = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}
     pair = {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Hello!"}]}
     alpaca = {"instruction": "Hi", "input": "", "output": "Hello!"}
@@ -227,7 +246,7 @@ def test_the_first_token_is_not_written_twice(tmp_path: Path) -> None:
     )
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
-    rendering = Rendering.of(tmp_path)
+    rendering = Rendering.of(ModelFiles.in_folder(tmp_path))
     text = rendering.write(Text("", turns=TURNS[:3]))
     assert text.text == "[Be brief.][Hi][Hello!]" and text.text[slice(*text.spans[0])] == "[Hello!]"
     assert tokenizer(text.text)["input_ids"] == tokenizer.apply_chat_template(

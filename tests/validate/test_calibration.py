@@ -13,7 +13,7 @@ from daemon.contract.jobs.messages import Outcome
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.plan import plan, spec_of
 from handlers.texts import selection, split
-from handlers.texts.rendering import Rendering
+from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import comparison_texts
 from handlers.validate.calibration import SAMPLED, starts
 from handlers.validate.workers.decoding import DRAWN_FROM, drawn
@@ -33,7 +33,7 @@ def test_the_live_model_writes_texts_where_the_configuration_names_none_and_the_
     texts = selection.read(Path(runs[0].context.staging), 64)
     assert len(texts.plain) == results[0].figures["texts"] and len(set(texts.plain[:SAMPLED])) == SAMPLED
     assert any(one.startswith("<|user|>") for one in texts.plain[:SAMPLED]), "a chat model is asked through its template"
-    compared = comparison_texts(ValidateOptions(samples=4), Rendering.of(folders["pytorch"]))
+    compared = comparison_texts(ValidateOptions(samples=4), Rendering.of(ModelFiles.in_folder(folders["pytorch"])))
     assert not {split.normal(one) for one in texts.plain} & {split.normal(one) for one in compared.plain}
 
 

@@ -13,7 +13,7 @@ from daemon.contract.jobs.options import ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs
 from daemon.journal.rows import JobRow
 from daemon.running.rules.resume_keys import stage_key
-from handlers.texts.rendering import Rendering
+from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import choose_calibration
 from tests.onnx.conftest import make_context
 from tests.validate.conftest import StartStage
@@ -43,7 +43,7 @@ def test_the_reference_is_measured_on_the_trainings_own_conversations(
     assert found["sources"] == {f"{data} (validate.data)": 4} and found["texts"] == 4
     assert found["scripts"] == {"Latin": 1.0} and 0 < found["vocabulary_share"] < 1 and found["cut"] == 0
     assert found["shortest"] <= found["median"] <= found["p95"] <= found["longest"]
-    calibrating = choose_calibration(ValidateOptions(data=str(data), samples=4), Rendering.of(folders["pytorch"]), 64)
+    calibrating = choose_calibration(ValidateOptions(data=str(data), samples=4), Rendering.of(ModelFiles.in_folder(folders["pytorch"])), 64)
     assert calibrating.sources[0][1] >= 10 and not set(calibrating.plain) & set(prompts)
 
 

@@ -32,6 +32,7 @@ from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
 from handlers.texts.distribution import Vocabulary, describe
+from handlers.texts.rendering import ModelFiles
 from handlers.texts.selection import Texts, calibration_texts
 
 OPERATION = "quantize the ONNX graph to int8 with calibration"
@@ -194,7 +195,7 @@ def _described(calibration: Calibration, folder: Path) -> dict[str, object]:
     """What the calibration texts are like, in the words of those that are compared on."""
     rows = calibration.tokens.rows
     cut = sum(len(row) == MAX_TOKENS for row in rows)
-    return describe(calibration.texts, rows, Vocabulary.of(folder), cut=cut).written()
+    return describe(calibration.texts, rows, Vocabulary.of(ModelFiles.in_folder(folder)), cut=cut).written()
 
 
 def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
