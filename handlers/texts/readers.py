@@ -150,5 +150,6 @@ def _value(line: bytes, where: str) -> Row | BadRow:
 
 
 def _short(error: BaseException) -> str:
-    text = str(error).splitlines()
+    # Where in the line it is says little; the line itself is named already.
+    text = (error.msg if isinstance(error, json.JSONDecodeError) else str(error)).splitlines()
     return (text[0] if text else type(error).__name__)[:120]
