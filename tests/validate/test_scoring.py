@@ -77,7 +77,7 @@ def test_a_chat_models_answers_are_scored_and_their_tokens_compared_apart(
     tokenizer = json.loads((folders["pytorch"] / "tokenizer.json").read_text())
     pieces = {number: piece for piece, number in tokenizer["model"]["vocab"].items()}
     marked = "".join(pieces.get(sample.ids[sample.keep[row] + 1], "<|end|>") for row in sample.completion)
-    assert "print(name," in marked and "for" not in marked and "user" not in marked
+    assert marked.startswith("<|assistant|>print(name,") and marked.endswith("<|end|>") and "user" not in marked
 
 
 @pytest.mark.slow
