@@ -1,7 +1,8 @@
 """`ckptd.toml` in a run's directory: what a run may say about its own exports.
 
 Called by the intake for each checkpoint that it decides about. The file comes from whoever trains, so it may set
-no path, address or limit, is not followed as a link, and is not used at all when anything in it is wrong.
+no address, no limit and no path but those of texts below the run itself, is not followed as a link, and is not used at all when anything
+in it is wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from daemon.config import suggestions
 from daemon.config.loading import conflicts
 from daemon.config.settings import Settings
+from daemon.contract.data_files import MARK
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 
@@ -27,9 +29,11 @@ SENTENCE_LIMIT = 1000
 ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("policy", "every", "final"),
     "export": ("variants", "quantization"),
-    "validate": ("samples", "new_tokens"),
+    "validate": ("samples", "new_tokens", "prompts", "data"),
 }
 """The keys that a run may set, by section."""
+PATHS = ("prompts", "data")
+"""Those of `validate` that are paths, relative to the run."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def effective(settings: Settings, run: Path) -> Effective:
     path = run / NAME
     try:
         text = _read(path)
-        return Effective(settings if text is None else _merged(settings, text))
+        return Effective(settings if text is None else _merged(settings, text, run))
     except _Refused as refused:
         fault = Fault(
             code=FaultCode.RUN_CONFIG_INVALID, operation="use the run's own configuration", cause=f"{refused}; the main one is used",
@@ -83,7 +87,20 @@ def _read(path: Path) -> str | None:
         raise _Refused("it is not UTF-8 text") from None
 
 
-def _merged(settings: Settings, text: str) -> Settings:
+def _below(value: Any, run: Path, roots: tuple[Path, ...]) -> Any:
+    """A path that a run gave, marked as its own for who opens it: no link below the watched root is followed. Raises ValueError for one
+    that is not below the run; what is no text is left to the settings' own check."""
+    if not isinstance(value, str) or not value:
+        return value
+    parts = Path(value).parts
+    if Path(value).is_absolute() or ".." in parts or not parts or "\0" in value:
+        raise ValueError("must be a path below the run's own directory, relative to it; another one is set in the main configuration")
+    place = Path(os.path.abspath(run))
+    top = next((root for root in roots if place.is_relative_to(root)), place)
+    return f"{top}{MARK}{place.relative_to(top) / value}"
+
+
+def _merged(settings: Settings, text: str, run: Path) -> Settings:
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -96,6 +113,11 @@ def _merged(settings: Settings, text: str) -> Settings:
             continue
         main: BaseModel = getattr(settings, section)
         over = {key: value for key, value in given.items() if key in keys}
+        for key in PATHS if section == "validate" else ():
+            try:
+                over |= {key: _below(over[key], run, settings.watch.roots)} if key in over else {}
+            except ValueError as error:
+                problems.append(f"{section}.{key}: {error}")
         try:
             sections[section] = type(main).model_validate({**main.model_dump(), **over})
         except ValidationError as error:

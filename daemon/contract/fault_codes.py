@@ -506,6 +506,22 @@ class FaultCode(StrEnum):
 
     To do: Correct the field in the file that the message names, or copy that file again from its source.
     """
+    DATA_EMPTY = "data-empty"
+    """The files that `validate.data` or `validate.prompts` names have no text that can be used.
+
+    To do: Set `validate.data` or `validate.prompts` to a folder or file of rows with "text", "prompt" and "completion", "messages", or
+    "instruction" and "output".
+    """
+    DATA_NOT_FOUND = "data-not-found"
+    """The file or folder that `validate.data` names does not exist.
+
+    To do: Set `validate.data` to a folder or file of a data set, or to "".
+    """
+    DATA_UNREADABLE = "data-unreadable"
+    """The files that `validate.data` names can't be read as arrow, parquet, JSON or text.
+
+    To do: Set `validate.data` to a folder or file of a data set (arrow, parquet, .jsonl, .json or .txt), or to "".
+    """
     FILE_MISSING = "file-missing"
     """A file that the folder should contain does not exist.
 
@@ -534,7 +550,7 @@ class FaultCode(StrEnum):
     PROMPTS_EMPTY = "prompts-empty"
     """The prompts file has no text, or its text gives no tokens.
 
-    To do: Put one prompt on each line of the file that `validate.prompts` names, or set it to "".
+    To do: Put one prompt on each line of the file that `validate.prompts` names, of a .jsonl file one row with a text; or set it to "".
     """
     PROMPTS_NOT_FOUND = "prompts-not-found"
     """The file that `validate.prompts` names does not exist.
@@ -542,9 +558,9 @@ class FaultCode(StrEnum):
     To do: Set `validate.prompts` to a UTF-8 text file with one prompt per line, or to "".
     """
     PROMPTS_NOT_TEXT = "prompts-not-text"
-    """The file that `validate.prompts` names is not UTF-8 text.
+    """The file that `validate.prompts` names is not UTF-8 text, or not what the end of its name says.
 
-    To do: Set `validate.prompts` to a UTF-8 text file with one prompt per line, or to "".
+    To do: Set `validate.prompts` to a UTF-8 text file with one prompt per line, to a .jsonl file with one row per line, or to "".
     """
     TOO_MUCH_CODE = "too-much-code"
     """The model's folder contains more or larger Python files than a model's own code needs.

@@ -1,8 +1,8 @@
 """Who may read a published export: nobody who could not read what it was made of, unless the configuration says so.
 
 Called by `daemon.publishing.closing`, and by the runner for the report's line. The read bits of group and others are those that the
-checkpoint's files, their folders up to the root, what is merged with them and the base's files have in common. Decided by modes
-and groups alone: an access control list may have allowed more.
+checkpoint's files, their folders up to the root, what is merged with them, the base's files and the texts have in common: a report shows
+some of them. Decided by modes and groups alone: an access control list may have allowed more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from daemon.checkpoints.inspection import export_files
 from daemon.checkpoints.source_modes import SourceMode, mode_of, read_modes
 from daemon.config.settings import OutputSettings
+from daemon.contract.data_files import DataFile, DataPlace
 from daemon.contract.files import walk
 from daemon.contract.jobs.messages import ADDITIONS
 from daemon.journal.rows import JobRow
@@ -93,7 +94,8 @@ def sentence(mode: int, because: SourceMode) -> str:
 
 
 def sources_of(job: JobRow) -> list[SourceMode]:
-    """What a job's export is made of: the checkpoint's files, those of what is merged with them, the base's; as the pin remembers them."""
+    """What a job's export is made of: the checkpoint's files and those of what is merged with them, as the pin remembers them, the base's,
+    and the texts that it is checked and calibrated on."""
     pins = [job.pin, *(job.pin / ADDITIONS / str(number) for number in range(len(job.checkpoint.additions)))]
     found = [one for pin in pins for one in read_modes(pin)]
     if not found:  # pinned by a version before this one, or not pinned, since it can't be used
@@ -101,7 +103,24 @@ def sources_of(job: JobRow) -> list[SourceMode]:
         found = _modes(checkpoint, export_files(checkpoint) if checkpoint.is_dir() else (), checkpoint.parent)
     if job.base is not None:
         found += _modes(job.base, _read_of(job.base), job.base)
-    return found
+    return found + [mode for value in (job.work.validation.prompts, job.work.validation.data) for mode in _modes_of_texts(value)]
+
+
+def _modes_of_texts(value: str) -> list[SourceMode]:
+    """Of the files that a setting of texts names; none where they can't be looked at, since then none was read."""
+    if not value:
+        return []
+    try:
+        files = DataPlace.of(value).files()
+    except (OSError, ValueError):
+        return []
+    found = (mode_of(Path(file.name), _top_of(file)) for file in files)
+    return [mode for mode in found if mode is not None]
+
+
+def _top_of(file: DataFile) -> Path:
+    """The folder from which a file with texts is reached: the root for a run's own, else the one that was named, or that is around it."""
+    return file.place.top if file.place.inner is not None else Path(file.name).parents[max(0, len(file.parts) - 1)]
 
 
 def _read_of(base: Path) -> Sequence[str]:

@@ -19,6 +19,7 @@ from daemon.checkpoints.selection import best_step, choice_for
 from daemon.config.paths import Paths
 from daemon.config.run_overrides import Effective, effective
 from daemon.config.settings import Settings
+from daemon.contract.data_files import stamp
 from daemon.contract.errors import Fault, Permanent
 from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
@@ -282,9 +283,12 @@ class Intake:
 
 
 def job_id(reference: CheckpointRef, settings: Settings) -> str:
-    """Readable and the same for the same checkpoint with the same configuration."""
+    """Readable and the same for the same checkpoint with the same configuration and the same texts that it names. Raises OSError where
+    these can't be looked at now."""
+    texts = [stamp(value) for value in (settings.validate.prompts, settings.validate.data)]
+    configured = digest_of([settings.work.digest, texts]) if any(texts) else settings.work.digest
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", reference.run).strip("-.") or "run"
-    return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{settings.work.digest[:4]}"
+    return f"{slug[:60]}-{reference.step}-{reference.identity[:8]}{configured[:4]}"
 
 
 def _holds(checkpoint: Path, known: str) -> bool:

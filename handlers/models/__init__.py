@@ -1,1 +1,1 @@
-"""A model's folder: weights and configuration, tokenizer, code, task; and the prompts that models are run on."""
+"""A model's folder: weights and configuration, tokenizer, code, task."""

@@ -18,7 +18,7 @@ from handlers.onnx.options import OnnxOptions
 USAGE = Path(__file__).with_name("usage.md")
 TRAITS: frozenset[Trait] = frozenset({"onnx", "graphs", "cache", "padding", "dynamic axes", "tokenizer"})
 RUNTIME = ("onnx", "onnxruntime")
-TEXTS = ("validation.prompts", "validation.samples")
+TEXTS = ("validation.prompts", "validation.data", "validation.samples")
 """What measures on texts depends on them."""
 BLOCKS = ("onnx.block_size", "onnx.symmetric", "onnx.accuracy_level", *TEXTS)
 
@@ -37,7 +37,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "onnx", "handlers.onnx.export.stage:run", 5,
+            "onnx", "handlers.onnx.export.stage:run", 6,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
             settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data", "onnx.optimize", "onnx.layers_per_graph"),
@@ -56,7 +56,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 1, arithmetic="half",
+            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 2, arithmetic="half",
             about="the ONNX graph in half precision, with norms and angles in fp32",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
             form_of="onnx", level="fp16", fallback="onnx",
@@ -65,9 +65,9 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 2, arithmetic="integers",
+            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 3, arithmetic="integers",
             about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
-            needs=("onnx",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
+            needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,
             form_of="onnx", level="int8-static", fallback="onnx-int8-weight",
             limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
@@ -75,7 +75,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 2, arithmetic="blocks",
+            "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 3, arithmetic="blocks",
             about="the ONNX graph with 8-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.8, settings=BLOCKS, libraries=RUNTIME,
             form_of="onnx", level="int8-weight", fallback="onnx-fp16",
@@ -84,7 +84,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 2, arithmetic="blocks",
+            "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 3, arithmetic="blocks",
             about="the ONNX graph with 4-bit weights in blocks, and activations in fp32, or in int8 if that is as accurate",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=0.5, settings=(*BLOCKS, "onnx.algorithm"),
             libraries=RUNTIME,

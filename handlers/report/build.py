@@ -21,6 +21,8 @@ from daemon.contract.jobs.figures import (
     MergeFigures,
     ReferenceFigures,
     SpeedFigures,
+    TextsFigures,
+    figures_of,
     stage_figures,
     unreadable,
 )
@@ -81,6 +83,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         reference=_as_written(facts, "reference"),
         checked_on=verdicts.checked_on(facts),
         bases=_as_written(facts, "bases"),
+        texts=_texts(facts, found),
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         samples=samples.collect(found, artifacts),
         comparison=comparison.collect(found, artifacts),
@@ -102,6 +105,14 @@ def _as_written(facts: JobFacts, name: str) -> Json:
     result = next((entry.result for entry in facts.stages if entry.name == "reference"), None)
     value = result.figures.get(name) if result else None
     return value if isinstance(value, dict) else {}
+
+
+def _texts(facts: JobFacts, found: ReferenceFigures) -> Json:
+    """What the texts for comparison and for calibration are like; {} where nothing is known of them."""
+    results = {entry.name: entry.result.figures.get("calibration") for entry in facts.stages if entry.result}
+    calibration = {name: known.written() for name, value in results.items() if value and (known := figures_of(value, TextsFigures))}
+    comparison = {"comparison": found.texts.written()} if found.texts else {}
+    return {**comparison, **({"calibration": calibration} if calibration else {})}
 
 
 def _checkpoint(reference: CheckpointRef) -> Checkpoint:

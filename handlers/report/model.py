@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry
-from daemon.contract.jobs.figures import ArtifactFigures, LiveFigures, Processor, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LiveFigures, Processor, Scores, figures_of
 from daemon.contract.jobs.messages import Fallback, Status, Verdict
 from daemon.contract.values import Json
 
@@ -394,6 +394,10 @@ class Report(ReportPart):
     """The processor that validation ran on: `architecture`, `vendor`, `model`, `features`."""
     bases: Json
     """Which base the adapter fits best on the samples, where that was asked: `chosen`, `best`, `nll` (nats a token), `error`, `kl`."""
+    texts: Json = Field(default_factory=dict)
+    """What the texts are like: `comparison` of those that artifacts were compared on, and `calibration` by variant. Both have `sources`,
+    `texts`, `tokens`, `shortest`, `median`, `p95`, `longest` (tokens of a text), `cut`, `scripts`, `unknown_share`, `byte_share`,
+    `different_tokens`, `vocabulary_share` and `digest`."""
     samples: tuple[Sample, ...] = ()
     """What base, live model and artifacts write after the check's first prompts."""
     comparison: Comparison = Comparison()
@@ -415,6 +419,15 @@ class Report(ReportPart):
     def live(self) -> LiveFigures:
         """`reference`, typed; without what is of another kind than is expected."""
         return figures_of(self.reference, LiveFigures) or LiveFigures()
+
+    @property
+    def scored(self) -> tuple[tuple[str, Scores | None, Likeness | None], ...]:
+        """Model → its scores, and its likeness where the data says that the model speaks: base, live model, then the artifacts; () where
+        none was scored."""
+        live = self.live
+        rows: list[tuple[str, Scores | None, Likeness | None]] = [("base", live.base_scores, None), ("live", live.scores, None)]
+        rows += [(one.variant, one.measured.scores, one.measured.completion) for one in self.artifacts]
+        return tuple(row for row in rows if row[1] or row[2])
 
     @property
     def processor(self) -> Processor | None:

@@ -7,6 +7,7 @@ where the box does.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from daemon.contract.errors import Permanent
@@ -20,7 +21,7 @@ from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood, external, optimum_reader, portability
+from handlers.validate.checks import base_likelihood, external, optimum_reader, portability, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, engines
@@ -80,7 +81,10 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         examination = examine(
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
         )
+        scores = scoring.score(worker, reference, partial(logits_file, outputs))
         stats = worker.ask(AskStats())
+    marked = scoring.completion(reference, partial(logits_file, outputs))
+    examination.figures = scoring.told(examination.figures, scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     tokens = examination.prompts[0].tokens or []
     own = optimum_reader.OwnAnswer(Path(folder), reference.subject, reference.samples[0], logits_file(outputs, 0), tokens)

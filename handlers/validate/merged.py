@@ -6,14 +6,15 @@ the published folder is what runs. Where it can't be run and isn't published, th
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
-from handlers.validate.checks import weights
-from handlers.validate.checks.examination import Examination, examine
+from handlers.validate.checks import scoring, weights
+from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec
 from handlers.validate.verdict import judge, unrunnable
@@ -51,7 +52,10 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
+        scores = scoring.score(worker, reference, partial(logits_file, logits))
         stats = worker.ask(AskStats())
+    marked = scoring.completion(reference, partial(logits_file, logits))
+    examination.figures = scoring.told(examination.figures, scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if published:
         examination.weights = weights.difference(Path(folder), Path(context.inputs["merge"]))

@@ -11,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from daemon.contract.errors import Permanent, Retryable
-from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures
+from daemon.contract.jobs.figures import LiveFigures, LiveSample, ReferenceFigures, TextsFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import prompts
+from handlers.texts import distribution
+from handlers.texts.distribution import Vocabulary
+from handlers.texts.rendering import ModelFiles, Rendering
+from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood, special_tokens
+from handlers.validate.checks import base_likelihood, scoring, special_tokens
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec
@@ -24,24 +27,46 @@ from handlers.validate.engines.task_profile import ValidatedTask, live_labels, s
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
 
+LEARNT = 256
+"""Texts of the training's data whose scripts are compared with those of the prompts."""
+
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Ask the live model and write what it says into the staging folder.
 
     Raises Permanent or Retryable when the live model, or the prompts, can't be used.
     """
-    texts, warnings = prompts.load(context.work.validation)
+    texts = comparison_texts(context.work.validation, Rendering.of(ModelFiles.of_job(context)))
     reference = _measured(context, reporter, texts, _subject(context))
     record.write_reference(Path(context.staging), reference)
+    described, unfit = _described(context, texts, reference)
     figures = ReferenceFigures(
         reference=reference.figures,
         checked_on=record.processor(),
         prompts=tuple(sample.text for sample in reference.samples),
         samples=tuple(LiveSample(prompt=one.text, base=one.base, text=one.continuation) for one in _shown(reference)),
     )
+    if described is not None:
+        figures = figures.plus(texts=described)
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
-    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*warnings, *reference.warnings])
+    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*texts.warnings, *unfit, *reference.warnings])
+
+
+def _described(context: StageContext, texts: Texts, reference: Reference) -> tuple[TextsFigures | None, list[str]]:
+    """What the texts are like, and why they may not fit; nothing where no tokenizer could read them."""
+    if not reference.readable:
+        return None, []
+    options, files = context.work.validation, ModelFiles.of_job(context)
+    mine = set(texts.plain)
+    whole = [sample for sample in reference.samples if sample.text in mine]  # without the halves that a classifier reads too
+    cut = sum(len(sample.ids) < len(sample.encoded) for sample in whole) + sum(not one.whole for one in texts.texts)
+    figures = distribution.describe(texts, [sample.ids for sample in whole], Vocabulary.of(files), cut=min(cut, len(whole)))
+    warnings = distribution.unfit(figures, named=bool(options.prompts or options.data))
+    if options.prompts and options.data:
+        learnt = choose_calibration(options.model_copy(update={"prompts": ""}), Rendering.of(files), LEARNT)
+        warnings += distribution.missing_scripts(texts.plain, learnt.plain)
+    return figures, warnings
 
 
 def _shown(reference: Reference) -> list[Sample]:
@@ -55,7 +80,7 @@ def _subject(context: StageContext) -> ValidatedTask:
     return replace(subject, labels=live_labels(subject, Path(context.base) if context.base else None))
 
 
-def _measured(context: StageContext, reporter: Reporter, texts: list[str], subject: ValidatedTask) -> Reference:
+def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: ValidatedTask) -> Reference:
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
     engine = "torch" if context.base is None else "live"
@@ -67,7 +92,10 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
         try:
             logits = record.logits_folder(Path(context.staging))
             model = LiveModel(live, subject, base_likelihood.taken(context))
-            reference = measure(model, texts, context.work.validation, logits, reporter.progress)
+            reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
+            reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
+            scores = scoring.score_live(live, reference)
+            bare = scoring.score_bare(live, reference, scratch) if scores and reference.adapter else None
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:
@@ -86,6 +114,8 @@ def _measured(context: StageContext, reporter: Reporter, texts: list[str], subje
         no_base=_no_base(context, reference),
         perplexity=reference.perplexity,
     )
+    if scores is not None:
+        reference.figures = reference.figures.plus(scores=scores, **({"base_scores": bare} if bare else {}))
     if subject.kind != "causal":
         reference.figures = reference.figures.plus(task=subject.task)
     return reference

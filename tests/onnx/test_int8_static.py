@@ -71,10 +71,11 @@ def test_onnxruntime_multiplies_in_integers(qwen3_static: Exported, tmp_path: Pa
 def test_figures_say_what_it_was_calibrated_with(qwen3_static: Exported, qwen3: Exported, tmp_path: Path) -> None:
     figures = qwen3_static.output.figures["calibration"]
     assert isinstance(figures, dict)
-    assert figures["texts"] == 12 and figures["tokens"] > 500
+    assert figures["texts"] == 32 and figures["tokens"] > 500
     assert 0 < figures["vocabulary_share"] <= 1 and figures["shortest"] <= figures["median"] <= figures["longest"]
-    assert any("12 could be used" in warning for warning in qwen3_static.output.warnings)
-    little = derived("int8_static", qwen3.folder, tmp_path, calibration_samples=2)
+    many = derived("int8_static", qwen3.folder, tmp_path / "many", calibration_samples=100)
+    assert any("100 calibration texts were requested, but only 34 could be used" in warning for warning in many.output.warnings)
+    little = derived("int8_static", qwen3.folder, tmp_path / "little", calibration_samples=2)
     assert little.output.figures["calibration"]["texts"] == 2  # type: ignore[index]
     assert any("too few" in warning for warning in little.output.warnings)
 

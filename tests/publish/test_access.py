@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -95,6 +96,26 @@ def test_an_export_of_what_only_its_owner_may_read_is_its_owners_alone(job: JobR
     assert folder.stat().st_mode & 0o777 == (folder / "pytorch").stat().st_mode & 0o777 == 0o700
     assert access.why is not None and "readable by its owner only" in access.why and "wider_than_sources" in access.why
     assert str(path) in access.why
+
+
+@pytest.mark.parametrize("setting", ["prompts", "data"])
+@pytest.mark.parametrize("secret", ["texts/train/a.jsonl", "texts/train", "texts"])
+def test_an_export_whose_texts_only_their_owner_may_read_is_its_owners_alone(
+    job: JobRow, tmp_path: Path, setting: str, secret: str
+) -> None:  # the report shows some of them
+    file = tmp_path / "texts" / "train" / "a.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"text": "private"}\n')
+    for path in (file, file.parent, file.parent.parent):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    pin(job)
+    validation = job.work.validation.model_copy(update={setting: str(tmp_path / "texts")})
+    told = dataclasses.replace(job, work=job.work.model_copy(update={"validation": validation}))
+    assert access_of(told, OutputSettings(mode="0644")).why is None
+    path = tmp_path / secret
+    path.chmod(0o700 if path.is_dir() else 0o600)
+    access = access_of(told, OutputSettings(mode="0644"))
+    assert access.file == 0o600 and access.why is not None and str(file) in access.why
 
 
 def test_the_pin_remembers_it_after_rotation_has_taken_the_checkpoint(job: JobRow) -> None:

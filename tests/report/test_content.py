@@ -233,3 +233,47 @@ def test_a_job_file_without_facts_is_refused_in_one_sentence(tmp_path: Path) -> 
     with pytest.raises(Permanent, match=r"Could not write the report: .* Fix: .*") as refusal:
         build(facts.context(None, tmp_path))
     assert refusal.value.fault.code == "no-job-facts"
+
+
+# R2.6
+def test_the_report_says_what_was_compared_on_and_calibrated_with(tmp_path: Path) -> None:
+    comparison = {"sources": {"/data/train (validate.data)": 6}, "texts": 6, "tokens": 700, "shortest": 8, "median": 90, "p95": 300,
+                  "longest": 301, "cut": 2, "scripts": {"Latin": 0.93, "Han": 0.07}, "unknown_share": 0.004, "byte_share": None,
+                  "different_tokens": 210, "vocabulary_share": 0.0014, "digest": "ab" * 32}  # fmt: skip
+    calibration = comparison | {"sources": {"/data/train (validate.data)": 30, "built-in texts": 2}, "texts": 32, "cut": 0}
+    stages = list(facts.succeeded().stages)
+    stages.append(facts.done("onnx-int8-static", 90, 3, figures={"calibration": calibration, "nodes": 3}))
+    place = next(number for number, stage in enumerate(stages) if stage.name == "reference")
+    assert stages[place].result is not None
+    told = stages[place].result.model_copy(update={"figures": {**stages[place].result.figures, "texts": comparison}})
+    stages[place] = stages[place].model_copy(update={"result": told})
+    job = facts.succeeded().model_copy(update={"stages": tuple(stages)})
+    report = report_of(job, tmp_path)
+    assert report.texts == {"comparison": comparison, "calibration": {"onnx-int8-static": calibration}}
+    jsonschema.validate(stored(job, tmp_path), json.loads(schema.TARGET.read_text(encoding="utf-8")))
+    page = html.render(report)
+    for shown in ("6 of /data/train (validate.data)", "30 of /data/train (validate.data); 2 of built-in texts", "Latin 93 %, Han 7 %",
+                  "8 / 90 / 300 / 301", "0.4 %", "2 cut", "calibration of onnx-int8-static"):  # fmt: skip
+        assert shown in page, shown
+    assert report_of(facts.succeeded(), tmp_path).texts == {}
+
+
+def test_scores_of_base_live_model_and_artifacts_stand_beside_each_other(tmp_path: Path) -> None:
+    stages = []
+    for stage in facts.succeeded().stages:
+        result = stage.result
+        if result is not None and stage.name == "reference":
+            told = {"scores": {"texts": 40, "accuracy": 0.91, "macro_f1": 0.9}, "base_scores": {"texts": 40, "accuracy": 0.33}}
+            result = result.model_copy(update={"figures": {**result.figures, "reference": {**result.figures["reference"], **told}}})
+        if result is not None and stage.name == "check-onnx-int8":
+            figures = {"scores": {"texts": 40, "accuracy": 0.87, "macro_f1": 0.86}, "completion": {"agreement": 0.975, "kl": 0.004}}
+            result = result.model_copy(update={"checks": (facts.check("onnx-int8", **figures),)})
+        stages.append(stage.model_copy(update={"result": result}))
+    job = facts.succeeded().model_copy(update={"stages": tuple(stages)})
+    report = report_of(job, tmp_path)
+    assert [name for name, _, _ in report.scored] == ["base", "live", "onnx-int8"]
+    page = html.render(report)
+    rows = [row for row in page.split("<tr>") if row.startswith('<th scope="row">onnx-int8</th><td class="right">40</td>')]
+    assert len(rows) == 1 and "0.87" in rows[0] and "97.5 %" in rows[0]
+    assert "Against the data" in page and "0.91" in page and "0.33" in page
+    assert "Against the data" not in html.render(report_of(facts.succeeded(), tmp_path / "none"))

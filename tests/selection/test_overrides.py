@@ -10,7 +10,9 @@ import pytest
 
 from daemon.config.run_overrides import SIZE_LIMIT, effective
 from daemon.config.settings import Settings
+from daemon.contract.data_files import DataPlace
 from daemon.journal.journal import facts_of
+from daemon.watching.intake import job_id
 from tests.selection.conftest import Desks
 
 Add = Callable[..., Path]
@@ -57,7 +59,10 @@ def test_a_run_sets_what_it_may_for_itself_alone(desk: Desks, add: Add) -> None:
         ('[select]\npolicy = "every"', 'select.every: must be at least 1 with select.policy = "every"'),
         ('[export]\nvariants = ["onxx"]', "export.variants: there is no variant 'onxx'; did you mean 'onnx'?"),
         ("[validate]\nsamples = 100000", "validate.samples: must be at most 256"),
-        ("[validate]\nprompts = '/etc/shadow'", "validate.prompts: is no key that a run may set"),
+        ("[validate]\nprompts = '/etc/shadow'", "validate.prompts: must be a path below the run's own directory"),
+        ("[validate]\ndata = '../other/data'", "validate.data: must be a path below the run's own directory"),
+        ("[validate]\ndata = 3", "validate.data: must be"),
+        ("[validate]\nspeed_tokens = 3", "validate.speed_tokens: is no key that a run may set"),
         ("[output]\ndirectory = '/'", "output: is nothing that a run may set"),
         ("[notify]\nurls = ['json://evil']", "notify: is nothing that a run may set"),
         ("[limits]\njobs = 64", "limits: is nothing that a run may set"),
@@ -124,3 +129,40 @@ def test_the_warning_is_logged_once_and_stays_with_the_job_its_status_and_its_re
         assert job.work == here.settings.work
         assert facts_of(here.journal, job).warnings == (record["event"],)
     assert [job.warnings for job in here.status().jobs] == [(record["event"],)] * 2
+
+
+def test_the_same_checkpoint_is_another_job_once_the_texts_that_it_is_checked_on_have_changed(desk: Desks, add: Add) -> None:  # R2.6
+    here = desk()
+    checkpoint = add(here, 2, run="mine")
+    (here.root / "mine" / "ckptd.toml").write_text('[validate]\ndata = "data.jsonl"\n')
+    texts = here.root / "mine" / "data.jsonl"
+    texts.write_text('{"text": "one"}\n')
+    here.look()
+    (first,) = here.jobs()
+    mine = effective(here.settings, checkpoint.parent).settings
+    assert job_id(first.checkpoint, mine) == first.id
+    texts.write_text('{"text": "two"}\n')
+    assert job_id(first.checkpoint, mine) != first.id
+    texts.write_text('{"text": "one"}\n')
+    assert job_id(first.checkpoint, mine) == first.id, "its content counts, and not its time"
+    here.look()
+    assert len(here.jobs()) == 1, "a change of the texts alone starts nothing"
+
+
+def test_a_run_names_its_own_texts_below_itself_and_no_link_leads_out(tmp_path: Path) -> None:  # R2.6
+    root = tmp_path / "runs"
+    run = root / "mine"
+    run.mkdir(parents=True)
+    (run / "ckptd.toml").write_text('[validate]\ndata = "data/train.jsonl"\nprompts = "prompts.txt"\n')
+    (run / "prompts.txt").write_text("own\n")
+    settings = Settings(watch={"roots": [root]})  # type: ignore[arg-type]
+    found = effective(settings, run)
+    assert found.warning is None
+    assert found.settings.validate.data == f"{root}/./mine/data/train.jsonl"
+    place = DataPlace.of(found.settings.validate.prompts)
+    assert place.top == root and [file.name for file in place.files()] == [str(run / "prompts.txt")]
+    elsewhere = tmp_path / "elsewhere"
+    run.rename(elsewhere)
+    run.symlink_to(elsewhere)
+    with pytest.raises(OSError):
+        place.files()

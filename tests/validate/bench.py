@@ -15,8 +15,8 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
-from handlers.models.prompts import BUILT_IN
 from handlers.onnx.graphs import rounded_weights
+from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks import special_tokens, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure

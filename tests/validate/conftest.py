@@ -16,7 +16,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs, spec_of
-from handlers.models.prompts import BUILT_IN
+from handlers.texts.built_in import BUILT_IN
 from handlers.validate.checks import special_tokens
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, Reference, measure

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from handlers.merge.api import merge_adapter
-from handlers.models.prompts import BUILT_IN
+from handlers.texts.built_in import BUILT_IN
 from handlers.validate.verdict import unrunnable
 from handlers.validate.workers.client import WorkerFailed
 from tests import models

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daemon.contract.fault_codes import FaultCode
-from handlers.models.prompts import BUILT_IN
+from handlers.texts.built_in import BUILT_IN
 from handlers.validate import record
 from handlers.validate.checks.samples import SHOWN
 from handlers.validate.workers.client import WorkerFailed

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
-from handlers.validate.checks import samples
+from handlers.texts.rows import Text
+from handlers.validate.checks import samples, scoring
 from handlers.validate.checks.comparison import Comparison, Spread
+from handlers.validate.checks.examination import logits_file
 from handlers.validate.checks.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, context_length, labels_of, subject_of
+from handlers.validate.workers.client import EngineWorker
 from handlers.validate.workers.protocol import CompareWrapper
+from tests import models
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, Direct, measured
 from tests.validate.conftest import Validate
@@ -350,6 +354,23 @@ def test_hidden_tokens_are_few_and_never_special() -> None:
     assert hidden([1, 9, 2], {1, 2}, 3) == ([1, 3, 2], [1])
     assert hidden([1, 2], {1, 2}, None)[0] == [1, 2]
     assert pieces(ValidatedTask("text-classification"), ["a b", "a"]) == ["a b", "a", "b"]
+
+
+def test_a_classifier_and_its_artifact_are_scored_against_the_labels_of_the_data(make: Make, tmp_path: Path) -> None:  # R2.6
+    model = make("classes")
+    bench = measured(model.adapter, model.base, model.merged, tmp_path / "scratch", models.TEXTS)
+    texts = [Text(one, label=f"label_{number % 3}" if number else "9") for number, one in enumerate(models.TEXTS)]
+    live = cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(model.adapter), base=str(model.base))))
+    bench.reference.samples = scoring.mark(live, bench.reference, texts, 8)
+    scores = scoring.score(live, bench.reference, lambda number: bench.reference.samples[number].logits)
+    assert scores is not None and scores.texts == 5, "the halves have no label, nor has the text with one that the model does not know"
+    assert scores.accuracy == 1.0 == scores.macro_f1, "it was trained on them"
+    bench.examine("onnx", model.onnx)
+    assert scoring.score(live, bench.reference, lambda number: logits_file(bench.outputs(model.onnx), number)) == scores
+    wrong = [replace(text, label=str((number + 1) % 3)) for number, text in enumerate(texts)]
+    bench.reference.samples = scoring.mark(live, bench.reference, wrong, 8)
+    found = scoring.score(live, bench.reference, lambda number: bench.reference.samples[number].logits)
+    assert found is not None and found.accuracy == 0
 
 
 @pytest.mark.slow

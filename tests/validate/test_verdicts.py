@@ -17,7 +17,9 @@ from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import ValidateOptions
-from handlers.models import prompts
+from handlers.texts.built_in import BUILT_IN
+from handlers.texts.rendering import Rendering
+from handlers.texts.selection import comparison_texts
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import evenly
@@ -118,9 +120,10 @@ def test_thinned_positions_are_in_range_sorted_and_bounded(length: int, most: in
 def test_prompts_come_from_the_file_and_too_few_are_told(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("eins\n\nzwei €\n", encoding="utf-8")
-    texts, warnings = prompts.load(ValidateOptions(prompts=str(path), samples=5))
-    assert texts == ["eins", "zwei €"] and len(warnings) == 1 and "5 samples" in warnings[0]
-    assert prompts.load(ValidateOptions(samples=6)) == (list(prompts.BUILT_IN[:6]), [])
+    texts = comparison_texts(ValidateOptions(prompts=str(path), samples=5), Rendering())
+    assert texts.plain == ["eins", "zwei €"] and len(texts.warnings) == 1 and "5 samples" in texts.warnings[0]
+    built_in = comparison_texts(ValidateOptions(samples=6), Rendering())
+    assert (built_in.plain, built_in.warnings) == (list(BUILT_IN[:6]), ())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_a_prompts_file_that_is_no_use_is_a_clear_error(content: bytes | None, c
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(Permanent) as caught:
-        prompts.load(ValidateOptions(prompts=str(path)))
+        comparison_texts(ValidateOptions(prompts=str(path)), Rendering())
     assert caught.value.fault.code == code and "validate.prompts" in caught.value.fault.remedy
 
 

@@ -27,8 +27,8 @@ from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
 GROUP = "ckptd.formats"
-OWN_STAGES = frozenset({"consolidate", "merge", "reference", "merged", "speed", "report", "validate"})
-FIRST_STAGES = frozenset({"merge", "reference"})
+OWN_STAGES = frozenset({"consolidate", "merge", "calibration", "reference", "merged", "speed", "report", "validate"})
+FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
     "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin", "preset",
@@ -41,7 +41,7 @@ OWN_KEYS = {
     "export": frozenset({"variants", "quantization", "opset", "target"}),
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "trust_remote_code"}),
     "validation": frozenset({
-        "samples", "new_tokens", "prompts", "speed_tokens", "bases", "publish_unverified", "on_failed_check", "fallback_tries",
+        "samples", "new_tokens", "prompts", "data", "speed_tokens", "bases", "publish_unverified", "on_failed_check", "fallback_tries",
         "fallback_minutes", "thresholds",
     }),
 }  # fmt: skip

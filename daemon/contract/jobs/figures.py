@@ -195,6 +195,23 @@ class Likeness(Figures):
     """Median of the tokens that the reference decoded for these prompts: the most that `greedy_same_median` can be."""
 
 
+class Scores(Figures):
+    """What a model says against what the data says that it should say. A name that is missing does not fit the task."""
+
+    texts: int | None = None
+    """Texts with a label or a reference."""
+    accuracy: float | None = None
+    """Share of the texts whose label is right."""
+    macro_f1: float | None = None
+    """F1 of each class, averaged over those that occur."""
+    exact_match: float | None = None
+    """Share of the answers that are the reference, apart from spaces."""
+    chrf: float | None = None
+    """chrF2 of all answers by sacrebleu, 0 to 100; null where sacrebleu is not installed."""
+    bleu: float | None = None
+    """BLEU of all answers by sacrebleu, 0 to 100; null where sacrebleu is not installed."""
+
+
 class LiveFigures(Figures):
     """The live model, base + adapter, that everything is compared with."""
 
@@ -214,6 +231,10 @@ class LiveFigures(Figures):
     """Its perplexity of the prompts' tokens; null for what is no language model."""
     task: str | None = None
     """What the model is for, as model hubs name it; missing for a causal language model."""
+    scores: Scores | None = None
+    """Its scores against the data's labels or references; missing where the data has none."""
+    base_scores: Scores | None = None
+    """The same of the base without the adapter; missing for a full fine-tune too."""
 
 
 class Processor(Figures):
@@ -266,6 +287,39 @@ class LiveSample(Figures):
     """What the live model says; null for a task that gives no text."""
 
 
+class TextsFigures(Figures):
+    """What the texts for one purpose, comparison or calibration, are like."""
+
+    sources: dict[str, int] | None = None
+    """Where they come from → how many."""
+    texts: int | None = None
+    """Texts that were used."""
+    tokens: int | None = None
+    """Tokens of them all, as far as they were used."""
+    shortest: int | None = None
+    """Tokens of the shortest text."""
+    median: int | None = None
+    """Median of the lengths, in tokens."""
+    p95: int | None = None
+    """Length that 95 % of the texts do not exceed, in tokens."""
+    longest: int | None = None
+    """Tokens of the longest text."""
+    cut: int | None = None
+    """Texts of which only the beginning was used."""
+    scripts: dict[str, float] | None = None
+    """Script → its share of all letters."""
+    unknown_share: float | None = None
+    """Share of the tokens that stand for what the tokenizer does not know; null where it has no such token."""
+    byte_share: float | None = None
+    """Share of the tokens that are single bytes of characters without a token; null where the tokenizer has none of these."""
+    different_tokens: int | None = None
+    """Different tokens among them."""
+    vocabulary_share: float | None = None
+    """`different_tokens` over the model's vocabulary; null where its size is not known."""
+    digest: str | None = None
+    """SHA-256, in hex, over the texts in their order."""
+
+
 class ReferenceFigures(Checking):
     """What the stage `reference` found."""
 
@@ -277,6 +331,8 @@ class ReferenceFigures(Checking):
     """Which base the adapter fits best on the prompts; missing where that was not asked."""
     samples: tuple[LiveSample, ...] = ()
     """The first prompts, for people to look at; none where the prompts are no text."""
+    texts: TextsFigures | None = None
+    """What the prompts are like; missing where they are no text."""
 
 
 class SampleFigures(Figures):
@@ -388,6 +444,10 @@ class CheckFigures(Likeness):
     """The first prompt with both answers; null where the prompts are no text."""
     samples: tuple[SampleFigures, ...] = ()
     """The first prompts with both answers, `sample` among them; none where the prompts are no text."""
+    scores: Scores | None = None
+    """Its scores against the data's labels or references; missing where the data has none."""
+    completion: Likeness | None = None
+    """How near it is to the live model at those tokens of the texts alone that the data says the model should say."""
     load_seconds: float | None = None
     """Time that loading took, in seconds."""
     peak_rss_bytes: int | None = None

@@ -101,7 +101,11 @@ class ValidateOptions(Frozen):
     new_tokens: int = Field(default=24, ge=1, le=1024)
     """Tokens decoded greedily for each prompt."""
     prompts: str = ""
-    """UTF-8 text file with one prompt a line; "" uses the built-in ones. Give lines of the run's own data for a truer verdict."""
+    """UTF-8 text file with one prompt a line, a .jsonl or .json file of rows, or a folder of them; "" uses `data`, else the built-in ones.
+    The first ones are compared, and the others calibrate. Give lines of the run's own data for a truer verdict."""
+    data: str = ""
+    """The training's own data set: a folder or a file of arrow, parquet, .jsonl, .json or .txt; "" for none. A digest of each text decides
+    whether it is compared or calibrates, so that none does both."""
     speed_tokens: int = Field(default=64, ge=0, le=4096)
     """Tokens decoded to measure speed, in turns with PyTorch. 0 leaves speed out."""
     bases: bool = False

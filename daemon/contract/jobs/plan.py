@@ -33,6 +33,14 @@ _MERGE = StageSpec(
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
     settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
 )  # fmt: skip
+TEXTS = ("validation.samples", "validation.prompts", "validation.data")
+"""Settings that decide which texts are compared on and which calibrate."""
+_CALIBRATION = StageSpec(
+    "calibration", "handlers.validate.calibration:run", 1, needs=("merge",),
+    about="the texts that quantized forms are calibrated with, none of which is compared on",
+    memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=16 * MIB, settings=(*TEXTS, "merge.base"),
+    libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
+)  # fmt: skip
 
 
 def _table() -> dict[str, StageSpec]:
@@ -51,9 +59,8 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             "reference", "handlers.validate.reference:run", 4, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
             memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB,
-            settings=("validation.samples", "validation.new_tokens", "validation.prompts", "validation.speed_tokens", "validation.bases",
-                      "merge.base"),
-            libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes"),
+            settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.bases", "merge.base"),
+            libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
             "merged", "handlers.validate.merged:run", 4, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
@@ -73,7 +80,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             heavy=False, threads=1,
         ),
     )  # fmt: skip
-    return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, *ordered(variants), *rest)}
+    return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, _CALIBRATION, *ordered(variants), *rest)}
 
 
 def _check(variant: Variant) -> StageSpec:

@@ -22,6 +22,7 @@ from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.readability import tried
+from daemon.operating.diagnosis.texts import problems_of_texts
 from daemon.operating.disk_watch import advice, places_of
 from daemon.operating.monitoring.live import read_live
 from daemon.publishing.notifier import place_of
@@ -275,6 +276,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     warnings += catalog().problems
     warnings += _same_names()
     warnings += _bases(settings)
+    problems += problems_of_texts(settings)
     reading = tried(settings)
     problems += reading.problems
     warnings += reading.warnings

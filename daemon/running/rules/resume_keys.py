@@ -14,12 +14,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.contract import cpu
+from daemon.contract import cpu, data_files
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.plan import spec_of
 from daemon.contract.values import digest_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.toolchains.registry import digest_for
+
+TEXTS = ("validation.prompts", "validation.data")
+"""Settings that name files with texts."""
 
 
 @functools.cache
@@ -50,10 +53,17 @@ def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], ba
         "settings": {path: job.work.setting(path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},
         "cpu": cpu.here().key,
+        **({"texts": texts} if (texts := stamps_of_texts(spec, job)) else {}),
         **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
         "device": device,
         "inputs": dict(inputs),
     })  # fmt: skip
+
+
+def stamps_of_texts(spec: StageSpec, job: JobRow) -> dict[str, list[list[str | int]]]:
+    """Setting → stamp of the files that it names, of the settings with texts that a stage depends on: files change under their names."""
+    stamps = {path: data_files.stamp(job.work.setting(path)) for path in TEXTS if path in spec.settings}
+    return {path: stamp for path, stamp in stamps.items() if stamp}
 
 
 def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str) -> dict[str, str]:

@@ -11,15 +11,15 @@ from pathlib import Path
 from daemon.contract.errors import CkptdError
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
-from handlers.models import prompts
 from handlers.models.files import read_json
 from handlers.onnx.folder.playback import tokenize
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.optimize.run import Optimized, OptimizeOptions, optimize
 from handlers.onnx.options import OnnxOptions
+from handlers.texts.built_in import FURTHER
 
 TEXTS = 4
-"""Prompts that are compared: each takes a prefill and a step of every graph for every change."""
+"""Built-in texts that are compared: each takes a prefill and a step of every graph for every change."""
 
 
 def optimize_export(context: StageContext, graphs: GraphSet, verify: Callable[[Path], float], reporter: Reporter) -> Optimized:
@@ -28,15 +28,14 @@ def optimize_export(context: StageContext, graphs: GraphSet, verify: Callable[[P
     return optimize(
         staging, graphs, context.work.options(OnnxOptions).optimize, verify,
         read_json(staging / "config.json", "read the model's configuration"),
-        OptimizeOptions(threads=context.limits.threads, texts=_texts(context, staging)),
+        OptimizeOptions(threads=context.limits.threads, texts=_texts(staging)),
         lambda share, what: reporter.progress(0.87 + 0.1 * share, what),
     )  # fmt: skip
 
 
-def _texts(context: StageContext, staging: Path) -> tuple[tuple[int, ...], ...]:
-    """Token ids of a few prompts; none where the folder's tokenizer can't give them."""
+def _texts(staging: Path) -> tuple[tuple[int, ...], ...]:
+    """Token ids of a few texts; none where the folder's tokenizer can't give them."""
     try:
-        lines, _ = prompts.load(context.work.validation)
-        return tuple(tuple(row) for row in tokenize(staging, lines[:TEXTS]).rows)
+        return tuple(tuple(row) for row in tokenize(staging, FURTHER[:TEXTS]).rows)
     except CkptdError:
         return ()

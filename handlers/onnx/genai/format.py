@@ -38,12 +38,12 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
         ),
         Variant(
-            "onnx-genai-int4", "handlers.onnx.genai.int4:run", 2, arithmetic="blocks",
+            "onnx-genai-int4", "handlers.onnx.genai.int4:run", 3, arithmetic="blocks",
             about="a folder that onnxruntime-genai runs, with 4-bit weights in blocks, and activations in fp32 or int8",
             needs=("merge",), memory_fixed=700 * MIB, memory_fp32=3.6, disk_fp32=0.4,
             settings=(
                 "export.opset", "onnx.block_size", "onnx.symmetric", "onnx.algorithm", "onnx.accuracy_level", "validation.prompts",
-                "validation.samples",
+                "validation.data", "validation.samples",
             ),
             libraries=LIBRARIES,
             form_of="onnx-genai-fp32", level="int4", fallback="onnx-genai-fp16",

@@ -17,12 +17,12 @@ import onnxruntime
 from daemon.contract.errors import Permanent
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import StageOutput
-from handlers.models import prompts
 from handlers.onnx.folder import genai_config
 from handlers.onnx.folder.playback import GraphRun, run, tokenize
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, SLOWER, LevelChoice, LevelMeasurement, compare, measure, rounded_session
+from handlers.texts.selection import calibration_texts
 
 ERROR = 0.05
 """Root of the mean squared difference from level 1, in units of the logits' standard deviation, that the fast level may have. 4-bit
@@ -37,10 +37,8 @@ def settle(context: StageContext, output: StageOutput) -> None:
     """Leave the graph of the staging folder at the level that is best, and say in `output` what was measured."""
     staging = Path(context.staging)
     exact, fast = staging / MODEL_FILE, staging / f"{MODEL_FILE}.level"
-    options = context.work.validation
     try:
-        texts, _ = prompts.load(options.model_copy(update={"samples": min(options.samples, TEXTS)}))
-        rows = tokenize(staging, texts, longest=TOKENS).rows
+        rows = tokenize(staging, calibration_texts(context, TEXTS, staging).plain, longest=TOKENS).rows
     except Permanent as error:
         taken = f"level {EXACT}, fp32, unmeasured"
         output.fallbacks.append(Fallback(wanted="an accuracy level chosen by measurement", taken=taken, reason=error.fault.cause))

@@ -20,7 +20,6 @@ from daemon.contract.files import write_atomic
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.values import digest_of
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import prompts
 from handlers.models.folder import ModelFolder
 from handlers.onnx.folder.playback import Tokens, UnknownInputError, tokenize
 from handlers.onnx.graphs.derive import derive
@@ -35,6 +34,7 @@ from handlers.onnx.quantize.accuracy_levels import EXACT
 from handlers.onnx.quantize.block_quantization import Blocks, Scheme
 from handlers.onnx.quantize.weight_only import choose_level
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
+from handlers.texts.selection import calibration_texts
 
 OPERATION = "choose the bits of each layer"
 TEXTS, TOKENS = 6, 48
@@ -137,10 +137,8 @@ def schemes_of(context: StageContext) -> dict[int, Scheme]:
 
 
 def tokens_of(context: StageContext, folder: Path) -> Tokens:
-    """Texts that the check does not use, as far as there are any."""
-    options = context.work.validation
-    texts, _ = prompts.load(options.model_copy(update={"samples": options.samples + TEXTS}))
-    return tokenize(folder, (texts[options.samples :] or texts)[:TEXTS], longest=TOKENS)
+    """Texts that the check does not use."""
+    return tokenize(folder, calibration_texts(context, TEXTS, folder).plain, longest=TOKENS)
 
 
 class _Rewriter(WeightOnlyRewriter):

@@ -2,9 +2,9 @@
 
 Run by `handlers/__main__.py` on the output of the onnx stage. Products with constant weights are quantized and nothing else: to
 quantize all operators ruins language models. They are written as QuantizeLinear and DequantizeLinear pairs, which every
-runtime reads and onnxruntime fuses; weights have a scale a column, and tables are shared as in onnx-int8. Ranges come from texts: those
-of `validate.prompts` that validation does not use, as far as there are any. Of two ranges, all that was seen and all but
-outliers, the one is taken that comes nearer to the fp32 graph on texts that were not calibrated with. Free of torch.
+runtime reads and onnxruntime fuses; weights have a scale a column, and tables are shared as in onnx-int8. Ranges come from texts on which
+nothing is compared (`handlers.texts`). Of two ranges, all that was seen and all but outliers, the one is taken that comes nearer to the
+fp32 graph on texts that were not calibrated with. Free of torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import prompts
-from handlers.onnx.folder.playback import GraphRun, Player, Tokens, UnknownInputError, tokenize
+from handlers.onnx.folder.playback import MAX_TOKENS, GraphRun, Player, Tokens, UnknownInputError, tokenize
 from handlers.onnx.folder.playback import run as run_graph
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graph_file import fresh_folder
@@ -32,6 +31,9 @@ from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import Activation, watch
 from handlers.onnx.quantize.int8_rewriter import Int8Rewriter
+from handlers.texts.distribution import Vocabulary, describe
+from handlers.texts.rendering import ModelFiles
+from handlers.texts.selection import Texts, calibration_texts
 
 OPERATION = "quantize the ONNX graph to int8 with calibration"
 SMALL_ENOUGH = 0.5
@@ -93,6 +95,7 @@ class StaticRewriter(Int8Rewriter):
 class Calibration:
     """Calls to measure ranges with, and others to choose between them."""
 
+    texts: Texts
     tokens: Tokens
     measured: list[GraphRun]
     held_out: list[GraphRun]
@@ -100,13 +103,13 @@ class Calibration:
 
 def calibrate(context: StageContext, source: GraphSet) -> Calibration:
     """Texts through the fp32 graphs: without a past, and one token on top of the cache. Permanent where that can't be done."""
-    folder, options = Path(context.inputs["onnx"]), context.work.validation
+    folder = Path(context.inputs["onnx"])
     wanted = context.work.options(OnnxOptions).calibration_samples
-    texts, _ = prompts.load(options.model_copy(update={"samples": options.samples + wanted}))
-    tokens = tokenize(folder, [*texts[options.samples :], *texts[: options.samples]][:wanted])
+    texts = calibration_texts(context, wanted, folder)
+    tokens = tokenize(folder, texts.plain)
     rows = list(enumerate(tokens.rows))
     held = [number for number, _ in rows if number % HELD_OUT == HELD_OUT - 1][:MOST_HELD_OUT] or [0]
-    result = Calibration(tokens, [], [])
+    result = Calibration(texts, tokens, [], [])
     try:
         player = Player(folder, source, context.limits.threads)
         for number, row in rows:
@@ -179,7 +182,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         **counts.figures,
         "ranges": chooser.ranges,
         "range_errors": chooser.errors,
-        "calibration": calibration.tokens.figures,
+        "calibration": {**calibration.tokens.figures, **_described(calibration, folder)},
         "size_ratio_to_onnx": round(size / source_bytes, 4),
         "graph_bytes": size,
         "external_data": any(one.data for one in made.graphs),
@@ -188,13 +191,20 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return StageOutput(figures=figures, warnings=_warnings(calibration.tokens, context, size / source_bytes))
 
 
+def _described(calibration: Calibration, folder: Path) -> dict[str, object]:
+    """What the calibration texts are like, in the words of those that are compared on."""
+    rows = calibration.tokens.rows
+    cut = sum(len(row) == MAX_TOKENS for row in rows)
+    return describe(calibration.texts, rows, Vocabulary.of(ModelFiles.in_folder(folder)), cut=cut).written()
+
+
 def _warnings(tokens: Tokens, context: StageContext, ratio: float) -> list[str]:
     found, asked = tokens.figures, context.work.options(OnnxOptions).calibration_samples
     texts, total, share = len(tokens.rows), sum(map(len, tokens.rows)), found["vocabulary_share"]
     warnings = []
     if texts < asked:
         warnings.append(
-            f"{asked} calibration texts were requested, but only {texts} could be used; validate.prompts can name a file with more texts"
+            f"{asked} calibration texts were requested, but only {texts} could be used; validate.data can name a data set with more texts"
         )
     if total < FEW_TOKENS or (isinstance(share, float) and share < LITTLE_VOCABULARY):
         warnings.append(f"ranges were calibrated with {total} tokens, {share:.2%} of the vocabulary: too few to represent the model's use")

@@ -17,7 +17,6 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import prompts
 from handlers.onnx.folder.playback import GraphRun, Player, UnknownInputError, run, tokenize
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
@@ -27,6 +26,7 @@ from handlers.onnx.options import OnnxOptions
 from handlers.onnx.quantize.accuracy_levels import EXACT, FAST, choose, compare, measure, rounded_session
 from handlers.onnx.quantize.block_quantization import Scheme
 from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter, set_level
+from handlers.texts.selection import calibration_texts
 
 TRIAL_TEXTS = 4
 TRIAL_TOKENS = 48
@@ -140,9 +140,8 @@ def _error_by_rows(staging: Path, made: GraphSet, calls: list[GraphRun], threads
 def reference_calls(context: StageContext, source: GraphSet) -> list[GraphRun]:
     """The fp32 graphs' outputs for a few texts. Permanent if there are no usable texts, UnknownInputError if a graph has an unknown
     input."""
-    folder, options = Path(context.inputs["onnx"]), context.work.validation
-    texts, _ = prompts.load(options.model_copy(update={"samples": min(options.samples, TRIAL_TEXTS)}))
-    tokens = tokenize(folder, texts, longest=TRIAL_TOKENS)
+    folder = Path(context.inputs["onnx"])
+    tokens = tokenize(folder, calibration_texts(context, TRIAL_TEXTS, folder).plain, longest=TRIAL_TOKENS)
     player = Player(folder, source, context.limits.threads)
     return [call for row in tokens.rows for call in player.play(row)]
 

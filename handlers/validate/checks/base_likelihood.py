@@ -66,7 +66,7 @@ def compare(live: EngineWorker, reference: Reference, context: StageContext, fol
         if asked:
             reference.warnings.append(f"The bases on which the adapter may have been trained were not compared: {reason}.")
         return BasesFigures(chosen=chosen, skipped=reason)
-    if warning := better(figures, own=bool(context.work.validation.prompts)):
+    if warning := better(figures, own=bool(context.work.validation.prompts or context.work.validation.data)):
         reference.warnings.append(warning)
     return figures
 

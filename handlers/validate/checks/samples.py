@@ -30,6 +30,16 @@ class Sample:
     """Segment of each of `ids`, for tasks that read two texts at once."""
     first: str | None = None
     """The text that goes before `text` in the same input."""
+    completion: list[int] | None = None
+    """Numbers of the rows of `logits` that predict what the data says that the model should say; None where it does not say so."""
+    prompt: list[int] | None = None
+    """Token ids after which a model is to say `answer`; None where the data has none."""
+    answer: str | None = None
+    """What the data says that the model should say, as far as it is decoded."""
+    steps: int = 0
+    """Tokens that are decoded for it at most."""
+    label: int | None = None
+    """Number of the label that the data gives the text; None where it gives none that the model has."""
     base: str | None = None
     """What the base says without the adapter, of the first SHOWN prompts; None where there is no adapter or no text."""
 

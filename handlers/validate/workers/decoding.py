@@ -63,6 +63,22 @@ def most_likely(logits: np.ndarray, _seen: Sequence[int]) -> int:
     return int(np.argmax(logits))
 
 
+DRAWN_FROM = 50
+"""Most likely tokens among which one is drawn: the long tail of a small model's distribution is noise."""
+
+
+def drawn(seed: int) -> Choose:
+    """A choice by the probabilities of the most likely tokens; the same seed draws the same tokens from the same logits."""
+    random = np.random.default_rng(seed)
+
+    def choose(logits: np.ndarray, _seen: Sequence[int]) -> int:
+        best = np.argsort(-logits, kind="stable")[:DRAWN_FROM]
+        weights = np.exp(logits[best].astype(np.float64) - float(logits[best[0]]))
+        return int(best[random.choice(len(best), p=weights / weights.sum())])
+
+    return choose
+
+
 def greedy(
     engine: Engine, prompt: Sequence[int], count: int, *, choose: Choose = most_likely, end_tokens: Sequence[int] = (), least: int = 0
 ) -> Decoded:

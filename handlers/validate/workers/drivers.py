@@ -58,6 +58,10 @@ class CausalDriver:
         errors = decoding.cache_errors(self._engine, ids, decoded, VERIFIED_STEPS)
         return Decoding(tokens=decoded.tokens, cache_error=max(errors), cache_steps=errors)
 
+    def sampled(self, ids: Sequence[int], tokens: int, seed: int) -> list[int]:
+        """A continuation that is drawn and not chosen; an end token ends it."""
+        return decoding.greedy(self._engine, ids, tokens, choose=decoding.drawn(seed), end_tokens=self._engine.end_tokens, least=1).tokens
+
     def padding(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None, side: str
     ) -> float:

@@ -261,6 +261,20 @@ class Greedy(Request[Decoding]):
         return len(self.ids) + self.tokens
 
 
+class Continue(Request[Decoding]):
+    """Let a language model go on after `ids`: at most `tokens` tokens, each drawn from the most likely ones by their probabilities."""
+
+    command = "continue_text"
+
+    ids: Ids
+    tokens: int
+    seed: int
+
+    @property
+    def work_tokens(self) -> int:
+        return len(self.ids) + self.tokens
+
+
 class PaddedBatch(Frozen):
     """The rows of a batch of unlike lengths."""
 
@@ -320,8 +334,8 @@ class AskStats(Request[Stats]):
 REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
-        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Padding, CompareWrapper, Time,
-        AskStats,
+        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Continue, Padding, CompareWrapper,
+        Time, AskStats,
     )
 }  # fmt: skip
 """Command → its request."""

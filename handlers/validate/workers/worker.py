@@ -92,6 +92,9 @@ class Commands:
             )
         return decoded
 
+    def continue_text(self, request: protocol.Continue) -> protocol.Decoding:
+        return protocol.Decoding(tokens=self._driver.sampled(request.ids, request.tokens, request.seed))
+
     def _adapter(self, bare: bool) -> contextlib.AbstractContextManager[None]:
         """Inside, the adapter is left out where `bare`."""
         without: contextlib.AbstractContextManager[None] = self._engine.without_adapter() if bare else contextlib.nullcontext()

@@ -1,0 +1,155 @@
+"""Rows of text files: lines, JSON lines, and a JSON list. Called by `sources`, one generator a file; `tables` reads arrow and parquet.
+
+Nothing below a root is trusted: bytes, lines and nesting are bounded, and whatever a file holds becomes rows or a `BadRow`. Of a file that
+is larger than its share of bytes, pieces at even distances are read, without the lines that they cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from daemon.contract.data_files import EXPECTED
+
+PIECE = 1 << 20
+"""Bytes that are read in one place of a large file."""
+LONGEST_LINE = 4 << 20
+"""Bytes of a line; a longer one is no row."""
+LARGEST_LIST = 64 << 20
+"""Bytes of a .json file, which can only be read as a whole."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, and where it stands: "line 7", "row 7"."""
+
+    where: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """What is no row, with the reason as a clause."""
+
+    where: str
+    reason: str
+
+
+class FileRefused(ValueError):
+    """Why a file holds no rows at all, as a clause."""
+
+
+def lines(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+    """The lines of a text file that are not blank, from its beginning, as far as `budget` bytes go."""
+    for where, line in _from(stream, 0, min(size, budget), first=True):
+        text = _decoded(line, where)
+        if isinstance(text, BadRow):
+            yield text
+            continue
+        for part in text.splitlines():  # at all the ends that Python knows, as the prompts have always been read
+            if part.strip():
+                yield Row(where, part)
+
+
+def json_lines(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+    """The values of a file with one JSON value a line."""
+    places = _places(size, budget)
+    for start, length in places:
+        for where, line in _from(stream, start, length, first=start == 0):
+            if line.strip():
+                yield _value(line, where)
+
+
+def json_list(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+    """The values of a JSON list; of an object with one list of objects (`{"data": […]}`), those of that list. FileRefused for others."""
+    if size > LARGEST_LIST:
+        raise FileRefused(f"it has {size:,} bytes, and a .json file is read as a whole, up to {LARGEST_LIST:,}; write it as .jsonl")
+    data = stream.read(LARGEST_LIST + 1)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        if b"\n" in data.strip() and isinstance(_value(data.strip().split(b"\n", 1)[0], ""), Row):
+            yield from _all_lines(data)  # JSON lines under the other name
+            return
+        raise FileRefused(f"it is not JSON ({_short(error)})") from None
+    if isinstance(value, dict):
+        inside = [one for one in value.values() if isinstance(one, list) and one and isinstance(one[0], dict)]
+        value = inside[0] if len(inside) == 1 else value
+    if not isinstance(value, list):
+        raise FileRefused(f"it is no JSON list of rows; {EXPECTED}")
+    for number, row in enumerate(value, 1):
+        yield Row(f"row {number}", row)
+
+
+def _all_lines(data: bytes) -> Iterator[Row | BadRow]:
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.strip():
+            yield _value(line, f"line {number}")
+
+
+def _places(size: int, budget: int) -> list[tuple[int, int]]:
+    """Start and length of the pieces to read: all of it where that fits, else pieces at even distances, the first at the beginning."""
+    if size <= budget:
+        return [(0, size)]
+    count = max(1, budget // PIECE)
+    step = (size - PIECE) // max(1, count - 1) if count > 1 else 0
+    return [(number * step, PIECE) for number in range(count)]
+
+
+def _from(stream: BinaryIO, start: int, length: int, *, first: bool) -> Iterator[tuple[str, bytes]]:
+    """The whole lines of a piece, with where they stand; away from the beginning of a file nobody has counted its lines."""
+    stream.seek(start)
+    left, number = length, 0
+    if not first:
+        left -= len(stream.readline(left))  # the end of a line that began before
+    while left > 0:
+        line = stream.readline(min(left, LONGEST_LINE) + 1)
+        if not line:
+            return
+        number += 1
+        left -= len(line)
+        where = f"line {number}" if first else f"a line behind byte {start:,}"
+        if not line.endswith(b"\n") and len(line) > LONGEST_LINE:
+            left -= _skip_line(stream, left)
+            line = b""
+            yield where, b"\xff"  # longer than any row: what is no UTF-8 is refused below
+            continue
+        if left < 0 and not line.endswith(b"\n"):
+            return  # the piece ends inside this line
+        yield where, line
+
+
+def _skip_line(stream: BinaryIO, most: int) -> int:
+    """Read to the end of a line, at most so many bytes; gives how many."""
+    skipped = 0
+    while skipped < most:
+        part = stream.readline(min(PIECE, most - skipped))
+        skipped += len(part)
+        if not part or part.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _decoded(line: bytes, where: str) -> str | BadRow:
+    try:
+        return line.decode("utf-8-sig" if where == "line 1" else "utf-8")
+    except UnicodeDecodeError:
+        return BadRow(where, "it is not UTF-8 text, or too long for a row")
+
+
+def _value(line: bytes, where: str) -> Row | BadRow:
+    text = _decoded(line, where)
+    if isinstance(text, BadRow):
+        return text
+    try:
+        return Row(where, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        return BadRow(where, f"it is not JSON ({_short(error)})")
+
+
+def _short(error: BaseException) -> str:
+    # Where in the line it is says little; the line itself is named already.
+    text = (error.msg if isinstance(error, json.JSONDecodeError) else str(error)).splitlines()
+    return (text[0] if text else type(error).__name__)[:120]
