@@ -19,6 +19,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers")
 SETTINGS = ("merge.trust_remote_code", "merge.max_shard_size")
 GPU = "a GPU computes 16-bit products with kernels of its own, and the check ran those of the CPU"
 BITSANDBYTES = "the check ran bitsandbytes' kernels for the CPU; those for a GPU were not run"
+SERVERS = "neither vLLM nor a GPU was run: the check ran transformers, which unpacks the weights and computes in 16 bits"
 MATRICES = 1000 * MIB
 """Beside interpreter and libraries: the largest matrix of a large model in fp32, and copies of it."""
 
@@ -83,10 +84,35 @@ FORMAT = Format(
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=BITSANDBYTES,
         ),
+        Variant(
+            "pytorch-w8a8", f"{_QUANTIZE}.compressed:w8a8", 1,
+            about="linear layers with int8 weights, and activations that servers quantize to int8 as they run (compressed-tensors)",
+            needs=("merge",), memory_fixed=MATRICES, memory_fp32=0.05, disk_fp32=0.4, disk_fixed=64 * MIB, settings=SETTINGS,
+            libraries=(*LIBRARIES, "compressed-tensors"),
+            form_of="pytorch", level="w8a8", fallback="pytorch-bf16",
+            limits=Limits("torch-stored", cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.5),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=SERVERS,
+        ),
+        Variant(
+            "pytorch-w4a16", f"{_QUANTIZE}.compressed:w4a16", 1,
+            about="linear layers with 4-bit weights in groups, rounded with their errors corrected (GPTQ, compressed-tensors)",
+            needs=("merge",), memory_fixed=1500 * MIB, memory_fp32=0.15, disk_fp32=0.3, disk_fixed=64 * MIB,
+            settings=(*SETTINGS, "pytorch", "validation.prompts", "validation.samples"), libraries=(*LIBRARIES, "compressed-tensors"),
+            form_of="pytorch", level="w4a16", fallback="pytorch-w8a8",
+            limits=Limits("torch-stored", cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=SERVERS,
+        ),
     ),
     families={
-        "decoders": "compared with base + adapter, including greedy decoding",
-        "encoder-decoders": "compared with base + adapter, including greedy decoding",
-        "encoders and heads": "compared with base + adapter",
+        "decoders": (
+            "all forms compared with base + adapter, including greedy decoding; the bitsandbytes forms also with what transformers saves"
+            " itself, bit by bit; the error correction of pytorch-w4a16 for Qwen2, Qwen3, Llama, Gemma 1–3, Mistral, Phi, Phi-3, GPT-NeoX,"
+            " GPT-J, OPT, Bloom, OLMo 2, SmolLM 3, Granite, Cohere, StableLM, StarCoder 2 and gpt-oss; GPT-2 and models whose experts are"
+            " stored one by one not in pytorch-w8a8 and -w4a16"
+        ),
+        "encoder-decoders": "compared with base + adapter, including greedy decoding; pytorch-w4a16 without error correction",
+        "encoders and heads": "compared with base + adapter; pytorch-w4a16 without error correction",
     },
 )  # fmt: skip

@@ -13,11 +13,12 @@ from handlers.pytorch.options import PytorchOptions
 from tests.merge import helpers
 
 
-def make(variant: str, model: Path, work: Path, *, shard: int | None = None, **options: Any) -> tuple[Path, StageOutput]:
+def make(variant: str, model: Path, work: Path, *, shard: int | None = None, prompts: str = "", **options: Any) -> tuple[Path, StageOutput]:
     """The folder that a stage makes of a model, taken for a merged one, and what it says."""
     context = helpers.context(work, model, None, method="full", merge=model)
     chosen = context.work.with_options(PytorchOptions(**options))
-    chosen = chosen.model_copy(update={"merge": MergeOptions(max_shard_size=shard)})
+    validation = chosen.validation.model_copy(update={"prompts": prompts})
+    chosen = chosen.model_copy(update={"merge": MergeOptions(max_shard_size=shard), "validation": validation})
     run = pkgutil.resolve_name(catalog().variants[variant].entry)
     return work / "staging", run(context.model_copy(update={"work": chosen}), helpers.reporter())
 
@@ -37,6 +38,6 @@ def loaded(folder: Path, auto: str = "AutoModelForCausalLM", **settings: Any) ->
     """The model of a folder by transformers' own loading, and nothing may be missing or left over."""
     import transformers
 
-    model, info = getattr(transformers, auto).from_pretrained(folder, dtype="auto", output_loading_info=True, **settings)
+    model, info = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True, **{"dtype": "auto", **settings})
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     return model

@@ -33,6 +33,8 @@ DEFAULTS = {
 }  # fmt: skip
 LITTLE = 0.5
 """Share of quantized weights below which it is worth a warning."""
+READERS = {"transformers": "5", "transformers_why": "quantized folders were not read with transformers 4"}
+"""The oldest release that was tried, in the place of what is known of folders that are not quantized."""
 Parts = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -93,7 +95,7 @@ def quantize(context: StageContext, reporter: Reporter, form: Form) -> StageOutp
     output.figures = {
         "weight_bytes": files.size, "size_ratio_to_merged": round(files.size / model.stored_bytes, 4), "dtype": dtype,
         "quantized_layers": len(linears), "quantized_share": round(packed / model.parameters, 4),
-        **output.figures,
+        **output.figures, **READERS,
     }  # fmt: skip
     warn_of_little(output, form.variant)
     return output

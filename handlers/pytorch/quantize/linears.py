@@ -63,10 +63,10 @@ def find(model: ModelFolder, variant: str) -> Linears:
         names = {name: tensor.partition(".")[2] for name, tensor in names.items()}  # a bare model's weights lack the model's own prefix
     if missing := sorted(name for name, tensor in names.items() if tensor not in model.headers):
         cause = f"{len(missing)} linear layers of the model are stored under other names, for example {missing[0]}"
-        raise Permanent(FaultCode.UNKNOWN_LAYOUT, operation, cause, f"use pytorch-bf16 and leave {variant} out", path=model.path)
+        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, cause, f"use pytorch-bf16 and leave {variant} out", path=model.path)
     if not names:
         raise Permanent(
-            FaultCode.NOTHING_TO_QUANTIZE, operation, "the model has no linear layer beside its output head",
+            FaultCode.FORM_NOT_POSSIBLE, operation, "the model has no linear layer beside its output head",
             f"use pytorch-bf16 and leave {variant} out", path=model.path,
         )  # fmt: skip
     found = {}

@@ -64,10 +64,13 @@ class Merged:
             yield first, block
 
     def whole(self, name: str) -> torch.Tensor:
-        """A tensor in fp32, for one matrix at a time."""
+        """A tensor in fp32, for one matrix at a time. Permanent `not-finite` where it holds NaN or infinity."""
         info = self.model.headers[name]
         out = torch.empty(info.shape)
         StoredSource(name, self.model.path_of(info), info).rows(0, info.shape[0], out)
+        if not bool(torch.isfinite(out.sum())) and not bool(torch.isfinite(out).all()):
+            remedy = "take an earlier checkpoint: the training has diverged"
+            raise Permanent(FaultCode.NOT_FINITE, f"quantize {name}", "it holds NaN or infinity", remedy, path=self.model.path_of(info))
         return out
 
     def copy(self, name: str, files: WeightFiles) -> None:

@@ -74,7 +74,7 @@ class WeightFiles:
     def put(self, name: str, values: torch.Tensor, first: int = 0) -> None:
         """Write a tensor, or its rows from `first` on. The dtype must be the declared one."""
         descriptor, start, one = self._places[name]
-        row = one.size // one.shape[0] if one.shape else one.size
+        row = one.size // max(1, one.shape[0]) if one.shape else one.size
         assert NAMES[values.dtype] == one.dtype and values.shape[1:] == one.shape[1:], (name, values.dtype, values.shape, one)
         data = as_bytes(values.contiguous()) if values.numel() else memoryview(b"")
         assert first * row + len(data) <= one.size, name
