@@ -139,12 +139,11 @@ def _shown(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(values: dict[str, Any], *above: str) -> Iterator[tuple[Names, Any]]:
-    """The path of each key and its value; a table whose keys are free, such as base.map, is one value."""
-    for name, value in values.items():
-        if isinstance(value, dict) and value and all(map(_BARE.fullmatch, value)):
-            yield from _leaves(value, *above, name)
-        else:
-            yield (*above, name), value
+    """The path of each key and its value, those of inner tables last; a table whose keys are free, such as base.map, is one value."""
+    inner = {name: value for name, value in values.items() if isinstance(value, dict) and value and all(map(_BARE.fullmatch, value))}
+    yield from (((*above, name), value) for name, value in values.items() if name not in inner)
+    for name, value in inner.items():
+        yield from _leaves(value, *above, name)
 
 
 def _tables(rows: Iterable[tuple[Names, Any]], origins: Mapping[Names, str], width: int | None) -> Iterator[str]:

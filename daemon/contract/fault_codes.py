@@ -753,6 +753,11 @@ class FaultCode(StrEnum):
 
     To do: Set `onnx.symmetric` to true and `onnx.algorithm` to "rtn", or use onnx-int4.
     """
+    BUDGET_MISSED = "budget-missed"
+    """No choice of bits keeps to both the size and the divergence of `export.target`.
+
+    To do: Raise `export.target.size` or `export.target.kl`; the message says what each of them would need.
+    """
     BUILDER_FAILED = "builder-failed"
     """onnxruntime-genai's builder failed.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
 from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Verdict
-from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, status_that_follows
+from daemon.contract.jobs.options import ValidateOptions
+from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, replaced_by, status_that_follows
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import Access, access_of
@@ -44,15 +45,15 @@ def target_of(job: JobRow, state: str) -> Path:
 
 
 def parts_of(
-    checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, unverified: Collection[str] = (), keep_rejected: bool
+    checks: Sequence[ArtifactCheck], stages: Mapping[str, StageRow], *, rules: ValidateOptions, keep_rejected: bool
 ) -> list[ExportPart]:
-    """What is published: the report on top, a folder a variant that passed, or may go out `unverified`."""
+    """What is published: the report on top, a folder a variant that passed, or that the `rules` let out."""
     parts = []
     for check in checks:
         stage = stages.get(check.variant)
         if stage is None or stage.result is None or stage.folder is None:
             continue
-        if is_published(check, unverified):
+        if is_published(check, rules):
             parts.append(ExportPart(check.variant, stage.folder, stage.result.files))
         elif keep_rejected:
             parts.append(ExportPart(f"{REJECTED}/{check.variant}", stage.folder, stage.result.files))
@@ -77,7 +78,7 @@ def publish_job(
     """Put the export in its place, readable as `access` says, and move the run's links. Can be repeated after a crash."""
     checks = judge(facts)
     state = status_that_follows(facts)
-    unverified = facts.work.validation.publish_unverified
+    rules = facts.work.validation
     target = target_of(job, state)
     _refuse_anothers(target, job)
     staging = paths.staging / job.id
@@ -86,11 +87,12 @@ def publish_job(
         "ending": job.checkpoint.ending, "checkpoint": job.checkpoint.path, "identity": job.checkpoint.identity, "taken": job.created,
         **({"mixture": job.checkpoint.mixture, "additions": [one.model_dump() for one in job.checkpoint.additions]}
            if job.checkpoint.mixture else {}),
+        **({"in_place_of": instead} if (instead := replaced_by(facts, checks)) else {}),
         "checked_on": checked_on(facts),
-        "needs": {check.variant: found for check in checks if is_published(check, unverified) and (found := needs(check))},
+        "needs": {check.variant: found for check in checks if is_published(check, rules) and (found := needs(check))},
     }  # fmt: skip
     assemble(
-        parts_of(checks, stages, unverified=unverified, keep_rejected=keep_rejected),
+        parts_of(checks, stages, rules=rules, keep_rejected=keep_rejected),
         staging / PUBLISH,
         head,
         replaced=target,

@@ -21,6 +21,7 @@ from daemon.contract.jobs.plan import stage_names
 from daemon.journal.journal import Journal
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.lending import take_back
+from daemon.running.fallbacks import added_to
 from daemon.running.output_cache import OutputCache, is_whole
 from daemon.running.rules.resume_keys import keys_of
 from daemon.system.threads import Owner, ThreadDied
@@ -154,7 +155,7 @@ class Resumption:
     def _adopt(self, job: JobRow) -> JobRow:
         """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
         work = self._work_of(job) or job.work
-        names = stage_names(work, job.checkpoint.layout)
+        names = stage_names(work, job.checkpoint.layout, added_to(job, work, self._journal.stages.of(job.id)))
         if work == job.work and names == list(self._journal.stages.of(job.id)):
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):

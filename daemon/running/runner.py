@@ -33,6 +33,7 @@ from daemon.journal.sqlite_errors import OF_ALL
 from daemon.publishing.closing import close_job, tidy_job
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
+from daemon.running.fallbacks import take_steps_down
 from daemon.running.job_file import bounds_of
 from daemon.running.outcomes import inputs_are_there, measure, settle
 from daemon.running.output_cache import OutputCache
@@ -326,6 +327,8 @@ class Runner:
         moved = True
         while moved:
             stages = self.journal.stages.of(job.id)
+            if take_steps_down(self.journal, prepared, stages):
+                continue
             if all(stage.state in ENDED_STAGE for stage in stages.values()):
                 self._finish(prepared, stages)
                 return

@@ -29,14 +29,19 @@ from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.models import hub
 from handlers.report import headline, machine, samples
-from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Report, Stage, Warned
+from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Replaced, Report, Stage, Warned
 from handlers.report.not_verified import blindness, not_verified
+from handlers.report.replacements import replaced
 from handlers.report.sanitize import clean
 
 MOST_NAMES = 8
 """Figures that a warning names."""
 _MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": ReferenceFigures, "speed": SpeedFigures}
 """Stage → its figures. Those of the checks are `Checking`; other stages' figures are for people alone."""
+
+
+_INSTEAD = "use {0}, which is published in its place; name it in export.variants to have it made at once, or relax the limits in\
+ [validate.thresholds.{1}] if you accept the difference"
 
 
 def build(context: StageContext, now: datetime | None = None) -> Report:
@@ -56,11 +61,12 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     faults = _faults(facts, context.stage)
     merge, found = stage_figures(facts, "merge", MergeFigures), stage_figures(facts, "reference", ReferenceFigures) or ReferenceFigures()
     base = _base(facts, context.base, merge)
+    stories = replaced(facts, checks, base.size_bytes)
     artifacts = tuple(_artifact(check, facts, base.size_bytes) for check in checks)
     report = Report.model_construct(
         export_id=facts.export_id,
         status=status,
-        verdict=headline.verdict_line(status, checks, faults, facts.work.validation.publish_unverified),
+        verdict=headline.verdict_line(status, checks, faults, facts.work.validation, stories),
         created=facts.created,
         started=facts.started,
         finished=moment.isoformat(timespec="seconds"),
@@ -78,7 +84,8 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         stages=tuple(_stage(stage, context) for stage in facts.stages if _belongs(stage, context)),
         samples=samples.collect(found, artifacts),
         artifacts=artifacts,
-        failures=_failures(facts, checks, faults),
+        failures=_failures(facts, checks, faults, stories),
+        replaced=stories,
         not_verified=not_verified(facts, checks),
         warnings=_warnings(facts, found.reference),
     )
@@ -171,7 +178,7 @@ def _attempt(attempt: AttemptFacts) -> Attempt:
 def _artifact(check: ArtifactCheck, facts: JobFacts, base_bytes: int | None) -> Artifact:
     stage = next((stage for stage in facts.stages if stage.name == check.variant), None)
     made = verdicts.was_made(stage)
-    published = made and verdicts.is_published(check, facts.work.validation.publish_unverified)
+    published = made and verdicts.is_published(check, facts.work.validation)
     size = stage.result.size if made and stage and stage.result else None
     limits = facts.work.validation.thresholds.get(check.variant)
     return Artifact(
@@ -208,8 +215,13 @@ def _failed_stage(check: ArtifactCheck, facts: JobFacts) -> str | None:
     return found[0] if found else None
 
 
-def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[tuple[str, Fault]]) -> tuple[Failure, ...]:
-    """Stages that failed, in plan order, then artifacts that were made and not published, then those lost without a fault."""
+def _failures(
+    facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[tuple[str, Fault]], stories: tuple[Replaced, ...]
+) -> tuple[Failure, ...]:
+    """Stages that failed, in plan order, then artifacts that were made and not published, then those lost without a fault. Of forms that
+    were tried in the place of others the story of these tells."""
+    instead = {story.asked: story.taken for story in stories if story.taken}
+    tried = set(verdicts.added_variants(facts))
     logs = {stage.name: next((attempt.log for attempt in reversed(stage.attempts) if attempt.log), None) for stage in facts.stages}
     stages = {stage.name: stage for stage in facts.stages}
     made = {name for name, stage in stages.items() if verdicts.was_made(stage)}
@@ -229,9 +241,9 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
     for check in checks:
         wrong = check.variant in made
         checked = verdicts.checking_stage(check.variant, stages)
-        if verdicts.is_published(check, facts.work.validation.publish_unverified) or (
-            not wrong and verdicts.culprit(check.variant, stages)
-        ):
+        if verdicts.is_published(check, facts.work.validation) or (not wrong and verdicts.culprit(check.variant, stages)):
+            continue
+        if wrong and check.variant in tried and check.of_precision:
             continue
         if check.verdict is Verdict.UNVERIFIED and checked and verdicts.fault_of(checked):
             continue  # that stage's own entry says it
@@ -244,7 +256,9 @@ def _failures(facts: JobFacts, checks: tuple[ArtifactCheck, ...], faults: list[t
                 source=source,
                 variant=check.variant,
                 sentence=f"The artifact {check.variant} {said}: {reasons}.",
-                remedy=check.remedy or verdicts.GENERAL_REMEDY,
+                remedy=_INSTEAD.format(instead[check.variant], check.variant)
+                if check.variant in instead
+                else check.remedy or verdicts.GENERAL_REMEDY,
                 code=code,
                 cause=reasons,
                 log=logs.get(source),

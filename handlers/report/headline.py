@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 
 from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
+from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.plan import find_variant
+from daemon.contract.jobs.verdicts import is_published
 from handlers.report import units
-from handlers.report.model import Artifact, Choice, Preference, Recommendation, Report
+from handlers.report.model import Artifact, Choice, Preference, Recommendation, Replaced, Report
 from handlers.report.usage import Usage
 
 NEAR = 0.1
@@ -33,14 +35,15 @@ def verdict_line(
     status: Status,
     checks: Sequence[ArtifactCheck],
     faults: Sequence[tuple[str, Fault]],
-    unverified: Collection[str] = (),
+    rules: ValidateOptions,
+    stories: Sequence[Replaced] = (),
 ) -> str:
-    """The status in one line: how many artifacts passed, which did not, and the first thing that failed. `unverified`: the variants
-    that may be published without a check."""
+    """The status in one line: how many artifacts passed, which did not, what took their place, and the first thing that failed."""
     if status == "failed":
         why = f"the stage {faults[0][0]} failed: {faults[0][1].cause}" if faults else "; ".join(_short(check) for check in checks)
         return f"Failed: nothing was published. Reason: {(why or 'no variant was asked for').rstrip('.')}."
-    return _counted(status, [(check.variant, check.verdict) for check in checks], unverified)
+    published = {check.variant for check in checks if is_published(check, rules)}
+    return _counted(status, [(check.variant, check.verdict) for check in checks], published, stories)
 
 
 def title_line(report: Report) -> str:
@@ -48,24 +51,26 @@ def title_line(report: Report) -> str:
     if report.status == "failed":
         return "Failed: nothing was published."
     published = {artifact.variant for artifact in report.published}
-    return _counted(report.status, [(artifact.variant, artifact.verdict) for artifact in report.artifacts], published)
+    return _counted(report.status, [(artifact.variant, artifact.verdict) for artifact in report.artifacts], published, report.replaced)
 
 
-def _counted(status: Status, verdicts: Sequence[tuple[str, Verdict]], unverified: Collection[str]) -> str:
+def _counted(status: Status, verdicts: Sequence[tuple[str, Verdict]], published: Collection[str], stories: Sequence[Replaced]) -> str:
     by_verdict = {verdict: [name for name, found in verdicts if found is verdict] for verdict in Verdict}
     passed, failed, unchecked = (by_verdict[verdict] for verdict in (Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED))
     if status == "succeeded":
         many = f"all {len(passed)} artifacts" if len(passed) > 1 else "the artifact"
         return f"Succeeded: {many} passed validation ({', '.join(passed)})."
+    instead = {story.asked: story.taken for story in stories if story.taken}
     parts = [f"{len(passed)} of {len(verdicts)} artifacts passed"]
-    if failed:
-        parts.append(f"{', '.join(failed)} failed and {'is' if len(failed) == 1 else 'are'} not published")
     for names, what in (
-        ([name for name in unchecked if name in unverified], "published unverified"),
-        ([name for name in unchecked if name not in unverified], "not published, because no check could run"),
+        ([name for name in failed if name not in published], "failed and {} not published"),
+        ([name for name in failed if name in published], "failed and {} published nevertheless"),
+        ([name for name in unchecked if name in published], "{} published unverified"),
+        ([name for name in unchecked if name not in published], "{} not published, because no check could run"),
     ):
         if names:
-            parts.append(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}")
+            parts.append(f"{', '.join(names)} {what.format('is' if len(names) == 1 else 'are')}")
+    parts += [f"{taken} takes the place of {asked}" for asked, taken in instead.items()]
     return f"Partial: {'; '.join(parts)}."
 
 

@@ -244,6 +244,30 @@ class Recommendation(ReportPart):
     """The smallest and the nearest, where they are others."""
 
 
+class StepDown(ReportPart):
+    """One step to a less quantized form."""
+
+    wanted: str
+    """Variant that failed its check."""
+    taken: str
+    """The form that was made and checked next."""
+    reason: str
+    """Why `wanted` failed."""
+
+
+class Replaced(ReportPart):
+    """A variant asked for that was not exact enough, and what took its place."""
+
+    asked: str
+    """The variant of the configuration."""
+    steps: tuple[StepDown, ...]
+    """Forms that were tried, in their order."""
+    taken: str | None
+    """The form that is published in its place; null where none was exact enough."""
+    sentence: str
+    """The story in one or two sentences, with the figures."""
+
+
 class Warned(ReportPart):
     """A warning, with where it comes from."""
 
@@ -329,9 +353,11 @@ class Report(ReportPart):
     stages: tuple[Stage, ...]
     """Stages in the order of the plan."""
     artifacts: tuple[Artifact, ...]
-    """One entry for each variant asked for."""
+    """One entry for each variant asked for, then for each form that took the place of one."""
     failures: tuple[Failure, ...]
     """Everything that failed in the end."""
+    replaced: tuple[Replaced, ...] = ()
+    """Variants that were not exact enough, and the less quantized forms that took their place."""
     not_verified: tuple[NotVerified, ...]
     """Everything that was not verified."""
     warnings: tuple[Warned, ...] = Field(default=())

@@ -46,7 +46,11 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
     if reasons:
-        return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written)
+        foreign = bool(examination.tokenizer or examination.labels or examination.example)
+        return ArtifactCheck(
+            variant=variant, verdict=Verdict.FAILED, reasons=tuple(reasons), remedy="; ".join(remedies), figures=written,
+            of_precision=not foreign,
+        )  # fmt: skip
     if thresholds is None:
         reason = f"there are no thresholds for {variant}, so it is not known how far it may be from the live model"
         remedy = f"set validate.thresholds.{variant} (agreement, kl, error)"

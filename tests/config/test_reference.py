@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from daemon.config import reference
 from daemon.config.settings import Settings
@@ -17,10 +20,18 @@ def test_the_page_is_that_of_the_file_and_the_settings() -> None:
 
 def test_every_key_has_a_row_with_its_meaning_and_its_variable() -> None:
     made = reference.page((ROOT / "config.toml").read_text())
-    for section, field in Settings.model_fields.items():
-        keys = getattr(field.annotation, "model_fields", None) or {"": None}
-        for key in keys:
-            if (section, key) != ("validate", "thresholds"):
-                variable = f"CKPTD_{section}__{key}".upper().removesuffix("__")
-                (row,) = [line for line in made.splitlines() if f"`{variable}`" in line]
-                assert row.split(" | ")[-1].strip(" |"), variable
+    for variable in _variables("CKPTD", Settings):
+        if not variable.startswith("CKPTD_VALIDATE__THRESHOLDS"):
+            (row,) = [line for line in made.splitlines() if f"`{variable}`" in line]
+            assert row.split(" | ")[-1].strip(" |"), variable
+
+
+def _variables(above: str, model: type[BaseModel]) -> Iterator[str]:
+    """The variable of each key, those of inner tables too."""
+    for name, field in model.model_fields.items():
+        variable = f"{above}{'_' if above == 'CKPTD' else '__'}{name}".upper()
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _variables(variable, inner)
+        else:
+            yield variable

@@ -14,6 +14,7 @@ from tests.journal.conftest import reference
 
 P, F, U = Verdict.PASSED, Verdict.FAILED, Verdict.UNVERIFIED
 VARIANTS = ("pytorch", "onnx", "onnx-int8")
+RULES = ValidateOptions()
 
 
 def fault(cause: str) -> Fault:
@@ -33,14 +34,14 @@ def facts(*stages: StageFacts, variants: tuple[str, ...] = VARIANTS, quantizatio
 def test_the_status_is_succeeded_only_if_all_passed_and_failed_only_if_all_failed(verdicts: tuple[Verdict, ...]) -> None:
     checks = [ArtifactCheck(variant=name, verdict=verdict) for name, verdict in zip(VARIANTS, verdicts, strict=True)]
     expected = "succeeded" if set(verdicts) == {P} else "failed" if set(verdicts) == {F} else "partial"
-    assert status_of(VARIANTS, checks, VARIANTS) == expected
+    assert status_of(VARIANTS, checks, ValidateOptions(publish_unverified=VARIANTS)) == expected
 
 
 def test_a_variant_nobody_checked_counts_as_failed_and_one_nobody_asked_for_counts_for_nothing() -> None:
     passed = ArtifactCheck(variant="pytorch", verdict=P)
-    assert status_of(("pytorch", "onnx"), [passed]) == "partial"
-    assert status_of(("pytorch",), [passed, ArtifactCheck(variant="onnx", verdict=F)]) == "succeeded"
-    assert status_of((), []) == "failed"
+    assert status_of(("pytorch", "onnx"), [passed], RULES) == "partial"
+    assert status_of(("pytorch",), [passed, ArtifactCheck(variant="onnx", verdict=F)], RULES) == "succeeded"
+    assert status_of((), [], RULES) == "failed"
 
 
 def test_one_formats_failure_takes_no_other_and_names_the_stage_that_failed() -> None:  # R4.5

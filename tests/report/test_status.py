@@ -27,22 +27,25 @@ def checks(*verdicts: Verdict) -> list[ArtifactCheck]:
 )  # fmt: skip
 def test_the_status_follows_from_the_verdicts_of_the_variants_asked_for(verdicts: tuple[Verdict, ...], status: str) -> None:
     asked = [f"v{number}" for number in range(len(verdicts))]
-    assert status_of(asked, checks(*verdicts), asked) == status
-    assert status_of(asked, checks(*verdicts)) == (status if P in verdicts else "failed"), "what nobody verified is not published by itself"
+    assert status_of(asked, checks(*verdicts), ValidateOptions(publish_unverified=tuple(asked))) == status
+    assert status_of(asked, checks(*verdicts), ValidateOptions()) == (status if P in verdicts else "failed"), (
+        "what nobody verified is not published by itself"
+    )
 
 
 def test_only_all_passed_is_succeeded_and_the_order_never_matters() -> None:
     for verdicts in product((P, F, U), repeat=3):
-        for allowed in ([], ["v0", "v1", "v2"]):
-            given = status_of(["v0", "v1", "v2"], checks(*verdicts), allowed)
-            assert given == status_of(["v2", "v0", "v1"], reversed(checks(*verdicts)), allowed)
+        for allowed in ((), ("v0", "v1", "v2")):
+            rules = ValidateOptions(publish_unverified=allowed)
+            given = status_of(["v0", "v1", "v2"], checks(*verdicts), rules)
+            assert given == status_of(["v2", "v0", "v1"], reversed(checks(*verdicts)), rules)
             assert (given == "succeeded") == (set(verdicts) == {P})
             assert (given == "failed") == (set(verdicts) <= ({F} if allowed else {F, U}))
 
 
 def test_a_variant_without_a_check_counts_as_failed() -> None:
-    assert status_of(["v0", "v1"], checks(P)) == "partial"
-    assert status_of(["v1"], checks(P)) == "failed"
+    assert status_of(["v0", "v1"], checks(P), ValidateOptions()) == "partial"
+    assert status_of(["v1"], checks(P), ValidateOptions()) == "failed"
 
 
 def verdicts(job: JobFacts) -> dict[str, Verdict]:
@@ -107,4 +110,4 @@ def test_what_a_job_ended_as_stays_so_when_a_package_was_removed() -> None:
     stages = (*job.stages, facts.done("gone", 90, 1, sizes=(1,)), facts.done("check-gone", 91, 1, checks=(checked,)))
     made = job.model_copy(update={"stages": stages})
     assert verdicts(made) == {"pytorch": P, "gone": U}
-    assert status_of(asked_variants(made), judge(made)) == "partial"
+    assert status_of(asked_variants(made), judge(made), made.work.validation) == "partial"

@@ -38,10 +38,13 @@ OWN_SECTIONS = frozenset({
 })  # fmt: skip
 """With what else the settings are made of, and the variables CKPTD_… that are no key's."""
 OWN_KEYS = {
-    "export": frozenset({"variants", "quantization", "opset"}),
+    "export": frozenset({"variants", "quantization", "opset", "target"}),
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "trust_remote_code"}),
-    "validation": frozenset({"samples", "new_tokens", "prompts", "speed_tokens", "bases", "publish_unverified", "thresholds"}),
-}
+    "validation": frozenset({
+        "samples", "new_tokens", "prompts", "speed_tokens", "bases", "publish_unverified", "on_failed_check", "fallback_tries",
+        "fallback_minutes", "thresholds",
+    }),
+}  # fmt: skip
 """Keys of ours that the output of a format's stage may depend on."""
 OWN_ENGINES = frozenset({"live", "torch"})
 """Names of stages, of sections and of engines that no format may take."""

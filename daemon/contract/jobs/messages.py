@@ -147,6 +147,8 @@ class ArtifactCheck(Frozen):
     verdict: Verdict
     reasons: tuple[str, ...] = ()
     """Why it failed or could not be verified; empty when it passed."""
+    of_precision: bool = False
+    """It failed, and all its reasons are about numbers that a less quantized form may give right."""
     remedy: str | None = None
     figures: Json = Field(default_factory=dict)
 

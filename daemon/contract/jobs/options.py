@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic import (
     SerializationInfo,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_serializer,
@@ -30,6 +32,35 @@ from daemon.contract.values import Frozen, digest_of
 Options = TypeVar("Options", bound=Frozen)
 
 
+_TIMES = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*x", re.IGNORECASE)
+
+
+class Target(Frozen):
+    """`export.target`: what a form whose bits are chosen by measurement (onnx-mixed) has to keep to."""
+
+    kl: float = Field(default=0.0, ge=0)
+    """Largest divergence from the unquantized graph, in nats a token. 0: by the check's own limit, or as small as `size` allows."""
+    size: Annotated[str, Field(max_length=40)] = ""
+    """Largest size of its graphs: a share of the merged weights, for example "0.25x", or bytes, for example "300MB". "": no limit."""
+
+    @field_validator("size")
+    @classmethod
+    def _is_a_size(cls, value: str) -> str:
+        if value and not _TIMES.fullmatch(value.strip()):
+            try:
+                TypeAdapter(ByteSize).validate_python(value)
+            except ValidationError:
+                raise ValueError('write a share of the merged weights, for example "0.25x", or a size, for example "300MB"') from None
+        return value.strip()
+
+    def bytes_of(self, stored: int | None) -> int | None:
+        """The limit in bytes for merged weights of `stored` bytes; None without one."""
+        times = _TIMES.fullmatch(self.size)
+        if times:
+            return None if stored is None else int(float(times[1]) * stored)
+        return int(TypeAdapter(ByteSize).validate_python(self.size)) if self.size else None
+
+
 class ExportOptions(Frozen):
     """`[export]`: what is made of a checkpoint."""
 
@@ -37,6 +68,8 @@ class ExportOptions(Frozen):
     """Artifacts to publish; `ckptd formats` lists the names. Default: the three that every box can make."""
     quantization: Literal["", "none", "fp16", "int8", "int4"] = ""
     """"" leaves `variants` as it is; "none" drops the quantized ones; "int8" and the others add that form of each format chosen."""
+    target: Target = Target()
+    """What onnx-mixed keeps to."""
     opset: int = Field(default=18, ge=18, le=23)
     """ONNX operator set. 18 is the lowest that the exporter really produces and what most runtimes take."""
 
@@ -77,6 +110,14 @@ class ValidateOptions(Frozen):
     publish_unverified: tuple[str, ...] = ()
     """Variants that are published even where no check could run, and called unverified. Without it what could not be compared is kept
     for `ckptd retry` and not published. For variants whose engine can't run on this machine and that you try elsewhere."""
+    on_failed_check: Literal["fallback", "reject", "publish"] = "fallback"
+    """What follows where a quantized variant is not as exact as its thresholds ask. "fallback": its next less quantized form is made and
+    checked too, and so on, and the first that passes is published under its own name. "reject": nothing. "publish": the variant itself
+    is published, marked as failed."""
+    fallback_tries: int = Field(default=5, ge=1, le=20)
+    """Forms that are tried in place of one variant."""
+    fallback_minutes: float = Field(default=120.0, gt=0)
+    """No further form is begun where making and checking those before it took more than these minutes."""
     thresholds: dict[str, Thresholds] = Field(default_factory=lambda: catalog().thresholds)
     """Limits by variant; a variant or a limit that is not named keeps its default."""
 

@@ -157,7 +157,10 @@ def plan(chosen: Iterable[str], *, speed: bool = True, sharded: bool = False) ->
     return tuple(spec for spec in all_specs() if spec.name in wanted)
 
 
-def stage_names(work: Work, layout: str) -> list[str]:
-    """Names of the stages of a job with this configuration, for a checkpoint of this layout, in plan order."""
-    chosen = effective_variants(work.export.variants, work.export.quantization)
+def stage_names(work: Work, layout: str, added: Iterable[str] = ()) -> list[str]:
+    """Names of the stages of a job with this configuration, for a checkpoint of this layout, in plan order.
+
+    `added`: variants that are made, checked and published too, since they take the place of others.
+    """
+    chosen = (*effective_variants(work.export.variants, work.export.quantization), *added)
     return [spec.name for spec in plan(chosen, speed=work.validation.speed_tokens > 0, sharded=layout in SHARDED)]

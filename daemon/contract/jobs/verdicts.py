@@ -6,44 +6,70 @@ look at files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.fallbacks import WayDown, way_down
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
 from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
-from daemon.contract.jobs.plan import CHECK, FORMER, check_of, effective_variants, find_spec, find_variant
+from daemon.contract.jobs.options import ValidateOptions
+from daemon.contract.jobs.plan import CHECK, FORMER, check_of, effective_variants, find_spec, find_variant, variant_names
 from daemon.contract.values import Json
 
 GENERAL_REMEDY = "read the log of the stage's last attempt, then run `ckptd retry` with the export's id"
 
 
-def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], unverified: Collection[str] = ()) -> Status:
-    """The status of an export from the variants `asked` for, the `checks` of them, and those that may be published `unverified`.
+def status_of(asked: Sequence[str], checks: Iterable[ArtifactCheck], rules: ValidateOptions, added: Sequence[str] = ()) -> Status:
+    """The status of an export from the variants `asked` for, those `added` in place of some of them, and the `checks` of all.
 
     - "succeeded": something was asked for, and every variant asked for passed;
-    - "failed": no variant asked for is published, so there is nothing to use;
-    - "partial": everything between. What is published without a check is nothing that succeeded, so the status is then "partial" at
-      best, with or without artifacts that passed.
+    - "failed": nothing of them is published, so there is nothing to use;
+    - "partial": everything between. What is published without a check, or though it failed, is nothing that succeeded, so the status is
+      then "partial" at best, with or without artifacts that passed.
 
-    A variant without a check counts as failed; checks of variants that nobody asked for count for nothing.
+    A variant without a check counts as failed; checks of other variants count for nothing.
     """
     found = {check.variant: check for check in checks}
     verdicts = [found[variant].verdict if variant in found else Verdict.FAILED for variant in asked]
-    if not any(variant in found and is_published(found[variant], unverified) for variant in asked):
+    if not any(variant in found and is_published(found[variant], rules) for variant in (*asked, *added)):
         return "failed"
     return "succeeded" if all(verdict is Verdict.PASSED for verdict in verdicts) else "partial"
 
 
 def status_that_follows(facts: JobFacts) -> Status:
     """The status of a job's export from the journal's facts."""
-    return status_of(asked_variants(facts), judge(facts), facts.work.validation.publish_unverified)
+    return status_of(asked_variants(facts), judge(facts), facts.work.validation, added_variants(facts))
 
 
 def asked_variants(facts: JobFacts) -> tuple[str, ...]:
     """The variants that the job was to publish, in plan order; last those that nobody has any more, since their package was removed."""
     chosen = facts.work.export.variants
     return (*effective_variants(chosen, facts.work.export.quantization), *(name for name in chosen if find_variant(name) is None))
+
+
+def way_down_of(facts: JobFacts) -> WayDown:
+    """Which forms take the place of variants whose check failed, as far as the checks are there."""
+    seconds = {stage.name: stage.result.seconds for stage in facts.stages if stage.result}
+    return way_down(asked_variants(facts), _given(facts), seconds, facts.work.validation)
+
+
+def added_variants(facts: JobFacts) -> tuple[str, ...]:
+    """The variants that took the place of others, as far as the job has their stages, in plan order."""
+    planned = {stage.name for stage in facts.stages}
+    added = set(way_down_of(facts).added) & planned
+    return tuple(name for name in variant_names() if name in added)
+
+
+def replaced_by(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> dict[str, list[str]]:
+    """Published variant → the variants asked for whose place it takes."""
+    down, found = way_down_of(facts), {check.variant: check for check in checks}
+    taken: dict[str, list[str]] = {}
+    for asked in dict.fromkeys(step.asked for step in down.steps):
+        last = down.chain(asked)[-1]
+        if last in found and is_published(found[last], facts.work.validation):
+            taken.setdefault(last, []).append(asked)
+    return taken
 
 
 def was_made(stage: StageFacts | None) -> bool:
@@ -81,20 +107,26 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
 
 
 def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
-    """One final check for each variant asked for: that of the stage that checks it where there is one, else what its absence means."""
+    """One final check for each variant asked for, then for each that took the place of one: that of the stage that checks it where there
+    is one, else what its absence means."""
     stages = {stage.name: stage for stage in facts.stages}
-    given = {
+    given = _given(facts)
+    found = stage_figures(facts, "speed", SpeedFigures)
+    for variant, speed in found.speed.items() if found else ():
+        if variant in given:
+            given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **speed.written()}})
+    return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
+
+
+def _given(facts: JobFacts) -> dict[str, ArtifactCheck]:
+    """Variant → the check that its stage gave."""
+    return {
         check.variant: check
         for stage in facts.stages
         if stage.result
         for check in stage.result.checks
         if stage.name in FORMER or stage.name == _checker(check.variant)
     }
-    found = stage_figures(facts, "speed", SpeedFigures)
-    for variant, speed in found.speed.items() if found else ():
-        if variant in given:
-            given[variant] = given[variant].model_copy(update={"figures": {**given[variant].figures, **speed.written()}})
-    return tuple(_judged(variant, stages, given.get(variant)) for variant in asked_variants(facts))
 
 
 def checking_stage(variant: str, stages: Mapping[str, StageFacts]) -> StageFacts | None:
@@ -131,13 +163,15 @@ def _judged(variant: str, stages: dict[str, StageFacts], check: ArtifactCheck | 
     )
 
 
-def is_published(check: ArtifactCheck, unverified: Collection[str]) -> bool:
-    """What a check leads to: what passed is published, and what nobody could verify if it is among the variants that the user lets go out
-    `unverified` (`validate.publish_unverified`).
+def is_published(check: ArtifactCheck, rules: ValidateOptions) -> bool:
+    """What a check leads to: what passed is published, what nobody could verify if `validate.publish_unverified` names it, and what is
+    not exact enough if `validate.on_failed_check` is "publish".
 
     The one rule that publication and report follow.
     """
-    return check.verdict is Verdict.PASSED or (check.verdict is Verdict.UNVERIFIED and check.variant in unverified)
+    if check.verdict is Verdict.FAILED:
+        return check.of_precision and rules.on_failed_check == "publish"
+    return check.verdict is Verdict.PASSED or check.variant in rules.publish_unverified
 
 
 def checked_on(facts: JobFacts) -> Json:

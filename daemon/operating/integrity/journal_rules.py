@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from daemon.contract.jobs.messages import CheckpointRef, JobFacts, StageFacts
-from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.options import ValidateOptions, Work
 from daemon.contract.jobs.plan import FORMER, find_spec, spec_of, stage_names
 from daemon.contract.jobs.verdicts import asked_variants, judge, status_of, status_that_follows
 from daemon.journal.integrity import unbelievable, unsound
@@ -194,6 +194,8 @@ def check_verdicts(connection: sqlite3.Connection, scene: Scene) -> None:
             stages=tuple(StageFacts(name=one.name, state=one.state, result=one.result, fault=one.fault) for one in rows),
         )  # fmt: skip
         follows = status_that_follows(facts)
+        asked = asked_variants(facts)
+        all_out = ValidateOptions(publish_unverified=asked)
         # Until validate.publish_unverified came, whatever could not be verified was published.
-        if job.state not in (follows, status_of(asked_variants(facts), judge(facts), asked_variants(facts))):
+        if job.state not in (follows, status_of(asked, judge(facts), all_out)):
             scene.find("job-state-wrong", f"it is {job.state}, but its stages and checks say {follows}", _REPORT, job=job.id)

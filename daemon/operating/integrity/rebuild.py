@@ -22,7 +22,8 @@ from daemon.config.paths import Paths
 from daemon.contract.errors import Fault
 from daemon.contract.events import Event
 from daemon.contract.jobs.messages import CheckpointRef, Outcome
-from daemon.contract.jobs.plan import stage_names
+from daemon.contract.jobs.plan import CHECK, find_variant, stage_names
+from daemon.contract.values import Json
 from daemon.journal.database import Database
 from daemon.journal.rows import now
 from daemon.operating.integrity.salvage import Remains, Tried, find
@@ -92,7 +93,7 @@ def _insert(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoint
          str(one.pin or ""), str(_target(one, target_of)), state, one.base, one.created, one.tries[0].started if one.tries else None,
          _ended_at(one) if ended else None, json.dumps(list(one.warnings)), int(one.newest_first)),
     )  # fmt: skip
-    names = stage_names(one.work, one.checkpoint.layout)
+    names = _planned(one)
     c.executemany("INSERT INTO stage (job, name, position) VALUES (?,?,?)", [(one.job, name, i) for i, name in enumerate(names)])
     for name in names:
         _add_attempts(c, one, name)
@@ -102,6 +103,20 @@ def _insert(c: sqlite3.Connection, one: Remains, target_of: Callable[[Checkpoint
             "INSERT OR IGNORE INTO seen (path, fingerprint, verdict, job, at) VALUES (?,?,'taken',?,?)",
             (seen.path, one.fingerprint, one.job, now()),
         )
+
+
+def _planned(one: Remains) -> list[str]:
+    """The stages of a job: those of its configuration, and those of forms that took the place of others."""
+    seen = {tried.file.stage for tried in one.tries}
+    seen |= {str(row.get("name")) for row in _rows_of_report(one)}
+    added = [name.removeprefix(CHECK) for name in sorted(seen) if name.startswith(CHECK)]
+    return stage_names(one.work, one.checkpoint.layout, [name for name in added if find_variant(name)])
+
+
+def _rows_of_report(one: Remains) -> list[Json]:
+    """What the report of a published export says of each stage."""
+    rows = one.published.report.get("stages", ()) if one.published else ()
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _complete(c: sqlite3.Connection, one: Remains, state: str) -> None:
@@ -127,6 +142,10 @@ def _complete(c: sqlite3.Connection, one: Remains, state: str) -> None:
 
 def _bring_up(c: sqlite3.Connection, one: Remains, *, over: bool) -> None:
     """The job's stages of which the disk knows later attempts than the journal, or, at the job's end, all."""
+    there = [row[0] for row in c.execute("SELECT name FROM stage WHERE job = ? ORDER BY position", (one.job,))]
+    for place, name in enumerate(_planned(one)):  # forms that took the place of others came after the backup
+        if name not in there:
+            c.execute("INSERT INTO stage (job, name, position) VALUES (?,?,?)", (one.job, name, len(there) + place))
     for name, state, attempts in c.execute("SELECT name, state, attempts FROM stage WHERE job = ?", (one.job,)).fetchall():
         last = one.last(name)
         if last and (last.file.attempt > attempts or (state == "running" and over)):
@@ -177,8 +196,8 @@ def _reported(one: Remains, stage: str) -> str:
     """How a stage of an ended job ended by the job's own report; its report stage by there being one."""
     if stage == "report":
         return "succeeded"
-    for row in one.published.report.get("stages", ()) if one.published else ():
-        if isinstance(row, dict) and row.get("name") == stage and row.get("state") in ("succeeded", "failed", "skipped"):
+    for row in _rows_of_report(one):
+        if row.get("name") == stage and row.get("state") in ("succeeded", "failed", "skipped"):
             return str(row["state"])
     return "failed" if one.last(stage) else "skipped"
 

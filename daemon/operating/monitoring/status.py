@@ -417,7 +417,7 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
     report = target / "report.json"
     errors = [stage.error for stage in stages if stage.state == "failed" and stage.error]
     if job.state in ("failed", "partial"):
-        errors += [_rejection(check) for check in checks if not is_published(check, job.work.validation.publish_unverified)]
+        errors += [_rejection(check) for check in checks if not is_published(check, job.work.validation)]
     return JobStatus(
         id=job.id,
         run=checkpoint.run,

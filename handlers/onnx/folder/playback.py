@@ -7,7 +7,7 @@ cache, one further token on top of it. Free of torch and transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,8 @@ def tokenize(folder: Path, texts: Sequence[str], *, longest: int = MAX_TOKENS) -
 class Player:
     """Plays texts through the fp32 graphs of a folder and keeps what passes between them."""
 
-    def __init__(self, folder: Path, graphs: GraphSet, threads: int) -> None:
+    def __init__(self, folder: Path, graphs: GraphSet, threads: int, sessions: Mapping[str, Any] | None = None) -> None:
+        """`sessions`: role → what runs it in the place of a session of the graph itself."""
         self._chain = graphs.graph(EMBEDDING) is not None
         known = [graph for role in _ORDER for graph in graphs.graphs if graph.role == role] if not self._chain else list(graphs.graphs)
         if len(known) != len(graphs.graphs):
@@ -101,7 +102,7 @@ class Player:
             raise UnknownInputError(f"graphs with the roles {strange} are not known")
         self._graphs = known
         weights = MappedWeights()
-        self._sessions = {graph.role: open_session(folder / graph.file, threads, weights) for graph in known}
+        self._sessions = sessions or {graph.role: open_session(folder / graph.file, threads, weights) for graph in known}
 
     def play(self, ids: Sequence[int]) -> Iterator[GraphRun]:
         """Every graph's call for one text. All but its last token go first, the last one on top of the cache."""

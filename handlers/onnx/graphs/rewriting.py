@@ -180,7 +180,10 @@ class Rewriter:
 
     def rewrite(self) -> Counts:
         """Turn every product and table that can be turned, and forget the fp32 weights that nothing reads any more."""
-        products, lookups = [product for product in find_products(self.model) if self.turns(product)], find_lookups(self.model)
+        products, lookups = (
+            [product for product in find_products(self.model) if self.turns(product)],
+            [one for one in find_lookups(self.model) if self.looks_up(one)],
+        )
         tied = {lookup.table for lookup in lookups} & {product.weight for product in products if product.transposed}
         self.prepare(tied)
         for lookup in lookups:
@@ -199,6 +202,10 @@ class Rewriter:
 
     def turns(self, product: Product) -> bool:
         """Whether a product is one to be turned."""
+        return True
+
+    def looks_up(self, lookup: Lookup) -> bool:
+        """Whether a lookup is one to be turned."""
         return True
 
     def turn_lookup(self, lookup: Lookup) -> None:

@@ -1,4 +1,5 @@
-"""The stages `onnx-int4` and `onnx-int8-weight`: the fp32 graphs with weights of 4 or 8 bits in blocks, each block with its own scale.
+"""The stages `onnx-int4`, `onnx-int4-fine` and `onnx-int8-weight`: the fp32 graphs with weights of 4 or 8 bits in blocks, each block with
+its own scale.
 
 Run by `handlers/__main__.py` on the output of the onnx stage; `[onnx] block_size, symmetric, algorithm, accuracy_level` say how.
 onnx-int8-weight is larger than onnx-int8, since scales are kept by block, and many times as exact. Whether the loss of accuracy is
@@ -40,6 +41,14 @@ def int4(context: StageContext, reporter: Reporter) -> StageOutput:
     return quantize(context, reporter, scheme, variant="onnx-int4", small_enough=0.3)
 
 
+def int4_fine(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `onnx-int4-fine`: half the block, zero points, and values that are searched. A result above 0.35 of the fp32 size is worth
+    a warning."""
+    options = context.work.options(OnnxOptions)
+    scheme = Scheme(4, max(16, options.block_size // 2), symmetric=False, algorithm="k-quant")
+    return quantize(context, reporter, scheme, variant="onnx-int4-fine", small_enough=0.35)
+
+
 def int8(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `onnx-int8-weight`. A result above 0.5 of the fp32 size is worth a warning."""
     options = context.work.options(OnnxOptions)
@@ -70,7 +79,7 @@ def quantize(context: StageContext, reporter: Reporter, scheme: Scheme, *, varia
     output = StageOutput(figures=_figures(counts, scheme, made.size(staging), source.size(folder), made))
     if asked < 0:
         reporter.progress(0.9, "measuring accuracy levels")
-        _choose_level(context, source, made, output, scheme.bits)
+        choose_level(context, source, made, output, scheme.bits)
     else:
         output.figures["accuracy_level"] = asked
     ratio = made.size(staging) / source.size(folder)
@@ -95,7 +104,7 @@ def _figures(counts: Counts, scheme: Scheme, size: int, source_bytes: int, made:
     }
 
 
-def _choose_level(context: StageContext, source: GraphSet, made: GraphSet, output: StageOutput, bits: int) -> None:
+def choose_level(context: StageContext, source: GraphSet, made: GraphSet, output: StageOutput, bits: int) -> None:
     """Run the graphs at the levels and leave them at the best one; where they can't be run, at the exact one, which is recorded."""
     staging = Path(context.staging)
     try:

@@ -26,6 +26,14 @@ class WeightOnlyRewriter(Rewriter):
         self._tied: set[ir.Value] = set()
         self._made: dict[str, tuple[ir.Value, ir.Value, ir.Value | None]] = {}
 
+    def scheme_of(self, weight: ir.Value) -> Scheme:
+        """How a weight is quantized."""
+        return self._scheme
+
+    def quantized(self, weight: ir.Value, array: np.ndarray, scheme: Scheme) -> Blocks:
+        """The blocks of a weight, whose values are `array`, (outputs, inputs)."""
+        return quantize(array, scheme)
+
     def prepare(self, tied: set[ir.Value]) -> None:
         self._tied = tied
         self.model.graph.opset_imports.setdefault(DOMAIN, 1)
@@ -35,14 +43,14 @@ class WeightOnlyRewriter(Rewriter):
         stem = f"{weight.name}.int{scheme.bits}{'.turned' if turn else ''}"
         if stem not in self._made:
             array = array_of(weight)
-            made: Blocks = quantize(array.T if turn else array, scheme)
+            made = self.quantized(weight, array.T if turn else array, scheme)
             zeros = None if made.zeros is None else self.constant(f"{stem}.zeros", made.zeros)
             self._made[stem] = self.constant(stem, made.values), self.constant(f"{stem}.scales", made.scales), zeros
         return stem, self._made[stem]
 
     def turn_lookup(self, lookup: Lookup) -> None:
         """Gather quantized rows and bring them back to fp32."""
-        node, scheme = lookup.node, self._scheme.for_tables
+        node, scheme = lookup.node, self.scheme_of(lookup.table).for_tables
         stem, (values, scales, zeros) = self._blocks(lookup.table, scheme, turn=False)
         name = f"{node.outputs[0].name}.int{scheme.bits}"
         columns = array_of(lookup.table).shape[1]
@@ -63,7 +71,8 @@ class WeightOnlyRewriter(Rewriter):
     def turn_product(self, product: Product) -> None:
         """Multiply by the quantized matrix."""
         node = product.node
-        scheme = self._scheme.for_tables if product.weight in self._tied and product.transposed else self._scheme
+        scheme = self.scheme_of(product.weight)
+        scheme = scheme.for_tables if product.weight in self._tied and product.transposed else scheme
         _, (values, scales, zeros) = self._blocks(product.weight, scheme, turn=not product.transposed)
         outputs, inputs = array_of(product.weight).shape[:: 1 if product.transposed else -1]
         name = f"{node.outputs[0].name}.int{scheme.bits}"

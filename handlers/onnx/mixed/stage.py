@@ -1,0 +1,230 @@
+"""The stage `onnx-mixed`: the fp32 graphs with weights in 4, 8 or 32 bits, as small as a limit of divergence allows.
+
+Run by `handlers/__main__.py` on the output of the onnx stage. The bits are chosen layer by layer (`handlers.onnx.mixed.search`), by what
+each layer's precision costs on texts that the check does not use. What the layers of a run cost differs little between its checkpoints:
+the measurements are kept, and the next checkpoint measures only the choices that follow from them. Free of torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import write_atomic
+from daemon.contract.jobs.messages import Fallback, StageContext
+from daemon.contract.values import digest_of
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models import prompts
+from handlers.models.folder import ModelFolder
+from handlers.onnx.folder.playback import Tokens, UnknownInputError, tokenize
+from handlers.onnx.graphs.derive import derive
+from handlers.onnx.graphs.graphset import Graph, GraphSet, read
+from handlers.onnx.graphs.rewriting import Counts, Lookup, Product
+from handlers.onnx.mixed.search import BudgetMissed, Choice, Cost, search
+from handlers.onnx.mixed.told import listed, told
+from handlers.onnx.mixed.trial import FULL, Trial
+from handlers.onnx.mixed.weights import Group, Weight, find, grouped
+from handlers.onnx.options import OnnxOptions
+from handlers.onnx.quantize.accuracy_levels import EXACT
+from handlers.onnx.quantize.block_quantization import Blocks, Scheme
+from handlers.onnx.quantize.weight_only import choose_level
+from handlers.onnx.quantize.weight_only_rewriter import WeightOnlyRewriter
+
+OPERATION = "choose the bits of each layer"
+TEXTS, TOKENS = 6, 48
+MARGIN = 0.6
+"""Share of the check's limit that is aimed at: it compares other texts, and with the live model."""
+FILE = "quantization.json"
+"""Which weight has how many bits, beside the graphs."""
+
+
+def run(context: StageContext, reporter: Reporter) -> StageOutput:
+    """Choose the bits, write the graphs, and say what was kept more exact.
+
+    Permanent `nothing-to-quantize` where no graph has a weight to turn, `budget-missed` where no choice keeps to both limits.
+    """
+    folder, options = Path(context.inputs["onnx"]), context.work.options(OnnxOptions)
+    source = read(folder)
+    merged = Path(context.inputs["merge"]) if "merge" in context.inputs else None
+    weights = find(folder, source, merged)
+    if not weights:
+        cause = "no matrix product with a constant weight was found"
+        raise Permanent(FaultCode.NOTHING_TO_QUANTIZE, OPERATION, cause, "leave onnx-mixed out", path=folder)
+    groups, limits = grouped(weights), _Limits(context, merged)
+    tokens = _tokens(context, folder)
+    schemes = {
+        4: Scheme(4, options.block_size, symmetric=False, algorithm=options.algorithm),
+        8: Scheme(8, options.block_size, symmetric=False),
+    }  # fmt: skip
+    output = StageOutput()
+    try:
+        trial = Trial(folder, source, weights, tokens.rows, schemes, context.limits.threads)
+    except UnknownInputError as error:
+        raise Permanent(FaultCode.NO_CALIBRATION, OPERATION, str(error), "leave onnx-mixed out", path=folder) from error
+    notes = _Notes(context, groups, schemes, tokens)
+    choice = _chosen(
+        trial, groups, limits, notes.known(), source.size(folder), lambda share: reporter.progress(0.7 * share, "measuring layers")
+    )
+    notes.keep(choice.sensitivity)
+    bits = {key: choice.bits[group.name] for group in groups for key in group.keys}
+    made, counts = _written(context, reporter, trial, weights, bits)
+    level = options.accuracy_level
+    if level < 0:
+        reporter.progress(0.95, "measuring accuracy levels")
+        choose_level(context, source, made, output, 4)
+    else:
+        output.figures["accuracy_level"] = level
+    (Path(context.staging) / FILE).write_text(json.dumps(_described(choice, groups, schemes), indent=1) + "\n")
+    output.figures |= counts.figures | _figures(choice, made.size(Path(context.staging)), source.size(folder), notes.taken)
+    output.figures["texts"] = tokens.figures
+    for more, names in choice.raised.items():
+        if names:
+            output.fallbacks.append(Fallback(wanted="4 bits in all layers", taken=f"{more} bits in {listed(names)}", reason=limits.told))
+    return output
+
+
+class _Limits:
+    """What the choice must keep to."""
+
+    def __init__(self, context: StageContext, merged: Path | None) -> None:
+        target, limit = context.work.export.target, context.work.validation.thresholds.get("onnx-mixed")
+        self.size = target.bytes_of(ModelFolder(merged).stored_bytes if merged else None)
+        self.asked = f'export.target.size = "{target.size}"'
+        if target.kl:
+            self.divergence: float | None = target.kl
+            self.told = f"export.target.kl is {target.kl:g}"
+        elif self.size is not None:
+            self.divergence, self.told = None, self.asked
+        else:
+            self.divergence = MARGIN * (limit.kl if limit else 0.05)
+            self.told = f"the divergence is to stay below {self.divergence:.3g} nats, {MARGIN:.0%} of the check's limit"
+
+
+def _chosen(
+    trial: Trial, groups: list[Group], limits: _Limits, known: Mapping[str, float] | None, source_bytes: int, look: Callable[[float], None]
+) -> Choice:
+    keys = {group.name: group.keys for group in groups}
+    costs = [Cost(group.name, {bits: sum(trial.bytes(key, bits) for key in group.keys) for bits in (4, 8, FULL)}) for group in groups]
+    rest = max(0, source_bytes - sum(cost.bytes[FULL] for cost in costs))
+    try:
+        return search(
+            costs, lambda bits: trial.divergence({key: bits[name] for name in bits for key in keys[name]}),
+            divergence=limits.divergence, size=None if limits.size is None else limits.size - rest, known=known, look=look,
+        )  # fmt: skip
+    except BudgetMissed as error:
+        needed = error.needed + rest
+        if error.best is None:
+            cause = f"even with 4 bits in all layers the graphs take {needed} bytes, and {limits.asked} allows {limits.size}"
+        else:
+            cause = (
+                f"within {limits.divergence:.3g} nats the graphs take {needed} bytes, and {limits.asked} allows {limits.size}; at that size"
+                f" the divergence is {error.best.divergence:.3g} nats"
+            )
+        remedy = "raise export.target.size or export.target.kl"
+        raise Permanent(FaultCode.BUDGET_MISSED, OPERATION, cause, remedy) from None
+
+
+def _tokens(context: StageContext, folder: Path) -> Tokens:
+    """Texts that the check does not use, as far as there are any."""
+    options = context.work.validation
+    texts, _ = prompts.load(options.model_copy(update={"samples": options.samples + TEXTS}))
+    return tokenize(folder, (texts[options.samples :] or texts)[:TEXTS], longest=TOKENS)
+
+
+class _Rewriter(WeightOnlyRewriter):
+    """Gives each weight its own bits."""
+
+    def __init__(self, model: ir.Model, trial: Trial, bits: Mapping[str, tuple[str, int]], level: int) -> None:
+        """`bits`: name of an initializer → (key of the weight, bits)."""
+        super().__init__(model, trial.schemes[4], level)
+        self._trial, self._bits = trial, bits
+
+    def turns(self, product: Product) -> bool:
+        return self._is_turned(product.weight)
+
+    def looks_up(self, lookup: Lookup) -> bool:
+        return self._is_turned(lookup.table)
+
+    def _is_turned(self, weight: ir.Value) -> bool:
+        return self._bits.get(str(weight.name), ("", FULL))[1] != FULL
+
+    def scheme_of(self, weight: ir.Value) -> Scheme:
+        return self._trial.schemes[self._bits[str(weight.name)][1]]
+
+    def quantized(self, weight: ir.Value, array: np.ndarray, scheme: Scheme) -> Blocks:
+        return self._trial.blocks(self._bits[str(weight.name)][0], scheme.bits)
+
+
+def _written(
+    context: StageContext, reporter: Reporter, trial: Trial, weights: list[Weight], bits: Mapping[str, int]
+) -> tuple[GraphSet, Counts]:  # fmt: skip
+    counts, asked = Counts(), context.work.options(OnnxOptions).accuracy_level
+
+    def transform(one: Graph, model: ir.Model) -> ir.Model:
+        own = {use.name: (weight.key, bits[weight.key]) for weight in weights for use in weight.uses if use.file == one.file}
+        counts.add(_Rewriter(model, trial, own, EXACT if asked < 0 else asked).rewrite())
+        return model
+
+    made = derive(context, reporter, transform, dtype="int4", operation="write the graph with the chosen bits", doing="turning weights")
+    return made, counts
+
+
+def _figures(choice: Choice, size: int, source: int, reused: bool) -> dict[str, object]:
+    raised = choice.raised
+    return {
+        "told": told(choice),
+        "kl_on_calibration": choice.divergence,
+        "kl_with_4_bits_everywhere": choice.lowest,
+        "sensitivity": {name: float(f"{value:.4g}") for name, value in sorted(choice.sensitivity.items(), key=lambda pair: -pair[1])},
+        "sensitivity_reused": reused,
+        "bits": {str(bits): raised[bits] for bits in raised},
+        "trials": choice.trials,
+        "size_ratio_to_onnx": round(size / source, 4),
+        "graph_bytes": size,
+    }
+
+
+def _described(choice: Choice, groups: list[Group], schemes: Mapping[int, Scheme]) -> dict[str, object]:
+    """quantization.json."""
+    return {
+        "schemes": {
+            str(bits): {"block_size": one.block_size, "symmetric": False, "algorithm": one.algorithm} for bits, one in schemes.items()
+        },
+        "divergence_nats": choice.divergence,
+        "layers": [{"name": group.name, "bits": choice.bits[group.name], "weights": list(group.keys)} for group in groups],
+    }
+
+
+class _Notes:
+    """What the layers of a run cost, kept for its next checkpoint."""
+
+    def __init__(self, context: StageContext, groups: list[Group], schemes: Mapping[int, Scheme], tokens: Tokens) -> None:
+        seen = context.checkpoint
+        key = digest_of([
+            seen.root, seen.run, context.base, [[group.name, list(group.keys)] for group in groups],
+            [[bits, one.block_size, one.algorithm] for bits, one in schemes.items()], tokens.rows,
+        ])  # fmt: skip
+        self._path = Path(context.cache) / "sensitivities" / f"{key}.json"
+        self.taken = False
+
+    def known(self) -> dict[str, float] | None:
+        """Group → divergence, of an earlier checkpoint; None where there is none that can be read."""
+        try:
+            found = json.loads(self._path.read_bytes())
+            known = {str(name): float(value) for name, value in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return None
+        self.taken = True
+        return known
+
+    def keep(self, sensitivity: Mapping[str, float]) -> None:
+        """Keep what was measured."""
+        if sensitivity and not self.taken:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._path, json.dumps(dict(sensitivity)).encode())
