@@ -61,7 +61,7 @@ FORMAT = Format(
             needs=("merge",), memory_fixed=500 * MIB, disk_fp32=0.5, disk_fixed=64 * MIB, threads=1, settings=SETTINGS, libraries=LIBRARIES,
             form_of="pytorch", level="bf16", fallback="pytorch",
             limits=Limits("torch-stored", cache=0.2, padding=0.2, memory_fp32=1.5, noise_share=1.5),
-            thresholds=Thresholds(agreement=0.93, kl=0.01, error=0.8),
+            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
             traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE, library="transformers", elsewhere=GPU,
         ),
         Variant(

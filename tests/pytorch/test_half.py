@@ -6,18 +6,23 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.fallbacks import way_down
 from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.options import ValidateOptions
+from handlers.validate.verdict import unrunnable
+from handlers.validate.workers.client import WorkerFailed
 from tests import models
 from tests.merge import helpers
 from tests.pytorch.forms import loaded, make
 from tests.sampling import some
 from tests.validate import zoo
-from tests.validate.bench import Bench
+from tests.validate.bench import Bench, measured
 
 HALVES = {"pytorch-fp16": "float16", "pytorch-bf16": "bfloat16"}
 
@@ -70,6 +75,27 @@ def test_a_weight_beyond_fp16_is_refused_by_its_name_and_bf16_takes_it(tmp_path:
     assert f"write {name} as float16" in said and "it holds -70000, and the largest float16 value is 65504" in said
     assert "use pytorch-bf16" in said
     make("pytorch-bf16", source, tmp_path / "bf16")
+
+
+def test_activations_that_leave_fp16_fail_its_check_so_that_bf16_takes_its_place(tmp_path: Path) -> None:
+    source = models.make_base(tmp_path / "model", dtype="float32")
+
+    def stretch(table: dict[str, Any]) -> None:
+        """The same model: what goes into the last product is 20,000 times as large, and what that multiplies with as small."""
+        for layer in (0, 1):
+            table[f"model.layers.{layer}.mlp.up_proj.weight"].mul_(20_000)
+            table[f"model.layers.{layer}.mlp.down_proj.weight"].div_(20_000)
+
+    helpers.rewrite(source / "model.safetensors", stretch)
+    bench = measured(source, None, source, tmp_path / "scratch")
+    folder, _ = make("pytorch-fp16", source, tmp_path / "fp16")
+    with pytest.raises(WorkerFailed) as raised:
+        bench.check("pytorch-fp16", folder)
+    failed = unrunnable("pytorch-fp16", raised.value)
+    assert failed.reasons == ("it could not be run: its logits hold values that are not finite",)
+    down = way_down(["pytorch-fp16"], {"pytorch-fp16": failed}, {}, ValidateOptions())
+    assert [step.taken for step in down.steps] == ["pytorch-bf16"]
+    assert bench.check("pytorch-bf16", make("pytorch-bf16", source, tmp_path / "bf16")[0]).verdict is Verdict.PASSED
 
 
 def test_a_model_that_is_stored_so_already_is_said_to_be_the_same(live: Bench, tmp_path: Path) -> None:

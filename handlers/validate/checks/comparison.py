@@ -34,6 +34,10 @@ class PromptLikeness(Figures):
     """Row in which that is."""
 
 
+class NotFiniteError(ValueError):
+    """An artifact's outputs hold NaN or infinity, as half precision gives where it overflows."""
+
+
 class Comparison:
     """Accumulates over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
 
@@ -59,7 +63,7 @@ class Comparison:
     def add(self, reference: np.ndarray, other: np.ndarray) -> PromptLikeness:
         """Compare rows (P, V) of one prompt; give that prompt's summary.
 
-        Raises ValueError when the shapes differ or `other` holds values that are not finite.
+        Raises ValueError when the shapes differ, NotFiniteError when `other` holds values that are not finite.
         """
         if reference.shape != other.shape:
             raise ValueError(f"its logits have the shape {other.shape}, the reference's {reference.shape}")
@@ -68,7 +72,7 @@ class Comparison:
             mine = reference[start : start + _ROWS].astype(np.float64)
             theirs = other[start : start + _ROWS].astype(np.float64)
             if not np.isfinite(theirs).all():
-                raise ValueError("its logits hold values that are not finite")
+                raise NotFiniteError("its logits hold values that are not finite")
             difference = np.abs(mine - theirs)
             self._absolute += float(difference.sum())
             self._values += difference.size

@@ -13,7 +13,7 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
-from handlers.validate.checks.comparison import Comparison, PromptLikeness
+from handlers.validate.checks.comparison import Comparison, NotFiniteError, PromptLikeness
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_error, teacher_forced
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import labels_of
@@ -129,7 +129,7 @@ def _compared(comparison: Comparison, reference: np.ndarray, logits: np.ndarray)
     try:
         return comparison.add(reference, logits)
     except ValueError as error:
-        raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS) from error
+        raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS, of_precision=isinstance(error, NotFiniteError)) from error
 
 
 def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> PromptFigures:
