@@ -13,12 +13,20 @@ from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.torch_causal import POOLER, TorchEngine, TorchModel, load_model
 from handlers.validate.engines.torch_tasks import TorchEncoder, TorchSeq2Seq
 
+_REPACKS = "support_avx512bf16_for_cpu"
+"""What makes bitsandbytes' 4-bit layers repack their weights in the first pass on processors with AVX512-BF16, for a kernel that other
+processors don't have and that refuses layers whose outputs 32 does not divide. A verdict must not depend on the machine."""
+
 
 class _Stored(TorchModel):
     """A folder in its own dtype."""
 
     def _load(self, spec: EngineSpec) -> Any:
-        return load_model(Path(spec.folder), spec.task, POOLER if spec.sentence else (), dtype="auto")
+        model = load_model(Path(spec.folder), spec.task, POOLER if spec.sentence else (), dtype="auto")
+        for module in model.modules():
+            if hasattr(module, _REPACKS):
+                setattr(module, _REPACKS, False)
+        return model
 
 
 class StoredEngine(_Stored, TorchEngine):

@@ -112,7 +112,7 @@ FORMAT = Format(
             " GPT-J, OPT, Bloom, OLMo 2, SmolLM 3, Granite, Cohere, StableLM, StarCoder 2 and gpt-oss; GPT-2 and models whose experts are"
             " stored one by one not in pytorch-w8a8 and -w4a16"
         ),
-        "encoder-decoders": "compared with base + adapter, including greedy decoding; pytorch-w4a16 without error correction",
+        "encoder-decoders": "compared with base + adapter, including greedy decoding; not in pytorch-w8a8 and -w4a16",
         "encoders and heads": "compared with base + adapter; pytorch-w4a16 without error correction",
     },
 )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from daemon.contract.errors import Permanent
@@ -89,6 +90,22 @@ def test_nf4_is_loaded_in_four_bits_with_the_values_that_were_packed(live: Bench
     assert torch.equal(functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state), functional.dequantize_4bit(
         *functional.quantize_4bit(exact, blocksize=64, quant_type="nf4")
     ))  # fmt: skip
+
+
+def test_the_check_runs_the_same_kernels_on_every_processor_and_odd_layers_are_told(tmp_path: Path) -> None:
+    """The kernel of AVX512-BF16 would repack the weights, and refuse 48 outputs."""
+    from handlers.validate.engines.registry import EngineSpec, load
+
+    source = zoo.make_encoder_base(tmp_path / "model", "AutoModelForMaskedLM")
+    folder, output = make("pytorch-bnb-nf4", source, tmp_path / "work")
+    assert any("AVX512-BF16, bitsandbytes can't run 11 layers whose outputs 32 does not divide" in text for text in output.warnings)
+    engine = load(EngineSpec(engine="torch-stored", folder=str(folder), task="fill-mask"))
+    layer = engine._model.bert.encoder.layer[0].attention.self.query
+    assert layer.support_avx512bf16_for_cpu is False
+    before = layer.weight.data.clone()
+    ids = np.arange(6, 38)[None]
+    (first,) = engine.run(ids, np.ones_like(ids), np.zeros_like(ids))
+    assert np.isfinite(first).all() and layer.weight.data.equal(before)
 
 
 def test_what_bitsandbytes_would_round_to_infinity_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_what_compressed_tensors_can_not_hold_is_refused_with_what_to_use(varian
     refused = {
         "Conv1D": gpt2(tmp_path / "gpt2"),
         "beside experts that are stored one by one": qwen.make(tmp_path / "moe", "Qwen3Moe"),
+        "can't generate with an encoder-decoder": zoo.make_seq2seq_base(tmp_path / "t5", "t5"),
     }
     for number, (why, source) in enumerate(refused.items()):
         with pytest.raises(Permanent) as raised:

@@ -31,6 +31,8 @@ DEFAULTS = {
     "llm_int8_enable_fp32_cpu_offload": False, "llm_int8_has_fp16_weight": False, "llm_int8_skip_modules": None, "llm_int8_threshold": 6.0,
     "bnb_4bit_quant_storage": "uint8", "bnb_4bit_use_double_quant": False, "quant_method": "bitsandbytes",
 }  # fmt: skip
+KERNEL = 32
+"""What bitsandbytes' 4-bit kernel for AVX512-BF16 asks a layer's outputs to be divisible by."""
 LITTLE = 0.5
 """Share of quantized weights below which it is worth a warning."""
 READERS = {"transformers": "5", "transformers_why": "quantized folders were not read with transformers 4"}
@@ -98,6 +100,12 @@ def quantize(context: StageContext, reporter: Reporter, form: Form) -> StageOutp
         **output.figures, **READERS,
     }  # fmt: skip
     warn_of_little(output, form.variant)
+    odd = [one.module for one in linears.values() if one.outputs % KERNEL]
+    if odd and form.variant == "pytorch-bnb-nf4":
+        output.warnings.append(
+            f"on CPUs with AVX512-BF16, bitsandbytes can't run {len(odd)} layers whose outputs {KERNEL} does not divide, for example"
+            f" {odd[0]}; GPUs and other CPUs can"
+        )
     return output
 
 

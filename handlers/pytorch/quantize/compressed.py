@@ -111,6 +111,9 @@ def _job(context: StageContext, reporter: Reporter, variant: str) -> _Job:
     cause = ""
     if apart := next((name for name in model.headers if _EXPERT.search(name)), None):
         cause = f"transformers can't load compressed-tensors' layers beside experts that are stored one by one, such as {apart}"
+    elif getattr(linears.built.config, "is_encoder_decoder", False):
+        # generate() begins with the encoder alone, and the weights are unpacked when the whole model is first called.
+        cause = "transformers can't generate with an encoder-decoder in compressed-tensors' layers: it does not unpack the encoder's"
     elif not layers and any(one.transposed for one in found.values()):
         cause = "its linear layers are Conv1D, which compressed-tensors does not know"
     elif not layers:
