@@ -82,19 +82,18 @@ def int4_corrected(weight: torch.Tensor, scales: torch.Tensor, group: int, hessi
     factor = _inverse_factor(hessian[order][:, order])
     if factor is None:
         return None
-    left, wide = weight[:, order], scales.float()
+    left, wide = weight[:, order], scales.float().T.contiguous()
     values = torch.empty_like(left, dtype=torch.int8)
     for first in range(0, left.shape[1], COLUMNS):
         last = min(first + COLUMNS, left.shape[1])
-        errors = torch.empty(len(left), last - first)
-        for column in range(first, last):
-            scale, exact = wide[:, order[column] // group], left[:, column]
+        block, errors = left[:, first:last].T.contiguous(), torch.empty(last - first, len(left))  # a column's values lie side by side
+        for place in range(last - first):
+            scale, exact = wide[order[first + place] // group], block[place]
             rounded = (exact / scale).round_().clamp_(LOW, HIGH)
-            values[:, column] = rounded.to(torch.int8)
-            error = (exact - rounded * scale) / factor[column, column]
-            left[:, column:last] -= torch.outer(error, factor[column, column:last])
-            errors[:, column - first] = error
-        left[:, last:] -= errors @ factor[first:last, last:]
+            values[:, first + place] = rounded.to(torch.int8)
+            errors[place] = (exact - rounded * scale) / factor[first + place, first + place]
+            block[place:].addr_(factor[first + place, first + place : last], errors[place], alpha=-1)
+        left[:, last:].addmm_(errors.T, factor[first:last, last:], alpha=-1)
     return values[:, order.argsort()]
 
 
