@@ -800,6 +800,11 @@ class FaultCode(StrEnum):
 
     To do: Leave the onnx-activations variants out of `export.variants`.
     """
+    FORM_NOT_POSSIBLE = "form-not-possible"
+    """The model's layers are of a kind that this smaller form can't hold.
+
+    To do: Use the variant that the message names, and leave this one out of `export.variants`.
+    """
     FP16_OVERFLOW = "fp16-overflow"
     """The fp16 graph's values overflow or are too far from fp32's.
 
@@ -866,15 +871,16 @@ class FaultCode(StrEnum):
     To do: Set `onnx.layers` to layer numbers that the model has; the first layer is 0.
     """
     NOT_FINITE = "not-finite"
-    """A weight to quantize to int8 is NaN or infinite.
+    """A weight to quantize is NaN or infinite.
 
-    To do: Train the checkpoint again, or leave the int8 variants out of `export.variants`.
+    To do: Train the checkpoint again, or leave the quantized variants out of `export.variants`.
     """
     NOTHING_TO_QUANTIZE = "nothing-to-quantize"
     """The graph has no matrix multiplication with a constant weight.
 
     To do: Leave the variant out of `export.variants`.
     """
+
     TEXTS_TOO_SHORT = "texts-too-short"
     """None of the texts for calibration or measurement has two tokens or more.
 

@@ -1,15 +1,39 @@
-"""The format `pytorch`: the merged model as transformers' own folder."""
+"""The format `pytorch`: the merged model as transformers' own folder, in its own dtype and in smaller forms.
+
+The smaller forms are checked as transformers loads them, on the CPU, in the arithmetic that their folder names; which kernels a GPU runs
+instead is said in `elsewhere`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from daemon.contract.formats.declaration import Format, Limits, Thresholds, Variant
+from daemon.contract.formats.stages import MIB
+from handlers.pytorch.options import PytorchOptions
+
+_QUANTIZE, _ENGINE = "handlers.pytorch.quantize", "handlers.pytorch.engine"
+USAGE = Path(__file__).with_name("usage.md")
+USAGE_SMALL = USAGE.with_name("usage_quantized.md")
+LIBRARIES = ("torch", "transformers", "tokenizers")
+SETTINGS = ("merge.trust_remote_code", "merge.max_shard_size")
+GPU = "a GPU computes 16-bit products with kernels of its own, and the check ran those of the CPU"
+BITSANDBYTES = "the check ran bitsandbytes' kernels for the CPU; those for a GPU were not run"
+SERVERS = "neither vLLM nor a GPU was run: the check ran transformers, which unpacks the weights and computes in 16 bits"
+MATRICES = 1000 * MIB
+"""Beside interpreter and libraries: the largest matrix of a large model in fp32, and copies of it."""
 
 FORMAT = Format(
     name="pytorch",
     about="The merged model in the form that transformers reads, for PyTorch and other programs that read safetensors.",
     order=10,
+    options=PytorchOptions,
+    section="pytorch",
+    engines={
+        "torch-stored": {
+            "causal": f"{_ENGINE}:StoredEngine", "seq2seq": f"{_ENGINE}:StoredSeq2Seq", "encoder": f"{_ENGINE}:StoredEncoder",
+        },
+    },
     variants=(
         Variant(
             "pytorch", "handlers.pytorch.stage:run", 2,
@@ -19,13 +43,76 @@ FORMAT = Format(
             limits=Limits("torch", cache=1e-3, padding=1e-3),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=frozenset({"merged", "tokenizer"}),
-            usage=Path(__file__).with_name("usage.md"),
+            usage=USAGE,
             library="transformers",
+        ),
+        Variant(
+            "pytorch-fp16", f"{_QUANTIZE}.half:fp16", 1,
+            about="the transformers folder with weights in fp16",
+            needs=("merge",), memory_fixed=500 * MIB, disk_fp32=0.5, disk_fixed=64 * MIB, threads=1, settings=SETTINGS, libraries=LIBRARIES,
+            form_of="pytorch", level="fp16", fallback="pytorch-bf16",
+            limits=Limits("torch-stored", cache=0.05, padding=0.05, memory_fp32=1.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE, library="transformers", elsewhere=GPU,
+        ),
+        Variant(
+            "pytorch-bf16", f"{_QUANTIZE}.half:bf16", 1,
+            about="the transformers folder with weights in bf16",
+            needs=("merge",), memory_fixed=500 * MIB, disk_fp32=0.5, disk_fixed=64 * MIB, threads=1, settings=SETTINGS, libraries=LIBRARIES,
+            form_of="pytorch", level="bf16", fallback="pytorch",
+            limits=Limits("torch-stored", cache=0.2, padding=0.2, memory_fp32=1.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE, library="transformers", elsewhere=GPU,
+        ),
+        Variant(
+            "pytorch-bnb-int8", f"{_QUANTIZE}.bnb:int8", 1,
+            about="the transformers folder with linear layers in int8 by bitsandbytes, which transformers loads by itself",
+            needs=("merge",), memory_fixed=MATRICES, memory_fp32=0.05, disk_fp32=0.4, disk_fixed=64 * MIB, settings=SETTINGS,
+            libraries=(*LIBRARIES, "bitsandbytes"),
+            form_of="pytorch", level="bnb-int8", fallback="pytorch-bf16",
+            limits=Limits("torch-stored", cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.0, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.5),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=BITSANDBYTES,
+        ),
+        Variant(
+            "pytorch-bnb-nf4", f"{_QUANTIZE}.bnb:nf4", 1,
+            about="the transformers folder with linear layers in 4 bits (nf4) by bitsandbytes, which transformers loads by itself",
+            needs=("merge",), memory_fixed=MATRICES, memory_fp32=0.05, disk_fp32=0.3, disk_fixed=64 * MIB, settings=SETTINGS,
+            libraries=(*LIBRARIES, "bitsandbytes"),
+            form_of="pytorch", level="nf4", fallback="pytorch-bnb-int8",
+            limits=Limits("torch-stored", cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.0, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=BITSANDBYTES,
+        ),
+        Variant(
+            "pytorch-w8a8", f"{_QUANTIZE}.compressed:w8a8", 1,
+            about="linear layers with int8 weights, and activations that servers quantize to int8 as they run (compressed-tensors)",
+            needs=("merge",), memory_fixed=MATRICES, memory_fp32=0.05, disk_fp32=0.4, disk_fixed=64 * MIB, settings=SETTINGS,
+            libraries=(*LIBRARIES, "compressed-tensors"),
+            form_of="pytorch", level="w8a8", fallback="pytorch-bf16",
+            limits=Limits("torch-stored", cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.5),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=SERVERS,
+        ),
+        Variant(
+            "pytorch-w4a16", f"{_QUANTIZE}.compressed:w4a16", 1,
+            about="linear layers with 4-bit weights in groups, rounded with their errors corrected (GPTQ, compressed-tensors)",
+            needs=("merge", "calibration"), memory_fixed=1500 * MIB, memory_fp32=0.15, disk_fp32=0.3, disk_fixed=64 * MIB,
+            settings=(*SETTINGS, "pytorch", "validation.prompts", "validation.data", "validation.samples"), libraries=(*LIBRARIES, "compressed-tensors"),
+            form_of="pytorch", level="w4a16", fallback="pytorch-w8a8",
+            limits=Limits("torch-stored", cache=0.5, padding=0.5, memory_fixed=1000 * MIB, memory_fp32=1.5, noise_share=1.5),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=frozenset({"tokenizer", "cache", "padding"}), usage=USAGE_SMALL, library="transformers", elsewhere=SERVERS,
         ),
     ),
     families={
-        "decoders": "compared with base + adapter, including greedy decoding",
-        "encoder-decoders": "compared with base + adapter, including greedy decoding",
-        "encoders and heads": "compared with base + adapter",
+        "decoders": (
+            "all forms compared with base + adapter, including greedy decoding; the bitsandbytes forms also with what transformers saves"
+            " itself, bit by bit; the error correction of pytorch-w4a16 for Qwen2, Qwen3, Llama, Gemma 1–3, Mistral, Phi, Phi-3, GPT-NeoX,"
+            " GPT-J, OPT, Bloom, OLMo 2, SmolLM 3, Granite, Cohere, StableLM, StarCoder 2 and gpt-oss; GPT-2 and models whose experts are"
+            " stored one by one not in pytorch-w8a8 and -w4a16"
+        ),
+        "encoder-decoders": "compared with base + adapter, including greedy decoding; not in pytorch-w8a8 and -w4a16",
+        "encoders and heads": "compared with base + adapter; pytorch-w4a16 without error correction",
     },
 )  # fmt: skip

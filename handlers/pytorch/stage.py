@@ -15,29 +15,38 @@ from daemon.contract.placing import place
 from handlers.child.progress import Reporter, StageOutput
 from handlers.models import left_out, sentence
 from handlers.models.code import copy_code
-from handlers.models.files import copy_tokenizer
+from handlers.models.files import Edits, copy_tokenizer
 from handlers.models.folder import ModelFolder, copy_config
 from handlers.models.older_readers import make_readable
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Assemble the folder and check its structure; Permanent when a file is missing or does not fit the others."""
-    merged, pin, staging = ModelFolder(Path(context.inputs["merge"])), Path(context.pin), Path(context.staging)
-    base = Path(context.base) if context.base else None
-    names = merged.weight_names
+    merged, staging = ModelFolder(Path(context.inputs["merge"])), Path(context.staging)
     reporter.progress(0.1, "placing weights")
-    for name in names:
+    for name in merged.weight_names:
         place(merged.path / name, staging / name)
-    copy_config(merged, staging)
-    sentence.place(merged.path, staging)
     reporter.progress(0.6, "copying tokenizer and chat template")
+    output = surround(context, merged)
+    reporter.progress(0.8, "checking the structure")
+    output.figures = {"weight_bytes": _check(ModelFolder(staging)), **output.figures}
+    return output
+
+
+def surround(context: StageContext, merged: ModelFolder, edits: Edits | None = None) -> StageOutput:
+    """Put all that the users' loaders read into the staging folder, beside the weights that are there; what was put there is the output's.
+
+    `edits` changes keys of config.json. Permanent when a file is missing.
+    """
+    pin, staging = Path(context.pin), Path(context.staging)
+    base = Path(context.base) if context.base else None
+    copy_config(merged, staging, edits)
+    sentence.place(merged.path, staging)
     copied = copy_tokenizer(pin, base, staging)
     readers = make_readable(staging)
-    reporter.progress(0.8, "checking the structure")
-    weight_bytes = _check(ModelFolder(staging))
     output = StageOutput(
         figures={
-            "weight_bytes": weight_bytes, "tokenizer_from": copied.source, "chat_template": copied.chat_template,
+            "tokenizer_from": copied.source, "chat_template": copied.chat_template,
             "transformers": readers.minimum, "transformers_why": readers.why,
         }
     )  # fmt: skip

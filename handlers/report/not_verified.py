@@ -46,6 +46,8 @@ def _gaps_of(check: ArtifactCheck, facts: JobFacts) -> Iterator[NotVerified]:
         else:
             why = "validation reports no figure for it"
         yield NotVerified(what=f"{check.variant}: {what}", why=why)
+    if variant and variant.elsewhere:
+        yield NotVerified(what=f"{check.variant}: other hardware", why=variant.elsewhere)
 
 
 def blindness(adapter: Likeness | None, variants: Iterable[str], thresholds: Mapping[str, Thresholds]) -> str | None:

@@ -208,7 +208,10 @@ def unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:
     """The check of an artifact that could not be run."""
     figures = CheckFigures(log_end=error.details) if error.details else CheckFigures()
     reasons = (f"it could not be run: {error.cause}",)
-    return ArtifactCheck(variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures.written())
+    return ArtifactCheck(
+        variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures.written(),
+        of_precision=error.of_precision,
+    )  # fmt: skip
 
 
 def _show(value: float) -> str:

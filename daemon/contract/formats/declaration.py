@@ -22,7 +22,7 @@ Trait = Literal["onnx", "merged", "graphs", "cache", "padding", "dynamic axes", 
 PyTorch runs it, which the stage `merged` checks. graphs: `graphs.json` names its graphs, `example.py` runs it.
 cache: it decodes with a KV cache that is checked. padding: batches of unequal lengths are checked. dynamic axes: batch and lengths are
 free. tokenizer: what turns texts into ids lies inside."""
-Level = Literal["fp16", "int8", "int8-static", "int8-weight", "int4"]
+Level = Literal["fp16", "bf16", "int8", "int8-static", "int8-weight", "int4", "bnb-int8", "nf4", "w8a8", "w4a16"]
 """How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
 Deploys = Literal["alone", "over its base", "not"]
 """How a variant is put to use: as it is; with its base, which lies elsewhere; not, since it is made to look into the model."""
@@ -87,6 +87,9 @@ class Variant(StageSpec):
     that installs distributions in the versions that the check ran with; code blocks run from the export's folder."""
     library: str = ""
     """The library that loads it, as model hubs name it (`library_name` of a model card); "" where hubs know none."""
+    elsewhere: str = ""
+    """What those who use it run and its check does not, as a clause for the report's list of what was not verified; "" where there is
+    nothing of the kind."""
     deploys: Deploys = "alone"
     """The report recommends none that is "not" deployed, and one "over its base" only where nothing else passed."""
 

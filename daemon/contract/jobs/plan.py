@@ -130,7 +130,7 @@ def effective_variants(chosen: Iterable[str], quantization: str) -> tuple[str, .
     """The variants that are published, in plan order, once the quantization level is applied."""
     wanted, quantized = set(chosen), catalog().quantized
     if quantization == "none":
-        wanted -= {name for (_, level), name in quantized.items() if level != "fp16"}
+        wanted -= {name for (_, level), name in quantized.items() if level not in ("fp16", "bf16")}
     elif quantization:
         wanted |= {name for (of, level), name in quantized.items() if of in wanted and level == quantization}
     return tuple(name for name in variant_names() if name in wanted)

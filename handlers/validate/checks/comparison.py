@@ -37,6 +37,10 @@ class PromptLikeness(Figures):
     """Row in which that is."""
 
 
+class NotFiniteError(ValueError):
+    """An artifact's outputs hold NaN or infinity, as half precision gives where it overflows."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """What `Comparison.add` found in the rows of one prompt."""
@@ -90,7 +94,8 @@ class Comparison:
         """Compare rows (P, V) of one prompt.
 
         `following`: (row, token that the prompt has next) of each row whose next token is scored. `same_text`: it is a piece of the text
-        that the prompt before it is of too. Raises ValueError when the shapes differ or `other` holds values that are not finite.
+        that the prompt before it is of too. Raises ValueError when the shapes differ, NotFiniteError when `other`
+        holds values that are not finite.
         """
         if reference.shape != other.shape:
             raise ValueError(f"its logits have the shape {other.shape}, the reference's {reference.shape}")
@@ -103,7 +108,7 @@ class Comparison:
             mine = reference[start : start + _ROWS].astype(np.float64)
             theirs = other[start : start + _ROWS].astype(np.float64)
             if not np.isfinite(theirs).all():
-                raise ValueError("its logits hold values that are not finite")
+                raise NotFiniteError("its logits hold values that are not finite")
             difference = np.abs(mine - theirs)
             self._values += difference.size
             errors += difference.max(axis=1).tolist()

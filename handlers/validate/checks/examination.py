@@ -15,7 +15,7 @@ import numpy as np
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
 from handlers.validate.checks import growth, special_tokens, worst
-from handlers.validate.checks.comparison import Comparison, PromptLikeness, Rows, largest_error
+from handlers.validate.checks.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.checks.fine_tuning import FineTuning
 from handlers.validate.checks.reference import Progress, Reference, answer_text, greedy_likeness, padding_error, teacher_forced
 from handlers.validate.checks.samples import SHOWN, Sample
@@ -164,7 +164,7 @@ def _comparable() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS) from error
+        raise WorkerFailed(str(error), _REMEDY, code=FaultCode.LOGITS, of_precision=isinstance(error, NotFiniteError)) from error
 
 
 def _decoded(worker: EngineWorker, sample: Sample, figures: PromptFigures) -> PromptFigures:

@@ -131,13 +131,13 @@ class TorchEngine(TorchModel):
         return output.logits.float().numpy(), output.past_key_values
 
 
-def load_model(folder: Path, task: str, made: Container[str] = (), **settings: Any) -> Any:
-    """The model of a transformers folder in fp32, as its task's class; Permanent when weights would be made up, but for those `made` later.
+def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.dtype | str = torch.float32, **settings: Any) -> Any:
+    """The model of a transformers folder, as its task's class; Permanent when weights would be made up, but for those `made` later.
 
-    `settings` are keys of its configuration to change.
+    `dtype` is what it computes in, "auto" for what its configuration says; `settings` are keys of its configuration to change.
     """
     loader: Any = getattr(transformers, BY_NAME[task].auto)
-    loaded: Any = loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **settings)
+    loaded: Any = loader.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True, **settings)
     model, info = loaded
     lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
     if lost:

@@ -42,7 +42,14 @@ class WorkerFailed(Exception):
     """A worker that could not do what it was asked."""
 
     def __init__(
-        self, cause: str, remedy: str, details: str | None = None, *, code: Code = FaultCode.WORKER_LOST, transient: bool = False
+        self,
+        cause: str,
+        remedy: str,
+        details: str | None = None,
+        *,
+        code: Code = FaultCode.WORKER_LOST,
+        transient: bool = False,
+        of_precision: bool = False,
     ) -> None:
         super().__init__(cause)
         self.code = code
@@ -52,6 +59,8 @@ class WorkerFailed(Exception):
         self.details = details
         self.transient = transient
         """Killed, hung or short of memory: the same may succeed later."""
+        self.of_precision = of_precision
+        """What it computed left the range of its numbers: a less quantized form may not."""
 
 
 class EngineWorker:

@@ -1,0 +1,82 @@
+"""Which weights of a model are quantized: those of the linear layers that transformers would quantize, found without loading any weight.
+
+Called by the stages of this room. As transformers does, the output head, what is tied to the embeddings and what a model keeps in fp32 stay
+as they are. The class that config.json names is built on torch's meta device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from handlers.merge.weights.model_structure import model_class
+from handlers.models.folder import ModelFolder
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer whose weight is quantized."""
+
+    module: str
+    """Its path in the model."""
+    tensor: str
+    """Its weight's name in the files."""
+    transposed: bool
+    """It is a Conv1D, whose weight is stored as inputs × outputs."""
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Linears:
+    """The linear layers of a model."""
+
+    quantized: dict[str, Linear]
+    """Name of the weight in the files → layer."""
+    kept: tuple[str, ...]
+    """Paths of those that stay as they are."""
+    built: Any
+    """The model, without weights."""
+
+
+def find(model: ModelFolder, variant: str) -> Linears:
+    """The linear layers of the merged model.
+
+    Permanent where transformers can't build the model, where a layer's weight is not where its name says, or where there is none.
+    """
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    operation = f"find the layers to quantize for {variant}"
+    cls = model_class(model)
+    with torch.device("meta"):
+        built = cls(cls.config_class.from_pretrained(model.path))
+    skipped = HfQuantizer.get_modules_to_not_convert(built, None, built._keep_in_fp32_modules)
+    layers = {name: one for name, one in built.named_modules() if type(one) is torch.nn.Linear or type(one) is Conv1D}
+    names = {name: f"{name}.weight" for name in layers if should_convert_module(name, skipped)}
+    if names and not set(names.values()) <= model.headers.keys():
+        names = {name: tensor.partition(".")[2] for name, tensor in names.items()}  # a bare model's weights lack the model's own prefix
+    if missing := sorted(name for name, tensor in names.items() if tensor not in model.headers):
+        cause = f"{len(missing)} linear layers of the model are stored under other names, for example {missing[0]}"
+        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, cause, f"use pytorch-bf16 and leave {variant} out", path=model.path)
+    if not names:
+        raise Permanent(
+            FaultCode.FORM_NOT_POSSIBLE, operation, "the model has no linear layer beside its output head",
+            f"use pytorch-bf16 and leave {variant} out", path=model.path,
+        )  # fmt: skip
+    found = {}
+    for module, tensor in names.items():
+        transposed, shape = type(layers[module]) is Conv1D, model.headers[tensor].shape
+        outputs, inputs = reversed(shape) if transposed else shape
+        found[tensor] = Linear(module, tensor, transposed, inputs, outputs)
+    return Linears(found, tuple(sorted(layers.keys() - names.keys())), built)
+
+
+def working_dtype(model: ModelFolder) -> torch.dtype:
+    """The 16 bits in which a quantized model keeps its other weights and computes: the merged model's own, else bf16."""
+    return torch.float16 if model.main_dtype == "float16" else torch.bfloat16

@@ -1,0 +1,112 @@
+"""A model's weight files, written tensor by tensor: headers first, since names, dtypes and shapes are known before any value is.
+
+Called by the stages of this room. Memory is what the caller hands over at a time; files have the limit and the names that transformers'
+own `save_pretrained` gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from daemon.contract.safetensors import DTYPES
+from handlers.merge.plan.output_layout import Output, build_header
+from handlers.merge.weights.file_io import create, write_from
+from handlers.merge.weights.sources import as_bytes
+from handlers.models.folder import INDEX, SINGLE
+
+LARGEST = 5 * 10**9
+"""Bytes of a weight file where `merge.max_shard_size` does not say."""
+NAMES = {getattr(torch, name): key for key, (name, _) in DTYPES.items()}
+"""torch's dtype → its name in a header."""
+
+
+def declared(name: str, dtype: torch.dtype, shape: Iterable[int]) -> Output:
+    """A tensor that will be written."""
+    return Output(name, "", NAMES[dtype], tuple(shape))
+
+
+class WeightFiles:
+    """The safetensors files of `tensors` in a folder, in their order, each of at most `limit` bytes unless one tensor is larger.
+
+    All files are made at once with their full size. `put` takes the values in any order, whole or by rows.
+    """
+
+    def __init__(self, folder: Path, tensors: Sequence[Output], limit: int) -> None:
+        self._folder = folder
+        self._index: dict[str, object] | None = None
+        self._descriptors: list[int] = []
+        self._places: dict[str, tuple[int, int, Output]] = {}
+        self._missing = {one.name: one.size for one in tensors}
+        assert len(self._missing) == len(tensors), "a name is declared twice"
+        shards = _shards(tensors, limit)
+        names = [SINGLE] if len(shards) == 1 else [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+        try:
+            for name, shard in zip(names, shards, strict=True):
+                self._begin(name, shard)
+        except BaseException:
+            self._close()
+            raise
+        self.size = sum(one.size for one in tensors)
+        """Bytes of all tensors, headers left out."""
+        if len(shards) > 1:
+            table = {one.name: name for name, shard in zip(names, shards, strict=True) for one in shard}
+            parameters = sum(one.elements for one in tensors)
+            self._index = {"metadata": {"total_parameters": parameters, "total_size": self.size}, "weight_map": dict(sorted(table.items()))}
+
+    def _begin(self, name: str, shard: list[Output]) -> None:
+        # The widest dtypes first, so that every tensor begins at a multiple of its element size.
+        ordered = sorted(shard, key=lambda one: (-DTYPES[one.dtype][1], one.dtype, one.name))
+        header = build_header(ordered, {"format": "pt"})
+        descriptor = create(self._folder / name, len(header) + sum(one.size for one in ordered))
+        self._descriptors.append(descriptor)
+        write_from(descriptor, memoryview(header), 0)
+        start = len(header)
+        for one in ordered:
+            self._places[one.name] = (descriptor, start, one)
+            start += one.size
+
+    def put(self, name: str, values: torch.Tensor, first: int = 0) -> None:
+        """Write a tensor, or its rows from `first` on. The dtype must be the declared one."""
+        descriptor, start, one = self._places[name]
+        row = one.size // max(1, one.shape[0]) if one.shape else one.size
+        assert NAMES[values.dtype] == one.dtype and values.shape[1:] == one.shape[1:], (name, values.dtype, values.shape, one)
+        data = as_bytes(values.contiguous()) if values.numel() else memoryview(b"")
+        assert first * row + len(data) <= one.size, name
+        write_from(descriptor, data, start + first * row)
+        self._missing[name] -= len(data)
+
+    def __enter__(self) -> WeightFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the files; without an error every declared byte must be there."""
+        self._close()
+        if error is None:
+            left = [name for name, count in self._missing.items() if count]
+            assert not left, f"{len(left)} tensors are not written as declared, for example {left[0]}"
+            if self._index is not None:
+                (self._folder / INDEX).write_text(json.dumps(self._index, indent=2) + "\n")
+
+    def _close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+
+
+def _shards(tensors: Sequence[Output], limit: int) -> list[list[Output]]:
+    """The tensors in as many files as the limit asks for."""
+    shards: list[list[Output]] = [[]]
+    size = 0
+    for one in tensors:
+        if shards[-1] and size + one.size > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(one)
+        size += one.size
+    return shards
