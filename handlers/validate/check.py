@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -85,8 +87,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)
     if foreign is not None:
         examination.figures = examination.figures.plus(foreign=foreign)
+    rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
-    examination.example = external.example_fault(spec, reference, examination)
+    examination.example = external.example_fault(spec, variant, reference, examination, rows)
     found, examination.portability = portability.check(Path(folder), variant.arithmetic)
     examination.figures = examination.figures.plus(**found.given)
     return examination

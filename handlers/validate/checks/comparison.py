@@ -7,6 +7,7 @@ units of the standard deviation of the reference's logits, which makes them comp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +18,13 @@ _ROWS = 16
 SMALLEST_SPREAD = 0.05
 """Of numbers that a model gives, the smallest deviation they are measured in, as a share of their root mean square: where all texts
 score alike, rounding would look like an error."""
+
+
+def label_borders(thresholds: Sequence[float] | None) -> np.ndarray:
+    """The logit from which on a text has a label, for each threshold (a probability); 0 for all without thresholds."""
+    shares = np.clip(np.asarray(0.5 if thresholds is None else thresholds, np.float64), 1e-12, 1 - 1e-12)
+    borders: np.ndarray = np.log(shares) - np.log1p(-shares)
+    return borders
 
 
 class PromptLikeness(Figures):
@@ -38,15 +46,18 @@ class Comparison:
     """Accumulates over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
 
     - choice: agreement is the share of rows with the same largest value, kl the divergence of the softmax distributions;
-    - labels: the share of rows whose every label is on the same side of 0, and the sum of the labels' Bernoulli divergences;
+    - labels: the share of rows whose every label is on the same side of its threshold (of 0 without thresholds), and the sum of the
+      labels' Bernoulli divergences;
     - value: errors alone;
     - vector: the share of rows that are closer (by cosine) to their own counterpart than to the prompt's other reference vectors, or,
       where a prompt has one vector, to those of all prompts; no kl, but the smallest and the mean cosine of each with its counterpart.
     """
 
-    def __init__(self, head: Head = "choice") -> None:
+    def __init__(self, head: Head = "choice", thresholds: Sequence[float] | None = None) -> None:
+        """`thresholds`: of labels, the probability from which on a row has each."""
         self.positions = 0
         self._head = head
+        self._borders = label_borders(thresholds)
         self._agreeing = 0
         self._kl = 0.0
         self._absolute = 0.0
@@ -92,7 +103,7 @@ class Comparison:
         if self._head == "choice":
             return int((mine.argmax(axis=1) == theirs.argmax(axis=1)).sum())
         if self._head == "labels":
-            return int(((mine > 0) == (theirs > 0)).all(axis=1).sum())
+            return int(((mine >= self._borders) == (theirs >= self._borders)).all(axis=1).sum())
         if self._head == "value":
             return 0
         if len(reference) == 1:

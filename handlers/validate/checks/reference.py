@@ -17,7 +17,7 @@ from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
 from handlers.validate.checks import segments
-from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
+from handlers.validate.checks.comparison import Comparison, Spread, in_deviations, label_borders
 from handlers.validate.checks.degeneration import Degeneration
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
@@ -118,7 +118,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         what = f", and continuations to {count}" if subject.kind != "encoder" else ""
         warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
     asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
-    spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head)
+    spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head, subject.thresholds)
     samples, total = [], 0
     for number, one in enumerate(rows):
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
@@ -243,9 +243,10 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
         start, end = int(rows[0].argmax()), int(rows[1].argmax())
         return worker.ask(Decode(ids=sample.ids[start : end + 1])).text
     names = subject.labels or ()
-    chosen = (
-        [int(row.argmax()) for row in rows] if subject.head == "choice" else [number for number, value in enumerate(rows[0]) if value > 0]
-    )
+    if subject.head == "choice":
+        chosen = [int(row.argmax()) for row in rows]
+    else:
+        chosen = np.flatnonzero(rows[0] >= label_borders(subject.thresholds)).tolist()
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
 
 
