@@ -36,7 +36,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "onnx", "handlers.onnx.export.stage:run", 5,
+            "onnx", "handlers.onnx.export.stage:run", 6,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
             settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data", "onnx.optimize", "onnx.layers_per_graph"),
