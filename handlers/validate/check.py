@@ -89,7 +89,7 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         examination.figures = examination.figures.plus(foreign=foreign)
     rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
-    examination.example = external.example_fault(spec, variant, reference, examination, rows)
+    examination.example = external.example_fault(context, variant, spec, reference, examination, rows)
     found, examination.portability = portability.check(Path(folder), variant.arithmetic)
     examination.figures = examination.figures.plus(**found.given)
     return examination

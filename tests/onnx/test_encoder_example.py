@@ -90,6 +90,7 @@ def test_classes_have_the_names_and_probabilities_of_transformers_pipeline(folde
         ({"thresholds": [0.2, 0.9, 0.5]}, [0.2, 0.9, 0.5]),
         ({"thresholds": {"b": 0.9, "a": 0.2}}, [0.2, 0.9, 0.5]),
         ({"thresholds": {"0": 0.2, "1": 0.9}}, [0.2, 0.9, 0.5]),
+        ({"thresholds": [0.2, None]}, [0.2, 0.5, 0.5]),
     ],
 )
 def test_labels_of_their_own_are_chosen_by_their_thresholds(
@@ -105,6 +106,7 @@ def test_labels_of_their_own_are_chosen_by_their_thresholds(
     assert [row["label"] for row in found] == [row["label"] for row in theirs]
     assert all(close(mine["score"], other["score"]) for mine, other in zip(found, theirs, strict=True))
     by_name = dict(zip("abc", wanted, strict=True))
+    assert (task_profile.thresholds_of(folder) or (0.5, 0.5, 0.5)) == tuple(wanted), "the check reads the same"
     assert {row["label"]: row["threshold"] for row in found} == by_name
     assert all(row["chosen"] == (row["score"] >= by_name[row["label"]]) for row in found)
 

@@ -408,7 +408,7 @@ def test_the_example_must_read_and_give_what_the_artifact_reads_and_gives(name: 
         script, (whole, broken) = folder / example.NAME, BROKEN[told]
         assert whole in script.read_text()
         script.write_text(script.read_text().replace(whole, broken))
-    said = example.check_encoder(folder, wanted, 1)
+    said = example.check_encoder(folder, wanted, 1, tmp_path)
     assert said is None if told is None else said is not None and told in said
 
 

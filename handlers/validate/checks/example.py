@@ -62,16 +62,17 @@ def check(folder: Path, text: str, tokens: Sequence[int], threads: int) -> str |
     return None
 
 
-def check_encoder(folder: Path, wanted: Wanted, threads: int) -> str | None:
+def check_encoder(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> str | None:
     """Why the folder's example.py, of an encoder, does not give what the artifact gave; None when it does, or when there is none.
 
-    Where the script reads a text in another way on purpose (in lower case, the context before the question), it need only answer.
+    `scratch`: a folder for the script's outputs. Where the script reads a text in another way on purpose (in lower case, the context
+    before the question), it need only answer.
     """
     if not (folder / NAME).is_file():
         return None
     sample = wanted.sample
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "run.npz"
+    with tempfile.TemporaryDirectory(dir=scratch) as made_in:
+        file = Path(made_in) / "run.npz"
         limit = str(len(sample.ids) + _ROOM)
         fault, _ = _run(folder, [*_words(folder, wanted), "--length", limit, "--npz", str(file), *_text(folder, wanted)], threads)
         if fault is not None:

@@ -21,7 +21,7 @@ from handlers.validate.engines.registry import EngineSpec
 
 
 def example_fault(
-    spec: EngineSpec, variant: Variant, reference: Reference, examination: Examination, rows: np.ndarray | None
+    context: StageContext, variant: Variant, spec: EngineSpec, reference: Reference, examination: Examination, rows: np.ndarray | None
 ) -> str | None:  # fmt: skip
     """Why the folder's example does not work on the first prompt; None when it does, or where it can't be asked.
 
@@ -32,7 +32,7 @@ def example_fault(
         return None
     if rows is not None:
         wanted = example.Wanted(reference.subject, first, rows, variant.limits.cache * reference.logit_std)
-        return example.check_encoder(Path(spec.folder), wanted, spec.threads)
+        return example.check_encoder(Path(spec.folder), wanted, spec.threads, Path(context.temporary))
     return example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads)
 
 

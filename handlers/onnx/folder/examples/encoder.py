@@ -89,8 +89,8 @@ def threshold(number: int) -> float:
     if isinstance(said, dict):
         said = said.get(label(number), said.get(str(number), 0.5))
     elif isinstance(said, list):
-        said = said[number]
-    return float(said)
+        said = said[number] if number < len(said) else 0.5
+    return float(said) if isinstance(said, (int, float)) else 0.5
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
