@@ -55,7 +55,7 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="onnx",
         ),
         Variant(
-            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 1, arithmetic="half",
+            "onnx-fp16", "handlers.onnx.quantize.fp16:run", 2, arithmetic="half",
             about="the ONNX graph in half precision, with norms and angles in fp32",
             needs=("onnx",), memory_fixed=700 * MIB, memory_fp32=3.0, disk_fp32=1.7, settings=TEXTS, libraries=RUNTIME,
             form_of="onnx", level="fp16", fallback="onnx",

@@ -507,5 +507,5 @@ def test_every_onnx_form_stays_a_folder_that_the_librarys_onnx_backend_reads(
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     for (name, mine), theirs in zip(ours.items(), json.loads(done.stdout.splitlines()[-1]), strict=True):
-        # A batch's activations share one scale in int8, so other texts in the batch change them a little.
-        assert np.allclose(mine, theirs, atol=0.05 if name == "int8" else 1e-3), name
+        # The library makes a batch: its activations share one scale in int8, and products with 4 bits take another kernel.
+        assert np.abs(mine - theirs).max() < (0.05 if name in ("int8", "int4") else 2e-3), name
