@@ -69,17 +69,17 @@ def close(found: float, wanted: float) -> bool:
 # Classes
 
 
-@pytest.mark.parametrize("family", some(["Bert", "Roberta", "XLMRoberta"], 2))
+@pytest.mark.parametrize("family", some(["Bert", "Roberta", "XLMRoberta"], 3))
 def test_classes_have_the_names_and_probabilities_of_transformers_pipeline(folders: Folders, family: str) -> None:
     names = {0: "contradiction", 1: "neutral", 2: "entailment"}
     model, graph = folders(family, "text-classification", id2label=names, label2id={name: number for number, name in names.items()})
     text, pair = "Ada wrote it.", "It rains in 東京."
-    for options, given_text in (([], text), (["--pair", pair], {"text": text, "text_pair": pair})):
-        found, theirs = run(graph, text, *options), classified(model, given_text)
+    script = Script(graph)
+    for options, given_text in (({}, text), ({"pair": pair}, {"text": text, "text_pair": pair})):
+        found, theirs = script("classes", text, **options), classified(model, given_text)
         assert [row["label"] for row in found] == [row["label"] for row in theirs]
         assert all(close(mine["score"], other["score"]) for mine, other in zip(found, theirs, strict=True))
-    several = run(graph, text, pair)
-    assert len(several) == 2 and several[0] == run(graph, text)
+    assert run(graph, text, pair) == [script("classes", text), script("classes", pair)]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def assert_same_spans(found: list[dict[str, Any]], theirs: list[dict[str, Any]],
     assert all(close(row["score"], float(score)) for row, score in zip(found, scores, strict=True))
 
 
-@pytest.mark.parametrize("family", some(["Bert", "Roberta", "XLMRoberta"], 2))
+@pytest.mark.parametrize("family", some(["Bert", "Roberta", "XLMRoberta"], 3))
 def test_spans_of_any_text_are_those_of_transformers_pipeline(folders: Folders, family: str) -> None:
     model, graph = folders(family, "token-classification")
     wanted, script = pipeline("token-classification", model, aggregation_strategy="simple", stride=LENGTH // 4), Script(graph)
@@ -301,7 +301,7 @@ def test_questions_without_a_context_and_questions_that_fill_the_model_are_refus
 # Masks
 
 
-@pytest.mark.parametrize("family", some(["Bert", "Roberta", "XLMRoberta"], 2))
+@pytest.mark.parametrize("family", some(["Bert", "Roberta", "XLMRoberta"], 3))
 def test_masks_are_filled_as_by_transformers_pipeline(folders: Folders, family: str) -> None:
     model, graph = folders(family, "fill-mask")
     wanted, script = pipeline("fill-mask", model), Script(graph)
