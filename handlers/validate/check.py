@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -91,8 +93,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)
     if foreign is not None:
         examination.figures = examination.figures.plus(foreign=foreign)
+    rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
-    examination.example = external.example_fault(spec, reference, examination)
+    examination.example = external.example_fault(context, variant, spec, reference, examination, rows)
     source = context.inputs.get(variant.form_of or "")
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)

@@ -29,7 +29,7 @@ _CONSOLIDATE = StageSpec(
     disk_stored=1.05, disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
 )  # fmt: skip
 _MERGE = StageSpec(
-    "merge", "handlers.merge.stage:run", 4, needs=(CONSOLIDATE,),  # where the plan has it
+    "merge", "handlers.merge.stage:run", 5, needs=(CONSOLIDATE,),  # where the plan has it
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
     settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from handlers.validate.checks.comparison import Comparison, NotFiniteError, Prom
 from handlers.validate.checks.fine_tuning import FineTuning
 from handlers.validate.checks.reference import Progress, Reference, answer_text, greedy_likeness, padding_error, teacher_forced
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.engines.task_profile import labels_of
+from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Encode, Greedy
 
@@ -58,7 +58,7 @@ class Examination:
     portability: str | None = None
     """Why it may give other answers on other processors; None when nothing says so."""
     labels: str | None = None
-    """Why the names of its labels are not the live model's; None when they are."""
+    """Why the names or the thresholds of its labels are not the live model's; None when they are."""
     special: str | None = None
     """Which of its special tokens are not the live model's; None when all are."""
     weights: str | None = None
@@ -80,11 +80,11 @@ def examine(
     subject = reference.subject
     if tokenizer and reference.readable:
         result.tokenizer = _tokenizer_difference(worker, reference)
-    result.labels = _label_difference(Path(worker.folder), subject.labels)
+    result.labels = _label_difference(Path(worker.folder), subject.labels) or _threshold_difference(Path(worker.folder), subject)
     result.special = special_tokens.difference(Path(worker.folder), reference.special)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
-    live, tuned, rows = Comparison(subject.head), FineTuning(subject.head), list[Rows]()
+    live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     for number, sample in enumerate(reference.samples):
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
@@ -208,6 +208,18 @@ def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | Non
         return f"it names {len(found)} labels and the live model {len(wanted)}"
     number = next(place for place, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
     return f"its labels have other names than the live model's: label {number} is {found[number]!r} instead of {wanted[number]!r}"
+
+
+def _threshold_difference(folder: Path, subject: ValidatedTask) -> str | None:
+    """Why an artifact chooses labels from other probabilities on; None where it does not, or where it carries no configuration."""
+    if subject.head != "labels" or not (folder / "config.json").is_file():
+        return None
+    usual = (0.5,) * len(subject.labels or ())
+    found, wanted = thresholds_of(folder) or usual, subject.thresholds or usual
+    number = next((place for place, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), None)
+    if number is None:
+        return None
+    return f"its labels have other thresholds than the live model's: label {number} has {found[number]:g} instead of {wanted[number]:g}"
 
 
 def _tokenizer_difference(worker: EngineWorker, reference: Reference) -> str | None:
