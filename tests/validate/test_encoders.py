@@ -451,8 +451,8 @@ def test_labels_are_compared_at_their_thresholds_and_these_must_be_the_live_mode
     assert check.verdict is Verdict.FAILED
     assert check.reasons == ("its labels have other thresholds than the live model's: label 1 has 0.5 instead of 0.9",)
     mine, theirs = np.array([[1.0, 1.0]]), np.array([[1.0, 3.0]])
-    assert Comparison("labels").add(mine, theirs).agreement == 1.0
-    assert Comparison("labels", (0.5, 0.9)).add(mine, theirs).agreement == 0.0
+    assert Comparison("labels").add(mine, theirs).summary.agreement == 1.0
+    assert Comparison("labels", (0.5, 0.9)).add(mine, theirs).summary.agreement == 0.0
 
 
 @pytest.mark.parametrize(
