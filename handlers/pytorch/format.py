@@ -21,6 +21,7 @@ FORMAT = Format(
             traits=frozenset({"merged", "tokenizer"}),
             usage=Path(__file__).with_name("usage.md"),
             library="transformers",
+            also_for=frozenset({"cpu-server", "nvidia"}),
         ),
     ),
     families={

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from daemon.contract.values import Json
-from handlers.report import charts, headline, samples, units
+from handlers.report import charts, headline, samples, targets, units
 from handlers.report.model import Failure, Report
 from handlers.report.usage import word
 
@@ -48,7 +48,9 @@ def render(report: Report) -> str:
         limit_at=charts.limit_position(1.0),
         timeline=charts.timeline(report),
         loss=charts.loss_curve(report),
+        run_lines=charts.run_lines(report),
         speed_note=speed_note(report),
+        places=targets.rows(report),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import headline, html
+from handlers.report import headline, html, targets
 from handlers.report.model import Artifact, Report
 from handlers.report.units import is_number
 from handlers.report.usage import Usage
@@ -38,6 +38,7 @@ def render(report: Report) -> str:
         title=headline.title_line(report),
         failures=html.roots(report),
         gaps=html.gaps(report),
+        places=targets.rows(report),
         metadata=metadata(report),
         based=_base_in_words(report),
     )

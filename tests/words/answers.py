@@ -25,6 +25,7 @@ from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
 from daemon.operating.monitoring.explain import CheckpointExplanation, RunExplanation
+from daemon.operating.monitoring.run_quality import RunQuality
 from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
 from daemon.publishing.verification import Verification
@@ -71,6 +72,7 @@ EXITS: dict[Verb, dict[int, str]] = {
     ("list",): {},
     ("show",): {2: "no job, or more than one job, matches this id"},
     ("compare",): {2: "one of the two is not an export, or it has no report yet"},
+    ("quality",): {2: "no run of that name has an export, or no name was given and there are several runs"},
     ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`"},
     ("check",): {0: "no problem found; there may be warnings", 2: "something is wrong; see `problems`"},
     ("formats",): {},
@@ -139,6 +141,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("list",): ("a list", (JobStatus,)),
     ("show",): ("an object", (JobDetails,)),
     ("compare",): ("an object", (Comparison,)),
+    ("quality",): ("an object", (RunQuality,)),
     ("export",): ("an object", (ExportedJob,)),
     ("explain",): ("an object, for a checkpoint or for a run (see `kind`)", (CheckpointExplanation, RunExplanation)),
     ("check",): ("an object", (Diagnosis,)),
