@@ -27,6 +27,7 @@ class QualityOfArtifact:
 
     verdict: str
     published: bool
+    """Whether the export's folder holds it."""
     size_bytes: int | None
     kl: float | None
     """Divergence from the live model, in nats per position."""
@@ -63,6 +64,7 @@ class RunQuality:
 
     run: str
     root: str
+    """The watched directory below which the run lies."""
     exports: tuple[QualityAtStep, ...]
     """In the order of training, at most 50."""
     trainers_best: int | None
