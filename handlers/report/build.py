@@ -28,11 +28,12 @@ from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, Checkpoin
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.models import hub
-from handlers.report import headline, machine, samples, so_far
+from handlers.report import headline, machine, samples
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Replaced, Report, Stage, Warned
 from handlers.report.not_verified import blindness, not_verified
 from handlers.report.replacements import replaced
 from handlers.report.sanitize import clean
+from handlers.report.so_far import run_so_far
 
 MOST_NAMES = 8
 """Figures that a warning names."""
@@ -93,7 +94,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
     cleaned = Report.model_validate(plain)
-    told = {"recommendation": headline.recommend(cleaned), "run_so_far": so_far.of(facts.run, plain)}
+    told = {"recommendation": headline.recommend(cleaned), "run_so_far": run_so_far(facts.run, plain)}
     return cleaned.model_copy(update=told)
 
 

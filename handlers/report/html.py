@@ -14,8 +14,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from daemon.contract.values import Json
-from handlers.report import charts, headline, samples, targets, units
+from handlers.report import charts, headline, samples, units
 from handlers.report.model import Failure, Report
+from handlers.report.targets import rows as target_rows
 from handlers.report.usage import word
 
 
@@ -40,6 +41,7 @@ def render(report: Report) -> str:
     return environment().get_template("report.html").render(
         report=report,
         title=headline.title_line(report),
+        places=target_rows(report),
         failures=roots(report),
         gaps=gaps(report),
         sizes=charts.size_bars(report),
@@ -50,7 +52,6 @@ def render(report: Report) -> str:
         loss=charts.loss_curve(report),
         run_lines=charts.run_lines(report),
         speed_note=speed_note(report),
-        places=targets.rows(report),
     )  # fmt: skip
 
 

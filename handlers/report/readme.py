@@ -18,8 +18,9 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import headline, html, targets
+from handlers.report import headline, html
 from handlers.report.model import Artifact, Report
+from handlers.report.targets import rows as target_rows
 from handlers.report.units import is_number
 from handlers.report.usage import Usage
 
@@ -36,9 +37,9 @@ def render(report: Report) -> str:
     return made.get_template("readme.md").render(
         report=report,
         title=headline.title_line(report),
+        places=target_rows(report),
         failures=html.roots(report),
         gaps=html.gaps(report),
-        places=targets.rows(report),
         metadata=metadata(report),
         based=_base_in_words(report),
     )

@@ -11,7 +11,7 @@ from daemon.contract.values import Json
 from handlers.report.model import RunSoFar
 
 
-def of(run: RunFigures | None, own: Json) -> RunSoFar | None:
+def run_so_far(run: RunFigures | None, own: Json) -> RunSoFar | None:
     """The run with the export whose report is `own`, as JSON; None where it is the first one."""
     mine = point_of(own)
     if run is None or mine is None or not run.points:
