@@ -20,7 +20,8 @@ PROMPTS = {"prompts": ["a", "b"]}
 def measured(perplexity: float, run: RunFigures | None, step: int = 60) -> JobFacts:
     """An export whose reference names its texts, and whose int8 form has this perplexity."""
     small = check("onnx-int8", kl=0.011, perplexity=perplexity)
-    facts = made_all(check("pytorch", kl=0.0), check("onnx"), small, run=run, checkpoint=checkpoint(step=step))
+    plain = check("pytorch", kl=0.0, perplexity=None), check("onnx", perplexity=None)
+    facts = made_all(*plain, small, run=run, checkpoint=checkpoint(step=step))
     stages = tuple(
         one.model_copy(update={"result": one.result.model_copy(update={"figures": {**one.result.figures, **PROMPTS}})})
         if one.name == "reference" and one.result else one
