@@ -25,6 +25,8 @@ from daemon.journal.rows import JobRow
 REPORT = "report.json"
 MOST_BYTES = 16 << 20
 """Of a report that is read."""
+HISTORY = "loss_history"
+"""The one part of what training knew that is large, and that nothing is compared by."""
 _MOST_BESIDE = 4 * MOST_STEPS
 """Folders beside an export that are looked at: several runs may share a place."""
 
@@ -39,9 +41,7 @@ class ReportRead:
     root: str
     point: StepPoint
     metadata: Mapping[str, Any]
-    """What training knew."""
-    others: tuple[StepPoint, ...]
-    """What it says of the run's other exports, some of which may be gone."""
+    """What training knew, without the history of its losses."""
 
 
 def read_report(folder: Path) -> ReportRead | None:
@@ -54,20 +54,28 @@ def read_report(folder: Path) -> ReportRead | None:
         return None
 
 
-@functools.lru_cache(maxsize=8 * MOST_STEPS)
+@functools.lru_cache(maxsize=4 * MOST_STEPS)
 def _read(folder: Path, mtime_ns: int, size: int, inode: int) -> ReportRead | None:
-    """Read once for each content: every export of a run asks for those before it."""
+    """Read once for each content: every export of a run asks for those before it. A few KiB each are kept."""
     report = json.loads(read_bounded(folder / REPORT, MOST_BYTES))
     point = point_of(report)
     if point is None:
         return None
     checkpoint = report["checkpoint"]
-    metadata, so_far = checkpoint.get("metadata"), report.get("run_so_far")
+    metadata = checkpoint.get("metadata")
+    known = {key: value for key, value in metadata.items() if key != HISTORY} if isinstance(metadata, dict) else {}
+    return ReportRead(folder, str(checkpoint.get("run")), str(checkpoint.get("root")), point, known)
+
+
+def remembered(folder: Path) -> tuple[StepPoint, ...]:
+    """What an export's report says of the run's other exports, some of which may be gone."""
+    try:
+        report = json.loads(read_bounded(folder / REPORT, MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return ()
+    so_far = report.get("run_so_far") if isinstance(report, dict) else None
     told = so_far.get("points") if isinstance(so_far, dict) else None
-    return ReportRead(
-        folder, str(checkpoint.get("run")), str(checkpoint.get("root")), point, metadata if isinstance(metadata, dict) else {},
-        tuple(_points(told if isinstance(told, list) else ())),
-    )  # fmt: skip
+    return tuple(_points(told if isinstance(told, list) else ()))
 
 
 def _points(rows: Iterable[Any]) -> Iterable[StepPoint]:
@@ -89,7 +97,8 @@ def published_of(journal: Journal, job: JobRow) -> tuple[ReportRead, ...]:
     """The reports of the latest exports of the job's run that were published, without its own: those that the journal knows, and those
     beside it, which `ckptd export` or a journal that was lost may have left."""
     folders = journal.jobs.published(job.checkpoint.root, job.checkpoint.run, MOST_STEPS)
-    return of_run([*folders, *beside(job.target)], job.checkpoint.root, job.checkpoint.run, but=job.id)
+    others = [folder for folder in (*folders, *beside(job.target)) if folder != job.target]  # what lies there gives way to this export
+    return of_run(others, job.checkpoint.root, job.checkpoint.run, but=job.id)
 
 
 def beside(target: Path) -> list[Path]:
@@ -108,7 +117,7 @@ def figures_of_run(reports: Sequence[ReportRead], training: Sequence[Mapping[str
     `training`: what the trainer's state said, in the order of training; the last that names a best step counts.
     """
     newest = max(reports, key=lambda read: read.point.finished, default=None)
-    points = latest([*(read.point for read in reports), *(newest.others if newest else ())])
+    points = latest([*(read.point for read in reports), *(remembered(newest.path) if newest else ())])
     named = [step for one in training if (step := best_step(one)) is not None]
     return RunFigures(points=points, trainers_best=named[-1] if named else None, best_variant=best_variant)
 

@@ -11,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.settings import RetentionSettings, SelectSettings
+from daemon.contract.jobs.messages import CheckpointRef
 from daemon.contract.jobs.points import ArtifactPoint, StepPoint
 from daemon.contract.jobs.run_figures import Standing, Unranked, advice, latest, point_of, standing
+from daemon.journal.journal import Journal
+from daemon.journal.rows import JobRow
 from daemon.publishing.retention import Export, plan_removal, ranked_by_quality
-from daemon.publishing.run_figures import figures_of_run, of_run, read_report
+from daemon.publishing.run_figures import figures_of_run, of_run, published_of, read_report, run_figures
+from tests.journal.conftest import WORK
 
 QUALITY = SelectSettings(best_by="quality")
 
@@ -198,3 +202,17 @@ def test_no_more_than_the_last_fifty_are_told() -> None:
     assert [one.step for one in latest(point(step) for step in range(80))] == list(range(30, 80))
     twice = point(3, onnx=artifact(1.0))
     assert latest([twice, point(3, onnx=artifact(2.0))]) == (twice,)
+
+
+def test_what_an_export_takes_the_place_of_is_not_compared_with_it(tmp_path: Path) -> None:
+    for step in (2, 4):
+        (tmp_path / f"step-{step}").mkdir()
+        (tmp_path / f"step-{step}" / "report.json").write_text(json.dumps(report(step)))
+    checkpoint = CheckpointRef(
+        root="/runs", run="run", step=4, path="/runs/run/checkpoint-4", layout="trainer-adapter", digest="d", method="LORA"
+    )
+    job = JobRow("another-4", "running", checkpoint, WORK, tmp_path, tmp_path / "step-4", None, "", None, None)
+    journal = Journal(tmp_path / "journal.sqlite3")
+    assert [read.point.step for read in published_of(journal, job)] == [2]
+    assert [one.step for one in run_figures(journal, job, "").points] == [2]
+    journal.close()
