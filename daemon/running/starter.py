@@ -23,9 +23,11 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import find_spec, spec_of
+from daemon.contract.jobs.points import RunFigures
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
+from daemon.publishing.run_figures import run_figures
 from daemon.running.children import Children, Grant
 from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
@@ -124,7 +126,7 @@ class Starter:
         self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
-        fault, claimed = self._children.start(one, Grant(threads, size, need, self._remarks(job, spec)), limits)
+        fault, claimed = self._children.start(one, Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec)), limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
         if fault and claimed:
@@ -137,6 +139,9 @@ class Starter:
     def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:
         why = access_of(job, self._settings.output).why if spec.name == "report" else None
         return (why,) if why else ()
+
+    def _run(self, job: JobRow, spec: StageSpec) -> RunFigures | None:
+        return run_figures(self._journal, job, self._settings.select.best_variant) if spec.name == "report" else None
 
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside what runs."""

@@ -45,6 +45,7 @@ FORMAT = Format(
             traits=frozenset({"merged", "tokenizer"}),
             usage=USAGE,
             library="transformers",
+            also_for=frozenset({"cpu-server", "nvidia"}),
         ),
         Variant(
             "pytorch-fp16", f"{_QUANTIZE}.half:fp16", 1,

@@ -26,6 +26,8 @@ Level = Literal["fp16", "bf16", "int8", "int8-static", "int8-weight", "int4", "b
 """How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
 Deploys = Literal["alone", "over its base", "not"]
 """How a variant is put to use: as it is; with its base, which lies elsewhere; not, since it is made to look into the model."""
+Target = Literal["cpu-server", "nvidia", "laptop", "ios", "android", "browser", "ollama", "edge"]
+"""Where a model is put to use; `daemon.contract.formats.targets` says what each is."""
 Kind = Literal["causal", "seq2seq", "encoder"]
 """What drives a model: a language model; an encoder-decoder; an encoder, with or without a head."""
 
@@ -92,6 +94,10 @@ class Variant(StageSpec):
     nothing of the kind."""
     deploys: Deploys = "alone"
     """The report recommends none that is "not" deployed, and one "over its base" only where nothing else passed."""
+    targets: frozenset[Target] = frozenset()
+    """What it is made for: `export.deploy` makes it for these. Only a form that fits every kind of model should name any."""
+    also_for: frozenset[Target] = frozenset()
+    """Where it can be used too: if it was made, the report may recommend it for these, by its figures."""
 
 
 class FormatEntry(Frozen):

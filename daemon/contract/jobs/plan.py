@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from daemon.contract.formats.catalog import Catalog, catalog, ordered
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import MIB, StageSpec
-from daemon.contract.jobs.options import Work
+from daemon.contract.formats.targets import made_for
+from daemon.contract.jobs.options import ExportOptions, Work
 
 CHECK = "check-"
 """What the name of a check begins with; that of its variant follows."""
@@ -134,6 +135,21 @@ def effective_variants(chosen: Iterable[str], quantization: str) -> tuple[str, .
     elif quantization:
         wanted |= {name for (of, level), name in quantized.items() if of in wanted and level == quantization}
     return tuple(name for name in variant_names() if name in wanted)
+
+
+def resolved(export: ExportOptions) -> ExportOptions:
+    """The options with every variant by name, those that `export.deploy` adds among them; without `deploy` as they are.
+
+    A job keeps these, so that a format which is installed later changes none that was begun. The level of quantization is for the variants
+    that were named: what a target needs is added as it is.
+    """
+    if not export.deploy:
+        return export
+    wanted = {one.name for target in export.deploy for one in made_for(target, catalog())}
+    wanted |= {*effective_variants(export.variants, export.quantization)}
+    unknown = tuple(name for name in export.variants if find_variant(name) is None)
+    named = (*(name for name in variant_names() if name in wanted), *unknown)
+    return export.model_copy(update={"variants": named, "quantization": ""})
 
 
 def unquantized(variant: str) -> str | None:
