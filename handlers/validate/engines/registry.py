@@ -119,8 +119,12 @@ _OURS: dict[str, dict[str, str]] = {
         "seq2seq": "handlers.validate.engines.torch_tasks:TorchSeq2Seq",
         "encoder": "handlers.validate.engines.torch_tasks:TorchEncoder",
     },
+    "live-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseLive"},
+    "torch-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseTorch"},
 }
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
+LAYERWISE = "-layerwise"
+"""What the name of an engine ends with that reads its model layer by layer, and answers many requests at once (`Ahead`)."""
 EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 """Of the merged model in PyTorch, published or not."""
 
