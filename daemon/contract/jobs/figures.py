@@ -188,6 +188,8 @@ class LiveFigures(Figures):
     """The adapter's effect: the bare base beside base + adapter; null for a full fine-tune."""
     task: str | None = None
     """What the model is for, as model hubs name it; missing for a causal language model."""
+    way: str | None = None
+    """"layer by layer" for a model that was too large for the memory; missing for one that was held whole."""
 
 
 class Processor(Figures):
@@ -327,6 +329,8 @@ class CheckFigures(Likeness):
     """Largest resident set of the artifact's process, in bytes."""
     foreign: ForeignFigures | None = None
     """What another program makes of it; missing where none was asked."""
+    way: str | None = None
+    """"layer by layer" for a model that was too large for the memory; missing for one that was held whole."""
     needs: str | None = None
     """Which processors give these answers, in words; missing where nobody looked."""
     integer_products: IntegerProducts | None = None

@@ -13,12 +13,13 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
+from handlers.validate.checks import foresight
 from handlers.validate.checks.comparison import Comparison, PromptLikeness
-from handlers.validate.checks.reference import Progress, Reference, answer_text, padding_error, teacher_forced
+from handlers.validate.checks.reference import Progress, Reference, answer_text, padded_batch, padding_error, teacher_forced
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import labels_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Encode, Greedy
+from handlers.validate.workers.protocol import Encode, Greedy, Padding
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
 
@@ -64,7 +65,7 @@ def examine(
     `outputs` and `merged` are folders of logits, one file a prompt (`logits_file`): the first is written, the second
     read when it is not None. Raises WorkerFailed when the worker fails or its logits can't be compared at all.
     """
-    worker.load()
+    about = worker.load()
     result = Examination()
     subject = reference.subject
     if tokenizer and reference.readable:
@@ -73,6 +74,9 @@ def examine(
     outputs.mkdir(exist_ok=True)
     live, export = Comparison(subject.head), Comparison(subject.head)
     for number, sample in enumerate(reference.samples):
+        if about.together and number % foresight.GROUP == 0:
+            padding = [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
+            foresight.of_examination(worker, reference.samples[number : number + foresight.GROUP], padding, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits = teacher_forced(worker, sample, logits_file(outputs, number))
         figures = PromptFigures(**_compared(live, np.load(sample.logits), logits).given)

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
+from daemon.contract.formats.stages import LAYER_BY_LAYER
+from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.models.tasks import BY_NAME
 from handlers.validate.engines.generation_rules import Rules
 
@@ -125,6 +127,8 @@ _OURS: dict[str, dict[str, str]] = {
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
 LAYERWISE = "-layerwise"
 """What the name of an engine ends with that reads its model layer by layer, and answers many requests at once (`Ahead`)."""
+WAY = "layer by layer"
+"""What people read of it."""
 EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 """Of the merged model in PyTorch, published or not."""
 
@@ -132,6 +136,19 @@ EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 def engines() -> dict[str, dict[str, str]]:
     """Engine → kind of model → `module:class`."""
     return {**catalog().engines, **_OURS}
+
+
+def engine_for(name: str, context: StageContext) -> str:
+    """The engine of a stage whose model the engine `name` would hold whole: by the strategy that the daemon chose."""
+    return name + LAYERWISE if context.strategy == LAYER_BY_LAYER else name
+
+
+def as_taken(engine: str) -> Fallback | None:
+    """What to record of an engine that does not hold its model whole."""
+    if not engine.endswith(LAYERWISE):
+        return None
+    reason = "the whole model needs more memory than limits.memory_fraction allows; the outputs are the same"
+    return Fallback(wanted="the model in one piece", taken=WAY, reason=reason)
 
 
 def load(spec: EngineSpec) -> Any:

@@ -101,8 +101,9 @@ class LayerwiseDriver(CausalDriver):
 
     def rows(self, ids: Sequence[int], targets: Sequence[int], types: Sequence[int] | None) -> Any:
         """Rows that are computed when an index is taken: a head has more outputs than there is memory for."""
-        (task,) = self._pass([*ids, *targets])
-        return _HeldRows(self._layerwise, task, len(ids) + len(targets))
+        tasks = self._pass([*ids, *targets])
+        self._forget(tasks)
+        return _HeldRows(self._layerwise, tasks[0], len(ids) + len(targets))
 
     def greedy(self, ids: Sequence[int], tokens: int, *, least: int, stop: bool, verify: bool) -> Decoding:
         (decoded,) = self._results(self._decoding(ids, tokens, least, stop, verify))
@@ -138,8 +139,13 @@ class LayerwiseDriver(CausalDriver):
             self._tasks[key] = [engine.start(work, wanted, engine.final if held else None) for work in works]
         return self._tasks[key]
 
+    def _forget(self, tasks: list[Any]) -> None:
+        """Let go of what was asked for: its outputs are large."""
+        self._tasks = {key: others for key, others in self._tasks.items() if others is not tasks}
+
     def _results(self, tasks: list[Any]) -> list[Any]:
         self._layerwise.lockstep.finish(tasks)
+        self._forget(tasks)
         return [task.result() for task in tasks]
 
 

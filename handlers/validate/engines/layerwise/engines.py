@@ -17,7 +17,7 @@ from handlers.merge.weights.nf4_round_trip import quantized_tensors, round_trip
 from handlers.merge.weights.sources import Source, StoredSource
 from handlers.models.folder import ModelFolder
 from handlers.validate.engines.layerwise import skeleton
-from handlers.validate.engines.layerwise.lockstep import Door, Lockstep, Task
+from handlers.validate.engines.layerwise.lockstep import Door, Lockstep, Task, task_here
 from handlers.validate.engines.layerwise.parts import Wanted
 from handlers.validate.engines.live import LiveEngine
 from handlers.validate.engines.registry import EngineSpec
@@ -35,6 +35,8 @@ class Pass:
     """Without the adapter."""
     wanted: Wanted
     """Positions whose logits are wanted."""
+    single: bool = False
+    """It is one pass alone, after which no cache is needed."""
 
 
 class Layerwise:
@@ -52,7 +54,11 @@ class Layerwise:
 
     def start(self, work: Callable[[], Any], wanted: Wanted, held: Door | None = None) -> Task:
         """A task that runs with the adapter, or without it inside of `without_adapter`; it stands at its first door."""
-        return self.lockstep.add(Task(work, Pass(self._bare, wanted), held))
+        return self.lockstep.add(Task(work, Pass(self._bare, wanted, held is not None), held))
+
+    def _keeps_cache(self) -> bool:
+        tag: Pass = task_here().tag
+        return not tag.single
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
