@@ -36,7 +36,7 @@ from daemon.running.rules.estimates import Estimate, by_layers, estimate
 from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
-from daemon.system.box import memory
+from daemon.system import box
 from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
@@ -138,7 +138,7 @@ class Starter:
 
     def _way(self, job: JobRow, spec: StageSpec, whole: Estimate) -> Estimate:
         """What a stage needs in the way in which it has to run: whole where it ever may have so much memory, else layer by layer."""
-        allowed = int(memory()[0] * self._settings.limits.memory_fraction)
+        allowed = int(box.memory()[0] * self._settings.limits.memory_fraction)
         if whole.memory <= allowed or not spec.layerwise or not self._children.runs_here(spec):
             return whole
         sizes = layers_of(sized_by(job, spec), job.checkpoint.method)

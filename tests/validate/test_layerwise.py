@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.contract.formats.stages import LAYER_BY_LAYER
+from handlers.merge.weights.sources import StoredSource
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.workers.protocol import Ahead, Greedy, PaddedBatch, Padding, Request, Teacher
+from handlers.validate.workers.client import WorkerFailed
+from handlers.validate.workers.protocol import Ahead, Greedy, PaddedBatch, Padding, Rebase, Request, Teacher
 from tests import models
 from tests.sampling import some
 from tests.validate.bench import Direct
@@ -135,3 +140,161 @@ def test_a_live_model_answers_the_same_bit_for_bit_with_and_without_its_adapter(
     layerwise, passes = answers("live-layerwise", adapter, base, tmp_path)
     assert_same(whole, layerwise)
     assert passes <= 8
+
+
+def test_what_was_not_told_is_answered_too_by_passes_of_its_own(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = bases("qwen3, tied")
+    assert_same(answers("torch", folder, None, tmp_path)[0], answers("torch-layerwise", folder, None, tmp_path, told=False)[0])
+
+
+def test_an_adapter_on_the_base_as_it_was_trained_in_4_bits_answers_the_same(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    base = bases("qwen3, tied")
+    adapter = adapt(base, tmp_path / "adapter")
+    rows = []
+    for engine in ("live", "live-layerwise"):
+        worker = Direct(engine, EngineSpec(engine=engine, folder=str(adapter), base=str(base)))
+        worker.load()
+        found = []
+        for values in ("dequantized", "dequantized-double", "original"):
+            worker.ask(Rebase(values=values))
+            worker.ask(Teacher(ids=PROMPTS[0], keep=[0, 3, 6], out=str(tmp_path / "rows.npy")))
+            found.append(np.load(tmp_path / "rows.npy"))
+        assert np.abs(found[0] - found[2]).max() > 1e-3
+        rows.append(found)
+    np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def test_two_adapters_act_together(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    base = bases("llama, untied")
+    first, second = adapt(base, tmp_path / "first"), adapt(base, tmp_path / "second", r=2)
+    rows = []
+    for engine in ("live", "live-layerwise"):
+        spec = EngineSpec(engine=engine, folder=str(first), base=str(base), weight=0.7, additions=((str(second), 0.4),))
+        worker = Direct(engine, spec)
+        worker.load()
+        worker.ask(Teacher(ids=PROMPTS[0], keep=[0, 6], out=str(tmp_path / "rows.npy")))
+        rows.append(np.load(tmp_path / "rows.npy"))
+    np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def test_no_more_than_one_layer_and_one_block_of_the_head_is_ever_held(
+    bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from handlers.validate.engines.layerwise import parts
+
+    monkeypatch.setattr(parts, "BLOCK", 64 * 32)  # 32 rows of the head
+    held: list[int] = []
+    blocks: list[int] = []
+    inside = StoredSource.rows
+
+    def rows(self: StoredSource, first: int, count: int, out: Any) -> None:
+        if (engine := worker._commands._engine) is not None:
+            held.append(sum(value.numel() for value in engine._model.parameters() if value.device.type != "meta"))
+            blocks.append(count if self.name == "model.embed_tokens.weight" and count > 1 else 0)
+        inside(self, first, count, out)
+
+    monkeypatch.setattr(StoredSource, "rows", rows)
+    worker = Direct("torch-layerwise", EngineSpec(engine="torch-layerwise", folder=str(bases("qwen3, tied"))))
+    worker.load()
+    worker.ask(Teacher(ids=PROMPTS[0], keep=[1], out=str(tmp_path / "rows.npy")))
+    layer = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 128 + 2 * 64 + 2 * 16
+    assert layer // 2 < max(held) < layer + 64, "one layer as it is read, and the last norm"
+    assert [count for count in blocks if count] == [32] * 10
+    assert held[-10:] == [64] * 10, "no layer is left while the head is read"
+
+
+def refused(worker: Direct) -> WorkerFailed:
+    with pytest.raises(WorkerFailed) as error:
+        worker.load()
+    assert error.value.code == "memory-never" and "can't be run layer by layer" in error.value.cause
+    return error.value
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights = 'olora'"),
+    ],
+)
+def test_an_adapter_that_computes_with_the_base_when_it_is_loaded_is_refused(
+    options: dict[str, Any], why: str, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    base = bases("qwen3, tied")
+    folder = adapt(base, tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **options}))
+    assert why in refused(Direct("live", EngineSpec(engine="live-layerwise", folder=str(folder), base=str(base)))).cause
+
+
+def test_a_mixture_of_experts_is_refused_and_not_run_with_made_up_weights(tmp_path: Path) -> None:
+    settings = {**LLAMA, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "decoder_sparse_step": 1}
+    folder = make("Qwen3Moe", settings, tmp_path / "moe")
+    assert "mixtures of experts" in refused(Direct("torch", EngineSpec(engine="torch-layerwise", folder=str(folder)))).cause
+
+
+def test_an_adapter_that_changes_the_vocabulary_is_refused(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = bases("qwen3, tied")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.resize_token_embeddings(328, mean_resizing=False)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    spec = EngineSpec(engine="live-layerwise", folder=str(tmp_path / "adapter"), base=str(base))
+    assert "changes the size of lm_head.weight from [320, 64] to [328, 64]" in refused(Direct("live", spec)).cause
+
+
+def test_a_tensor_that_is_missing_is_refused(bases: Callable[[str], Path], tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(bases("qwen3, tied"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "model.layers.1.mlp.up_proj.weight" in refused(Direct("torch", EngineSpec(engine="torch-layerwise", folder=str(folder)))).cause
+
+
+@pytest.mark.slow
+def test_the_stages_give_the_same_outputs_in_both_ways_and_say_which(
+    start_stage: Any, pico_base: Path, pico_checkpoint: Path, folders: dict[str, Path]
+) -> None:
+    options = {"samples": 3, "new_tokens": 6, "speed_tokens": 0}
+    inputs = {"merge": folders["pytorch"], "pytorch": folders["pytorch"]}
+    stages: dict[str, dict[str, Any]] = {}
+    for way in ("default", LAYER_BY_LAYER):
+        reference = start_stage("reference", pico_checkpoint, pico_base, inputs, strategy=way, **options)
+        result = reference.result()
+        assert result.outcome == "succeeded", result.fault
+        folder = Path(reference.context.staging)
+        merged = start_stage("merged", pico_checkpoint, pico_base, {**inputs, "reference": folder}, strategy=way, **options)
+        stages[way] = {"reference": result, "merged": merged.result(), "folders": (folder, Path(merged.context.staging))}
+    mine = stages[LAYER_BY_LAYER]
+    assert not stages["default"]["reference"].fallbacks and "way" not in stages["default"]["reference"].figures["reference"]
+    told = [(one.wanted, one.taken) for stage in ("reference", "merged") for one in mine[stage].fallbacks]
+    assert told == [("the model in one piece", "layer by layer")] * 2
+    assert mine["reference"].figures["reference"]["way"] == mine["merged"].checks[0].figures["way"] == "layer by layer"
+    assert mine["reference"].strategy == mine["merged"].strategy == LAYER_BY_LAYER and mine["reference"].reusable
+    for whole, layerwise in zip(stages["default"]["folders"], mine["folders"], strict=True):
+        names = sorted(path.name for path in (whole / "logits").iterdir())
+        assert names and names == sorted(path.name for path in (layerwise / "logits").iterdir())
+        for name in names:
+            np.testing.assert_array_equal(np.load(whole / "logits" / name), np.load(layerwise / "logits" / name))
+    samples = [json.loads((stages[way]["folders"][0] / "reference.json").read_text())["samples"] for way in stages]
+    assert samples[0] == samples[1], "tokens and texts are the same, those of the base without its adapter too"
+
+
+def test_a_weight_that_is_read_by_rows_can_not_be_computed_with_otherwise(bases: Callable[[str], Path]) -> None:
+    import torch
+
+    worker = Direct("torch-layerwise", EngineSpec(engine="torch-layerwise", folder=str(bases("qwen3, tied"))))
+    worker.load()
+    weight = worker._commands._engine._model.lm_head.weight
+    assert tuple(weight.shape) == (320, 64) and weight.dtype == torch.float32
+    for use in (lambda: weight + 1, lambda: weight.norm(), lambda: torch.ones(1, 320) @ weight, lambda: weight.clone()):
+        with pytest.raises(RuntimeError, match="read row by row alone"):
+            use()
+    with pytest.raises(RuntimeError, match="outside of its lockstep"):
+        torch.nn.functional.linear(torch.ones(1, 64), weight)

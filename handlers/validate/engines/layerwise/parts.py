@@ -131,6 +131,10 @@ class HeadDoor(Door):
             visit.enter(torch.from_numpy(answer))
 
 
+_HARMLESS = frozenset({"__get__", "__set__", "requires_grad_"})
+"""Functions that look at a tensor, or set what belongs to it, without its values."""
+
+
 class StreamedWeight(torch.Tensor):
     """The weight of an embedding or of a head, of which only rows are ever read. It has a shape and no values; to use it for anything
     else than these two raises."""
@@ -154,7 +158,10 @@ class StreamedWeight(torch.Tensor):
         if function is torch.nn.functional.linear and isinstance(args[1], StreamedWeight) and args[1].head is not None:
             bias = args[2] if len(args) > 2 else (kwargs or {}).get("bias")
             return task_here().wait_at(args[1].head, (args[0], bias))
-        return super().__torch_function__(function, types, args, kwargs or {})
+        answer = super().__torch_function__(function, types, args, kwargs or {})
+        if isinstance(answer, torch.Tensor) and function.__name__ not in _HARMLESS:
+            raise RuntimeError(f"{function.__name__} was called with a weight whose values are read row by row alone")
+        return answer
 
 
 def _look_up(ids: torch.Tensor, weight: StreamedWeight) -> torch.Tensor:
