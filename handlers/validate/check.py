@@ -70,7 +70,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 def _examined(context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput) -> Examination:
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
-    engine = engine_for(variant.limits.engine, context)
+    engine = engine_for(variant.limits.engine, context, subject.kind)
     spec = EngineSpec(
         engine=engine, folder=folder, base=context.base, base_values=base_likelihood.taken(context),
         threads=context.limits.threads, task=subject.task, sentence=subject.sentence,

@@ -46,7 +46,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None, output: StageOutput) -> Examination:
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
     subject = reference.subject
-    engine = engine_for(EXACT.engine, context)
+    engine = engine_for(EXACT.engine, context, subject.kind)
     spec = EngineSpec(engine=engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)

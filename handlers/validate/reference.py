@@ -59,7 +59,7 @@ def _subject(context: StageContext) -> ValidatedTask:
 def _measured(context: StageContext, reporter: Reporter, texts: list[str], subject: ValidatedTask) -> Reference:
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
-    engine = engine_for("torch" if context.base is None else "live", context)
+    engine = engine_for("torch" if context.base is None else "live", context, subject.kind)
     spec = EngineSpec(
         engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
         weight=context.checkpoint.weight, additions=tuple((str(folder), one.weight) for folder, one in context.additions),

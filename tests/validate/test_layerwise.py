@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.contract.errors import Permanent
 from daemon.contract.formats.stages import LAYER_BY_LAYER
+from daemon.contract.jobs.messages import StageContext
 from handlers.merge.weights.sources import StoredSource
-from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.registry import EngineSpec, engine_for
 from handlers.validate.workers.client import WorkerFailed
 from handlers.validate.workers.protocol import Ahead, Greedy, PaddedBatch, Padding, Rebase, Request, Teacher
 from tests import models
@@ -298,3 +300,13 @@ def test_a_weight_that_is_read_by_rows_can_not_be_computed_with_otherwise(bases:
             use()
     with pytest.raises(RuntimeError, match="outside of its lockstep"):
         torch.nn.functional.linear(torch.ones(1, 64), weight)
+
+
+def test_a_stage_refuses_a_model_that_its_adapter_made_into_another_kind() -> None:
+    context = StageContext.model_construct(strategy=LAYER_BY_LAYER, stage="reference", base="/base")
+    assert engine_for("live", context, "causal") == "live-layerwise"
+    assert engine_for("live", context.model_copy(update={"strategy": "default"}), "encoder") == "live"
+    for name, kind in (("live", "encoder"), ("torch", "seq2seq"), ("onnx", "causal")):
+        with pytest.raises(Permanent) as error:
+            engine_for(name, context, kind)
+        assert error.value.fault.code == "memory-never"

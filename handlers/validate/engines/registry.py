@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
 from daemon.contract.formats.stages import LAYER_BY_LAYER
 from daemon.contract.jobs.messages import Fallback, StageContext
-from handlers.models.tasks import BY_NAME
+from handlers.models.tasks import BY_NAME, Kind
 from handlers.validate.engines.generation_rules import Rules
 
 
@@ -138,9 +140,20 @@ def engines() -> dict[str, dict[str, str]]:
     return {**catalog().engines, **_OURS}
 
 
-def engine_for(name: str, context: StageContext) -> str:
-    """The engine of a stage whose model the engine `name` would hold whole: by the strategy that the daemon chose."""
-    return name + LAYERWISE if context.strategy == LAYER_BY_LAYER else name
+def engine_for(name: str, context: StageContext, kind: Kind) -> str:
+    """The engine of a stage whose model the engine `name` would hold whole: by the strategy that the daemon chose.
+
+    Permanent where the model turns out to be of a kind that can't be run in this way: an adapter may bring another task than its base has.
+    """
+    if context.strategy != LAYER_BY_LAYER:
+        return name
+    if kind not in engines().get(name + LAYERWISE, {}):
+        raise Permanent(
+            FaultCode.MEMORY_NEVER, f"run the stage {context.stage}",
+            f"the model is too large to be held in memory, and with its adapter it is no language model (its kind is {kind}), so that it"
+            " can't be run layer by layer", "export on a larger machine, or raise limits.memory_fraction", path=context.base,
+        )  # fmt: skip
+    return name + LAYERWISE
 
 
 def as_taken(engine: str) -> Fallback | None:
