@@ -13,8 +13,8 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, SampleFigures
-from handlers.validate.checks import foresight
 from handlers.validate.checks.comparison import Comparison, PromptLikeness
+from handlers.validate.checks.foresight import GROUP, of_examination
 from handlers.validate.checks.reference import Progress, Reference, answer_text, padded_batch, padding_error, teacher_forced
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import labels_of
@@ -74,9 +74,9 @@ def examine(
     outputs.mkdir(exist_ok=True)
     live, export = Comparison(subject.head), Comparison(subject.head)
     for number, sample in enumerate(reference.samples):
-        if about.together and number % foresight.GROUP == 0:
+        if about.together and number % GROUP == 0:
             padding = [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
-            foresight.of_examination(worker, reference.samples[number : number + foresight.GROUP], padding, progress)
+            of_examination(worker, reference.samples[number : number + GROUP], padding, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits = teacher_forced(worker, sample, logits_file(outputs, number))
         figures = PromptFigures(**_compared(live, np.load(sample.logits), logits).given)

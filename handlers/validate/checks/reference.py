@@ -16,9 +16,10 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
-from handlers.validate.checks import foresight, segments
+from handlers.validate.checks import segments
 from handlers.validate.checks.comparison import Comparison, Spread, in_deviations
 from handlers.validate.checks.degeneration import Degeneration
+from handlers.validate.checks.foresight import GROUP, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
@@ -121,7 +122,7 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head)
     samples, total = [], 0
     for number, one in enumerate(rows):
-        if about.together and number % foresight.GROUP == 0:
+        if about.together and number % GROUP == 0:
             _tell(asked, rows, number, about.adapted, progress)
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
         sample, possible = _run(asked, one, folder / f"live-{number}.npy")
@@ -149,14 +150,6 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         samples, unit, speed_prompt, speed_tokens, readable, LiveFigures(),
         adapter.figures(unit) if about.adapted else None, warnings, fallbacks, subject, sides,
     )  # fmt: skip
-
-
-def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> None:
-    """Tell a model that is read layer by layer what it will be asked for the next group of prompts."""
-    group = rows[first : first + foresight.GROUP]
-    decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
-    shown = max(0, SHOWN - first) if asked.readable else 0
-    foresight.of_reference(asked.live, decoded, adapted, shown, progress)
 
 
 def teacher_forced(worker: EngineWorker, sample: Sample, out: Path, *, bare: bool = False) -> np.ndarray:
@@ -324,6 +317,14 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
         elif side == "right":
             warnings.append("The live model itself gives different outputs when texts are padded, so padded batches were not checked.")
     return found
+
+
+def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> None:
+    """Tell a model that is read layer by layer what it will be asked for the next group of prompts."""
+    group = rows[first : first + GROUP]
+    decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
+    shown = max(0, SHOWN - first) if asked.readable else 0
+    of_reference(asked.live, decoded, adapted, shown, progress)
 
 
 def evenly(length: int, most: int) -> list[int]:
