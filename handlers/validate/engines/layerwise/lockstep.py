@@ -116,9 +116,10 @@ class Lockstep:
         return task
 
     def finish(self, tasks: Sequence[Task]) -> None:
-        """Open doors until all of `tasks` are done."""
+        """Open doors until all of `tasks` are done. Raises RuntimeError where one of them is held."""
         while not all(task.done for task in tasks):
-            self.serve()
+            if not self.serve():
+                raise RuntimeError("a task is held at a door, and nobody lets it go")
 
     def sweep(self) -> bool:
         """Open the doors to the end of the model; False where no task waits at a door that may be opened."""
