@@ -248,6 +248,20 @@ def test_an_adapter_that_changes_the_vocabulary_is_refused(bases: Callable[[str]
     assert "changes the size of lm_head.weight from [320, 64] to [328, 64]" in refused(Direct("live", spec)).cause
 
 
+@pytest.mark.parametrize("factor", [1.0, -0.5])
+def test_tied_weights_that_are_stored_twice_are_those_that_transformers_takes(
+    factor: float, bases: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(bases("qwen3, tied"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * factor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert_same(answers("torch", folder, None, tmp_path)[0], answers("torch-layerwise", folder, None, tmp_path)[0])
+
+
 def test_a_tensor_that_is_missing_is_refused(bases: Callable[[str], Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

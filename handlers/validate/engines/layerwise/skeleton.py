@@ -83,28 +83,36 @@ def build(path: Path, task: str) -> Skeleton:
 
 
 def _place(skeleton: Skeleton) -> None:
-    """Put a placeholder for each parameter: a tensor of its shape that takes no memory, and poisons whatever is computed with it."""
-    model, headers, taken = skeleton.model, skeleton.folder.headers, dict[int, torch.nn.Parameter]()
-    names: dict[int, str] = {}
+    """Put a placeholder for each parameter: a tensor of its shape that takes no memory, and poisons whatever is computed with it.
+
+    Tied parameters share one, unless the files have a tensor for each: transformers does not tie them then where their values differ.
+    """
+    model, headers = skeleton.model, skeleton.folder.headers
+    own: dict[str, str] = {}
+    shared: dict[int, str] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         stored = next((one for one in _candidates(name, model.base_model_prefix) if one in headers), None)
         if stored is not None:
-            names.setdefault(id(value), stored)
-    for module_name, module in model.named_modules():
-        for name, value in list(module._parameters.items()):
+            own[name] = stored
+            shared.setdefault(id(value), stored)
+    taken: dict[tuple[int, str], torch.nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for key, value in list(module._parameters.items()):
             if value is None:
                 continue
-            if (stored := names.get(id(value))) is None:
-                cause = f"1 or more weights are missing from its files under the names of its class, for example {module_name}.{name}"
+            name = f"{path}.{key}" if path else key
+            stored = own.get(name) or shared.get(id(value))
+            if stored is None:
+                cause = f"weights are missing from its files under the names of its class, for example {name}"
                 raise refuse(skeleton.folder.path, f"{cause} (mixtures of experts are stored otherwise than they are run)")
             if headers[stored].shape != tuple(value.shape):
                 raise refuse(skeleton.folder.path, f"{stored} is stored as {list(headers[stored].shape)}, not as {list(value.shape)}")
-            if id(value) not in taken:
-                poison = torch.full((), float("nan")).expand(value.shape)
-                taken[id(value)] = torch.nn.Parameter(poison, requires_grad=False)
-                skeleton.stored[id(taken[id(value)])] = stored
-                skeleton.placeholders.append(taken[id(value)])
-            module._parameters[name] = taken[id(value)]
+            if (id(value), stored) not in taken:
+                placeholder = torch.nn.Parameter(torch.full((), float("nan")).expand(value.shape), requires_grad=False)
+                taken[id(value), stored] = placeholder
+                skeleton.stored[id(placeholder)] = stored
+                skeleton.placeholders.append(placeholder)
+            module._parameters[key] = taken[id(value), stored]
 
 
 def _candidates(name: str, prefix: str) -> tuple[str, ...]:
