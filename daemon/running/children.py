@@ -198,6 +198,7 @@ class Children:
         except OSError as error:
             return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
         context = make_context(ready, self._paths, limits, grant.threads)
+        context = context.model_copy(update={"strategy": need.strategy})
         if spec.name == "report":
             facts = facts_of(self._journal, job)
             facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks), "run": grant.run})

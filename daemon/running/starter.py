@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.base_models import Bases
+from daemon.checkpoints.layer_sizes import layers_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
@@ -33,10 +34,11 @@ from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
-from daemon.running.rules.estimates import Estimate, estimate
+from daemon.running.rules.estimates import Estimate, by_layers, estimate
 from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
+from daemon.system import box
 from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
@@ -114,7 +116,7 @@ class Starter:
         if threads == 0:
             return False
         size = self._bases.size(sized_by(job, spec))
-        need = estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype)
+        need = self._way(job, spec, estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype))
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
             log.error(admission.fault.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=admission.fault.code)
@@ -135,6 +137,17 @@ class Starter:
         elif fault:
             self._waits.add(job.id, fault, WAIT_SECONDS)
         return False
+
+    def _way(self, job: JobRow, spec: StageSpec, whole: Estimate) -> Estimate:
+        """What a stage needs in the way in which it has to run: whole where it ever may have so much memory, else layer by layer."""
+        allowed = int(box.memory()[0] * self._settings.limits.memory_fraction)
+        if whole.memory <= allowed or not spec.layerwise or not self._children.runs_here(spec):
+            return whole
+        sizes = layers_of(sized_by(job, spec), job.checkpoint.method)
+        adapter = job.pin if job.checkpoint.method != "full" and spec.name != "merged" else None
+        return by_layers(
+            spec, whole, allowed, sizes if isinstance(sizes, str) else sizes.memory(adapter, job.work.validation.new_tokens)
+        )  # fmt: skip
 
     def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:
         why = access_of(job, self._settings.output).why if spec.name == "report" else None

@@ -61,6 +61,8 @@ class Limits:
     memory_fixed: int = 700 * MIB
     memory_fp32: float = 2.0
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""
+    layerwise: bool = False
+    """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
     merged: float | None = None
     """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
     noise_share: float = 0.0

@@ -17,11 +17,20 @@ from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
 from handlers.validate.checks import growth, special_tokens, worst
 from handlers.validate.checks.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.checks.fine_tuning import FineTuning
-from handlers.validate.checks.reference import Progress, Reference, answer_text, greedy_likeness, padding_error, teacher_forced
+from handlers.validate.checks.foresight import GROUP, of_examination
+from handlers.validate.checks.reference import (
+    Progress,
+    Reference,
+    answer_text,
+    greedy_likeness,
+    padded_batch,
+    padding_error,
+    teacher_forced,
+)
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Encode, Greedy
+from handlers.validate.workers.protocol import Encode, Greedy, Padding
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
 
@@ -75,7 +84,7 @@ def examine(
     `outputs` and `merged` are folders of logits, one file a prompt (`logits_file`): the first is written, the second
     read when it is not None. Raises WorkerFailed when the worker fails or its logits can't be compared at all.
     """
-    worker.load()
+    about = worker.load()
     result = Examination()
     subject = reference.subject
     if tokenizer and reference.readable:
@@ -86,6 +95,9 @@ def examine(
     outputs.mkdir(exist_ok=True)
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     for number, sample in enumerate(reference.samples):
+        if about.together and number % GROUP == 0:
+            padding = [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
+            of_examination(worker, reference.samples[number : number + GROUP], padding, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
         with _comparable():

@@ -20,6 +20,7 @@ from daemon.contract.values import Json
 from handlers.validate.checks import fine_tuning, segments
 from handlers.validate.checks.comparison import Comparison, Spread, distances, in_deviations, label_borders, perplexity, surprise
 from handlers.validate.checks.degeneration import Degeneration
+from handlers.validate.checks.foresight import GROUP, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
@@ -132,6 +133,8 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
     samples, total, text = list[Sample](), 0, ""
     base_tokens, losses = list[tuple[list[int], list[int]]](), list[np.ndarray]()
     for number, one in enumerate(rows):
+        if about.together and number % GROUP == 0:
+            _tell(asked, rows, number, about.adapted, progress)
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
         sample, possible = _run(asked, one, folder / f"live-{number}.npy")
         total += possible
@@ -341,6 +344,14 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
         elif side == "right":
             warnings.append("The live model itself gives different outputs when texts are padded, so padded batches were not checked.")
     return found
+
+
+def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> None:
+    """Tell a model that is read layer by layer what it will be asked for the next group of prompts."""
+    group = rows[first : first + GROUP]
+    decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
+    shown = max(0, SHOWN - first) if asked.readable else 0
+    of_reference(asked.live, decoded, adapted, shown, progress)
 
 
 def evenly(length: int, most: int) -> list[int]:
