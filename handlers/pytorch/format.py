@@ -89,7 +89,7 @@ FORMAT = Format(
         ),
         Variant(
             "pytorch-w8a8", f"{_QUANTIZE}.compressed:w8a8", 1,
-            about="linear layers with int8 weights, and activations that servers quantize to int8 as they run (compressed-tensors)",
+            about="linear layers with int8 weights, and activations that servers quantize to int8 as they run (for vLLM)",
             needs=("merge",), memory_fixed=MATRICES, memory_fp32=0.05, disk_fp32=0.4, disk_fixed=64 * MIB, settings=SETTINGS,
             libraries=(*LIBRARIES, "compressed-tensors"),
             form_of="pytorch", level="w8a8", fallback="pytorch-bf16",
@@ -100,7 +100,7 @@ FORMAT = Format(
         ),
         Variant(
             "pytorch-w4a16", f"{_QUANTIZE}.compressed:w4a16", 1,
-            about="linear layers with 4-bit weights in groups, rounded with their errors corrected (GPTQ, compressed-tensors)",
+            about="linear layers with 4-bit weights in groups, rounded with their errors corrected (GPTQ, for vLLM)",
             needs=("merge", "calibration"), memory_fixed=1500 * MIB, memory_fp32=0.15, disk_fp32=0.3, disk_fixed=64 * MIB,
             settings=(*SETTINGS, "pytorch", "validation.prompts", "validation.data", "validation.samples"),
             libraries=(*LIBRARIES, "compressed-tensors"),

@@ -24,14 +24,14 @@ def made(**export: object) -> tuple[str, ...]:
 
 def test_with_deploy_alone_only_what_the_targets_need_is_made() -> None:
     assert made(deploy=["edge"]) == ("onnx-int8", "onnx-int4")
-    assert made(deploy=["nvidia"]) == ("pytorch",)
+    assert made(deploy=["nvidia"]) == ("pytorch-bf16",)
     assert made() == ("pytorch", "onnx", "onnx-int8"), "without it nothing changes"
 
 
 def test_beside_variants_that_are_named_it_adds() -> None:
     assert made(deploy=["laptop"], variants=["pytorch"]) == ("pytorch", "onnx-int4")
     assert made(deploy=["laptop"], variants=["pytorch"], quantization="none") == ("pytorch", "onnx-int4")
-    assert made(deploy=["nvidia"], variants=["onnx"], quantization="int8") == ("pytorch", "onnx", "onnx-int8")
+    assert made(deploy=["nvidia"], variants=["onnx"], quantization="int8") == ("pytorch-bf16", "onnx", "onnx-int8")
 
 
 def test_a_job_keeps_the_variants_by_name_through_its_journal() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import init_empty_weights  # type: ignore[import-untyped]  # it has no types
+from accelerate import init_empty_weights
 from peft import PeftConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import TrainableTokensWrapper
