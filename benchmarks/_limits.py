@@ -1,0 +1,202 @@
+"""Where good artifacts and damaged ones part, what limits find of them, and the limits that follow. Pure.
+
+Called by `thresholds.py`. A record is what the check of one artifact found (`thresholds.Model.record`), as JSON.
+
+The rule for a limit of `kl` and `error`: ROOM times the largest value of any good artifact, at least what was published of real models in
+as many bits (REAL), up to the next of 1, 2, 5 × 10ⁿ; never above the earlier limit, and never below that of a more exact form. A limit of
+agreement: 1 − ROOM × (1 − the smallest good value), at most what REAL leaves, down to the next 0.01; never below the earlier limit.
+Damages that the limits do not reach have to be found by what else the check looks at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from daemon.contract.formats.declaration import Thresholds
+
+Record = dict[str, Any]
+GOOD = "good"
+ROOM = 3.0
+"""Users' models are not those of this benchmark."""
+FIGURES = ("kl", "disagreement", "error_max", "cache", "padding", "merged")
+"""Figures that are larger where something is wrong; disagreement is 1 − agreement."""
+EARLIER = {
+    "pytorch": (0.97, 0.001, 0.25), "onnx": (0.97, 0.001, 0.25), "onnx-fp16": (0.96, 0.002, 0.3), "onnx-int8": (0.85, 0.05, 2.0),
+    "onnx-int8-static": (0.85, 0.05, 2.0), "onnx-int8-weight": (0.95, 0.005, 0.5), "onnx-int4": (0.8, 0.1, 3.0),
+    "onnx-int4-fine": (0.8, 0.1, 3.0), "onnx-mixed": (0.85, 0.05, 2.0), "pytorch-fp16": (0.96, 0.002, 0.3),
+    "pytorch-bf16": (0.95, 0.005, 0.5), "pytorch-bnb-int8": (0.9, 0.02, 1.5), "pytorch-bnb-nf4": (0.8, 0.1, 3.0),
+    "pytorch-w8a8": (0.9, 0.02, 1.5), "pytorch-w4a16": (0.8, 0.1, 3.0),
+}  # fmt: skip
+"""Variant → agreement, kl and error that were declared before this benchmark was there."""
+
+
+def value(record: Record, figure: str) -> float | None:
+    """A figure of a record; infinite where the outputs were not finite, None where the task does not have it."""
+    if figure == "disagreement":
+        return None if record.get("agreement") is None else 1.0 - float(record["agreement"])
+    found = record.get(figure)
+    return None if found is None else float(found)
+
+
+def crosses(record: Record, limits: Thresholds) -> bool:
+    """Whether an artifact fails by these limits alone."""
+    agreement, kl, error = (value(record, name) for name in ("agreement", "kl", "error_max"))
+    return (
+        (agreement is not None and not agreement >= limits.agreement)
+        or (kl is not None and not kl <= limits.kl)
+        or (error is not None and not error <= limits.error)
+    )
+
+
+def fails(record: Record, limits: Thresholds) -> bool:
+    """Whether it fails by these limits or by anything else that the check looks at."""
+    return bool(record["otherwise"]) or crosses(record, limits)
+
+
+def share(hits: Iterable[bool]) -> float | None:
+    """The share of hits; None of nothing."""
+    found = list(hits)
+    return sum(found) / len(found) if found else None
+
+
+def split(records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    """The good ones and the damaged ones."""
+    found = list(records)
+    return [one for one in found if one["kind"] == GOOD], [one for one in found if one["kind"] != GOOD]
+
+
+def parting(records: Sequence[Record], figure: str) -> dict[str, Any] | None:
+    """Where a figure's good and damaged values part; None where one of both is missing.
+
+    Damages that leave the figure below the largest good value can't be told by it: they are counted in `below`.
+    """
+    good, bad = ([found for one in part if (found := value(one, figure)) is not None] for part in split(records))
+    if not good or not bad:
+        return None
+    largest = max(good)
+    above = [one for one in bad if one > largest]
+    return {
+        "largest_good": largest, "smallest_bad": min(bad), "smallest_bad_above": min(above) if above else None,
+        "below": len(bad) - len(above), "of": len(bad),
+    }  # fmt: skip
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Smallest, median and largest; None of nothing."""
+    found = sorted(one for one in values if one is not None)
+    return {"min": found[0], "median": found[len(found) // 2], "max": found[-1]} if found else None
+
+
+def next_step(number: float) -> float:
+    """The smallest of 1, 2, 5 × 10ⁿ that is not below a number above 0."""
+    power = math.floor(math.log10(number))
+    steps = [float(f"{digit}e{power + more}") for more in (0, 1) for digit in (1, 2, 5)]
+    return next(step for step in steps if step >= number * (1 - 1e-9))
+
+
+def proposed(records: Sequence[Record], earlier: Thresholds, real: Thresholds | None) -> Thresholds | None:
+    """The limits by the rule above; None where there is no good artifact. `real`: what real models need, None where nothing is known."""
+    good, _ = split(records)
+    if not good:
+        return None
+
+    def upward(figure: str, floor: float, ceiling: float) -> float:
+        found = [one for record in good if (one := value(record, figure)) is not None]
+        wanted = max([ROOM * one for one in found] + [floor, 1e-6])
+        return min(ceiling, next_step(wanted))
+
+    apart = [one for record in good if (one := value(record, "disagreement")) is not None]
+    wanted = max([ROOM * one for one in apart] + [1 - real.agreement if real else 0.0])
+    agreement = max(earlier.agreement, math.floor(100 * (1 - wanted) + 1e-9) / 100)
+    return Thresholds(
+        agreement=agreement, kl=upward("kl", real.kl if real else 0.0, earlier.kl),
+        error=upward("error_max", real.error if real else 0.0, earlier.error),
+    )  # fmt: skip
+
+
+def rates(records: Sequence[Record], limits: Thresholds, name: str) -> dict[str, float | None]:
+    """Detection and false alarms by these limits alone."""
+    good, bad = split(records)
+    return {
+        f"detection_{name}": share(crosses(one, limits) for one in bad),
+        f"false_alarms_{name}": share(crosses(one, limits) for one in good),
+    }
+
+
+REAL = {
+    "onnx-int8-weight": Thresholds(agreement=0.97, kl=0.0014, error=0.0),
+    "onnx-int4": Thresholds(agreement=0.8, kl=0.2, error=0.0),
+    "onnx-int4-fine": Thresholds(agreement=0.85, kl=0.1, error=0.0),
+    "pytorch-bnb-nf4": Thresholds(agreement=0.8, kl=0.2, error=0.0),
+    "pytorch-w4a16": Thresholds(agreement=0.8, kl=0.2, error=0.0),
+}
+"""What published measurements of real models need; docs/validation.md names them. Nothing is known of `error` there."""
+
+
+def figures(records: Sequence[Record], declared: Mapping[str, Thresholds]) -> dict[str, Any]:
+    """What `thresholds.py` writes, of records of any number of models."""
+    good, bad = split(records)
+    result: dict[str, Any] = {
+        "models": len({one["model"] for one in records}),
+        "parameters": sorted({one["parameters"] for one in records}),
+        "good": len(good),
+        "bad": len(bad),
+        "detection_rate": share(fails(one, declared[one["variant"]]) for one in bad),
+        "false_alarm_rate": share(fails(one, declared[one["variant"]]) for one in good),
+        "detection_otherwise": share(bool(one["otherwise"]) for one in bad),
+        "false_alarms_otherwise": share(bool(one["otherwise"]) for one in good),
+    }
+    for name, limits in (("earlier", _earlier()), ("declared", declared)):
+        result[f"detection_{name}"] = share(crosses(one, limits[one["variant"]]) for one in bad)
+        result[f"false_alarms_{name}"] = share(crosses(one, limits[one["variant"]]) for one in good)
+    for variant in EARLIER:
+        own = [one for one in records if one["variant"] == variant]
+        if own:
+            result[variant] = _of_variant(own, declared[variant], _earlier()[variant], REAL.get(variant))
+    result["damages"] = {
+        kind: _of_damage([one for one in bad if one["kind"] == kind], declared) for kind in sorted({one["kind"] for one in bad})
+    }
+    result["missed"] = [
+        f"{one['model']}, {one['variant']}, {one['kind']}" for one in bad if not fails(one, declared[one["variant"]])
+    ]  # fmt: skip
+    result["false_alarms"] = [f"{one['model']}, {one['variant']}, {one['live']}" for one in good if fails(one, declared[one["variant"]])]
+    return result
+
+
+def _earlier() -> dict[str, Thresholds]:
+    return {name: Thresholds(agreement=agreement, kl=kl, error=error) for name, (agreement, kl, error) in EARLIER.items()}
+
+
+def _of_variant(records: Sequence[Record], declared: Thresholds, earlier: Thresholds, real: Thresholds | None) -> dict[str, Any]:
+    good, bad = split(records)
+    found: dict[str, Any] = {
+        "good": len(good), "bad": len(bad),
+        **rates(records, earlier, "earlier"), **rates(records, declared, "declared"),
+        "detection_whole": share(fails(one, declared) for one in bad),
+        "false_alarms_whole": share(fails(one, declared) for one in good),
+    }  # fmt: skip
+    for figure in FIGURES:
+        found[figure] = {
+            "good": spread(value(one, figure) for one in good),
+            "parting": parting(records, figure),
+            "by_damage": {
+                kind: told for kind in sorted({one["kind"] for one in bad})
+                if (told := spread(value(one, figure) for one in bad if one["kind"] == kind))
+            },
+        }  # fmt: skip
+    found["fine_tuning"] = spread(value(one, "fine_tuning") for one in good)
+    found["growth"] = spread(value(one, "growth") for one in good)
+    limits = proposed(records, earlier, real)
+    found["proposed"] = limits.model_dump() if limits else None
+    return found
+
+
+def _of_damage(records: Sequence[Record], declared: Mapping[str, Thresholds]) -> dict[str, Any]:
+    return {
+        "of": len(records),
+        "earlier": share(crosses(one, _earlier()[one["variant"]]) for one in records),
+        "declared": share(crosses(one, declared[one["variant"]]) for one in records),
+        "whole": share(fails(one, declared[one["variant"]]) for one in records),
+    }

@@ -1,0 +1,104 @@
+"""The arithmetic of benchmarks/thresholds.py: where good and damaged artifacts part, rates, and limits that refuse no good one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import _limits
+from benchmarks._limits import EARLIER, GOOD, Record
+from benchmarks.artifacts import check_share
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Thresholds
+
+LIMITS = Thresholds(agreement=0.8, kl=0.1, error=3.0)
+VALUES = st.floats(0, 10)
+GOODS = st.lists(st.tuples(st.floats(0, 1), VALUES, VALUES), min_size=1, max_size=8)
+"""Agreement, kl, error of each good artifact."""
+
+
+def record(kind: str = GOOD, *, agreement: float | None = 1.0, kl: float | None = 0.0, error: float | None = 0.0, **values: Any) -> Record:
+    known = {"agreement": agreement, "kl": kl, "error_max": error, "otherwise": [], "model": "a", "parameters": 1, "live": "sound"}
+    return {"kind": kind, "variant": "onnx-int4", **known, **values}
+
+
+@pytest.mark.parametrize(
+    ("found", "fails"),
+    [
+        (record(agreement=0.8, kl=0.1, error=3.0), False),
+        (record(agreement=0.79), True),
+        (record(kl=0.11), True),
+        (record(error=3.1), True),
+        (record(kl=float("nan")), True),
+        (record(agreement=None, kl=None, error=1.0), False),
+        (record(agreement=None, kl=None, error=4.0), True),
+    ],
+)
+def test_limits_are_judged_as_the_check_judges_them(found: Record, fails: bool) -> None:
+    assert _limits.crosses(found, LIMITS) is fails
+    assert _limits.fails({**found, "otherwise": ["its weights are others"]}, LIMITS)
+
+
+def test_where_two_distributions_part() -> None:
+    good, bad = [record(kl=one) for one in (0.01, 0.03)], [record("damaged", kl=one) for one in (0.02, 0.3, 0.5)]
+    found = _limits.parting([*good, *bad], "kl")
+    assert found == {"largest_good": 0.03, "smallest_bad": 0.02, "smallest_bad_above": 0.3, "below": 1, "of": 3}
+    assert _limits.parting([*good, record("damaged", kl=0.02)], "kl") == {
+        "largest_good": 0.03, "smallest_bad": 0.02, "smallest_bad_above": None, "below": 1, "of": 1,
+    }  # fmt: skip
+    assert _limits.parting(good, "kl") is None
+    assert _limits.parting([record(kl=None), record("damaged", kl=1.0)], "kl") is None
+
+
+def test_rates_count_the_damaged_and_the_good_ones_apart() -> None:
+    records = [
+        record(), record(kl=0.2), record(kl=0.05), record(kl=0.01),
+        record("damaged", kl=0.2), record("hidden", otherwise=["weights"]), record("missed"),
+    ]  # fmt: skip
+    found = _limits.figures(records, {"onnx-int4": Thresholds(agreement=0.8, kl=0.04, error=3.0)})
+    assert (found["good"], found["bad"]) == (4, 3)
+    assert found["detection_earlier"] == found["detection_declared"] == pytest.approx(1 / 3)
+    assert found["detection_rate"] == found["onnx-int4"]["detection_whole"] == pytest.approx(2 / 3)
+    assert (found["false_alarms_earlier"], found["false_alarm_rate"]) == (0.25, 0.5)
+    assert found["damages"]["hidden"] == {"of": 1, "earlier": 0.0, "declared": 0.0, "whole": 1.0}
+    assert found["missed"] == ["a, onnx-int4, missed"]
+
+
+@given(st.floats(1e-9, 1e9))
+def test_steps_of_limits_are_1_2_5(number: float) -> None:
+    step = _limits.next_step(number)
+    assert number * (1 - 1e-9) <= step <= 2.5001 * number
+    assert f"{step:.0e}"[0] in "125"
+    assert _limits.next_step(step) == step
+
+
+@given(GOODS)
+def test_proposed_limits_refuse_nothing_good_that_passed_and_are_never_wider(goods: list[tuple[float, float, float]]) -> None:
+    records = [record(agreement=agreement, kl=kl, error=error) for agreement, kl, error in goods]
+    limits = _limits.proposed(records, LIMITS, None)
+    assert limits is not None
+    assert limits.agreement >= LIMITS.agreement and limits.kl <= LIMITS.kl and limits.error <= LIMITS.error
+    for one in records:
+        assert _limits.crosses(one, LIMITS) or not _limits.crosses(one, limits)
+    real = Thresholds(agreement=0.85, kl=0.05, error=2.0)
+    wider = _limits.proposed(records, LIMITS, real)
+    assert wider is not None and wider.agreement <= max(0.85, LIMITS.agreement) and wider.kl >= 0.05 and wider.error >= 2.0
+
+
+def test_every_variant_whose_earlier_limits_are_named_is_declared() -> None:
+    assert set(EARLIER) <= set(catalog().thresholds)
+    for name, (agreement, kl, error) in EARLIER.items():
+        declared = catalog().thresholds[name]
+        assert declared.agreement >= agreement and declared.kl <= kl and declared.error <= error, f"{name} is wider than it was"
+
+
+def test_the_share_of_checking_is_that_of_the_stages_that_look_whether_artifacts_are_right() -> None:
+    stages = [
+        {"name": name, "seconds": seconds}
+        for name, seconds in (("merge", 3.0), ("reference", 1.0), ("onnx", 4.0), ("merged", 0.5), ("check-onnx", 1.5), ("speed", None))
+    ]
+    assert check_share(stages) == 0.3
+    assert check_share([]) is None
