@@ -2,10 +2,11 @@
 
 Called by `thresholds.py`. A record is what the check of one artifact found (`thresholds.Model.record`), as JSON.
 
-The rule for a limit of `kl` and `error`: ROOM times the largest value of any good artifact, at least what was published of real models in
-as many bits (REAL), up to the next of 1, 2, 5 × 10ⁿ; never above the earlier limit, and never below that of a more exact form. A limit of
-agreement: 1 − ROOM × (1 − the smallest good value), at most what REAL leaves, down to the next 0.01; never below the earlier limit.
-Damages that the limits do not reach have to be found by what else the check looks at.
+The rule. The *tight* limits are what these models would bear: of `kl` and `error`, ROOM times the largest value of any good artifact, up to
+the next of 1, 2, 5 × 10ⁿ; of `agreement`, 1 − ROOM × (1 − the smallest good value), down to the next 0.01; none wider than before. A limit
+that is too tight refuses sound artifacts of users' models, and starts the way down. So limits are tightened only where the tight ones find
+a damaged artifact that the whole check, with the earlier limits, misses (`gained`), and never below what was published of real models in as
+many bits (REAL).
 """
 
 from __future__ import annotations
@@ -96,23 +97,36 @@ def next_step(number: float) -> float:
     return next(step for step in steps if step >= number * (1 - 1e-9))
 
 
-def proposed(records: Sequence[Record], earlier: Thresholds, real: Thresholds | None) -> Thresholds | None:
-    """The limits by the rule above; None where there is no good artifact. `real`: what real models need, None where nothing is known."""
+def tight(records: Sequence[Record], earlier: Thresholds) -> Thresholds | None:
+    """The limits that the good artifacts would bear, by the rule above; None where there is none."""
     good, _ = split(records)
     if not good:
         return None
 
-    def upward(figure: str, floor: float, ceiling: float) -> float:
+    def upward(figure: str, ceiling: float) -> float:
         found = [one for record in good if (one := value(record, figure)) is not None]
-        wanted = max([ROOM * one for one in found] + [floor, 1e-6])
-        return min(ceiling, next_step(wanted))
+        return min(ceiling, next_step(max([ROOM * one for one in found] + [1e-6])))
 
-    apart = [one for record in good if (one := value(record, "disagreement")) is not None]
-    wanted = max([ROOM * one for one in apart] + [1 - real.agreement if real else 0.0])
-    agreement = max(earlier.agreement, math.floor(100 * (1 - wanted) + 1e-9) / 100)
+    apart = max((one for record in good if (one := value(record, "disagreement")) is not None), default=0.0)
+    agreement = max(earlier.agreement, math.floor(100 * (1 - ROOM * apart) + 1e-9) / 100)
+    return Thresholds(agreement=agreement, kl=upward("kl", earlier.kl), error=upward("error_max", earlier.error))
+
+
+def gained(records: Sequence[Record], earlier: Thresholds, limits: Thresholds) -> list[Record]:
+    """The damaged artifacts that the whole check misses with the earlier limits and finds with others."""
+    return [one for one in split(records)[1] if fails(one, limits) and not fails(one, earlier)]
+
+
+def proposed(records: Sequence[Record], earlier: Thresholds, real: Thresholds | None) -> Thresholds:
+    """The limits by the rule above. `real`: what real models need, None where nothing is known."""
+    found = tight(records, earlier)
+    if found is None or not gained(records, earlier, found):
+        return earlier
+    if real is None:
+        return found
     return Thresholds(
-        agreement=agreement, kl=upward("kl", real.kl if real else 0.0, earlier.kl),
-        error=upward("error_max", real.error if real else 0.0, earlier.error),
+        agreement=max(earlier.agreement, min(found.agreement, real.agreement)), kl=min(earlier.kl, max(found.kl, real.kl)),
+        error=min(earlier.error, max(found.error, real.error)),
     )  # fmt: skip
 
 
@@ -188,8 +202,11 @@ def _of_variant(records: Sequence[Record], declared: Thresholds, earlier: Thresh
         }  # fmt: skip
     found["fine_tuning"] = spread(value(one, "fine_tuning") for one in good)
     found["growth"] = spread(value(one, "growth") for one in good)
-    limits = proposed(records, earlier, real)
-    found["proposed"] = limits.model_dump() if limits else None
+    narrow = tight(records, earlier)
+    found["tight"] = narrow.model_dump() if narrow else None
+    found["detection_tight"] = share(crosses(one, narrow) for one in bad) if narrow else None
+    found["gained"] = len(gained(records, earlier, narrow)) if narrow else 0
+    found["proposed"] = proposed(records, earlier, real).model_dump()
     return found
 
 

@@ -12,7 +12,7 @@ By variant: `good` and `bad`, artifacts; of each figure the `spread` of good art
 (`largest_good`, `smallest_bad_above` it, and how many of the damaged ones lie `below`). `detection_…` and `false_alarms_…`: shares of the
 damaged and of the good artifacts that fail by the `earlier` limits alone, by the `declared` ones alone, by all that is looked at
 `otherwise`, and by the `whole` check with the declared limits. `detection_rate` and `false_alarm_rate` are those of the whole check over
-all variants. `proposed`: the limits by the rule in `_limits.py`.
+all variants. `tight`, `gained` and `proposed`: limits by the rule in `_limits.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,14 +81,25 @@ def test_steps_of_limits_are_1_2_5(number: float) -> None:
 @given(GOODS)
 def test_proposed_limits_refuse_nothing_good_that_passed_and_are_never_wider(goods: list[tuple[float, float, float]]) -> None:
     records = [record(agreement=agreement, kl=kl, error=error) for agreement, kl, error in goods]
-    limits = _limits.proposed(records, LIMITS, None)
-    assert limits is not None
+    damaged = [record("damaged", kl=one, error=10 * one) for one in (0.001, 0.01, 0.09)]
+    limits = _limits.proposed([*records, *damaged], LIMITS, None)
     assert limits.agreement >= LIMITS.agreement and limits.kl <= LIMITS.kl and limits.error <= LIMITS.error
     for one in records:
         assert _limits.crosses(one, LIMITS) or not _limits.crosses(one, limits)
-    real = Thresholds(agreement=0.85, kl=0.05, error=2.0)
-    wider = _limits.proposed(records, LIMITS, real)
-    assert wider is not None and wider.agreement <= max(0.85, LIMITS.agreement) and wider.kl >= 0.05 and wider.error >= 2.0
+
+
+def test_a_limit_is_tightened_only_where_that_finds_what_nothing_else_finds_and_not_below_real_models() -> None:
+    good = [record(kl=0.001), record(kl=0.003)]
+    hidden, told = record("damaged", kl=0.05), record("damaged", kl=0.05, otherwise=["its weights are others"])
+    assert _limits.tight(good, LIMITS) == Thresholds(agreement=1.0, kl=0.01, error=1e-6)
+    assert _limits.proposed([*good, told], LIMITS, None) == LIMITS
+    assert _limits.proposed([*good, hidden], LIMITS, None).kl == 0.01
+    assert _limits.proposed([*good, hidden], LIMITS, Thresholds(agreement=0.9, kl=0.04, error=2.0)) == Thresholds(
+        agreement=0.9, kl=0.04, error=2.0
+    )
+    assert _limits.proposed([*good, hidden], LIMITS, Thresholds(agreement=0.7, kl=0.2, error=9.0)) == LIMITS
+    assert _limits.gained([*good, hidden, told], LIMITS, Thresholds(agreement=0.8, kl=0.01, error=3.0)) == [hidden]
+    assert _limits.proposed([hidden], LIMITS, None) == LIMITS
 
 
 def test_every_variant_whose_earlier_limits_are_named_is_declared() -> None:
@@ -102,3 +116,10 @@ def test_the_share_of_checking_is_that_of_the_stages_that_look_whether_artifacts
     ]
     assert check_share(stages) == 0.3
     assert check_share([]) is None
+
+
+def test_a_benchmark_that_runs_as_a_script_imports_the_library_onnx() -> None:
+    folder = Path(_limits.__file__).parent
+    code = "import sys; sys.path[:0] = sys.argv[1:]; from benchmarks import _common; import onnx; print(onnx.__file__)"
+    done = subprocess.run([sys.executable, "-c", code, str(folder.parent), str(folder)], capture_output=True, text=True, check=True)
+    assert "site-packages" in done.stdout
