@@ -1,12 +1,12 @@
 """Where the limits of the checks come from: sound artifacts and damaged ones of trained models, and what tells them apart.
 
-    python benchmarks/thresholds.py [--json FILE] [--kinds qwen3 llama gpt2 bert] [--sizes 1M 6M] [--large] [--records FILE] [--only-read]
+    python benchmarks/thresholds.py [--json FILE] [--kinds qwen3 llama gpt2 bert] [--sizes 1M 6M] [--large] [--records FILE] …
 
 Bases of four architectures learn Python's standard library for `--seconds` of CPU time each, and two LoRA runs learn other functions on
 each. The stages' own code makes every form of three checkpoints of each; each is compared with its own live model ("good"), with six texts
 that nothing was trained on (classifiers: 16). Then forms are made of damaged weights or of other checkpoints, and graphs are damaged, as in
 tests/validate/sabotage.py. `--large` adds models of 30 and 100 million parameters. What was measured is added to `--records`, a line for
-each artifact; `--only-read` measures nothing and reads that file.
+each artifact, so that a run that was cut off counts; `--only-read` measures nothing and reads that file.
 
 By variant: `good` and `bad`, artifacts; of each figure the `spread` of good artifacts and of each damage, and where they part
 (`largest_good`, `smallest_bad_above` it, and how many of the damaged ones lie `below`). `detection_…` and `false_alarms_…`: shares of the
@@ -156,11 +156,13 @@ class Model:
             **{key: None if value is None else value / unit for key, value in inner.items()},
         }  # fmt: skip
 
-    def records(self) -> Iterator[_limits.Record]:
-        """All of them; what can't be made or damaged so is left out and told."""
+    def records(self, *, only_good: bool) -> Iterator[_limits.Record]:
+        """All of them, the good ones first; what can't be made or damaged so is left out and told."""
         for source in GOOD:
             for variant in self.variants:
                 yield from self._tried(variant, _limits.GOOD, lambda: self.made(source, variant), source)  # noqa: B023 (called at once)
+        if only_good:
+            return
         for source in (*FOREIGN, *self.damages):
             for variant in self.variants:
                 yield from self._tried(variant, FOREIGN.get(source, source), lambda: self.made(source, variant))  # noqa: B023
@@ -187,13 +189,13 @@ class Model:
             )
 
 
-def measure(kind: str, size: str, seconds: float, records: Path) -> None:
+def measure(kind: str, size: str, seconds: float, records: Path, *, only_good: bool) -> None:
     """Train one model, and add a line for each of its artifacts."""
     with _common.scratch("thresholds") as folder, records.open("a") as stream:
         with contextlib.redirect_stdout(io.StringIO()):
             model = Model(_trained.train(folder, kind, size, seconds))
         print(f"{model.trained.name}: {model.trained.parameters / 1e6:.1f} M parameters, loss {model.trained.loss:.2f}", flush=True)
-        for record in model.records():
+        for record in model.records(only_good=only_good):
             print(json.dumps(record), file=stream, flush=True)
 
 
@@ -205,6 +207,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="add models of 30 and 100 million parameters")
     parser.add_argument("--seconds", type=float, default=30.0, help="CPU seconds of each base; four times as long for large ones")
     parser.add_argument("--records", type=Path, help="add what is measured to this file, and read all of it; default: a new one")
+    parser.add_argument("--only-good", action="store_true", help="make no damaged artifacts: what larger models add for less time")
     parser.add_argument("--only-read", action="store_true", help="measure nothing, read --records")
     options = parser.parse_args()
     taken_on = _common.machine()
@@ -216,7 +219,7 @@ def main() -> None:
             torch.set_num_threads(1)
             for size in (*options.sizes, *(_trained.LARGE if options.large else ())):
                 for kind in options.kinds:
-                    measure(kind, size, options.seconds * (4 if size in _trained.LARGE else 1), records)
+                    measure(kind, size, options.seconds * (4 if size in _trained.LARGE else 1), records, only_good=options.only_good)
         found = [json.loads(line) for line in records.read_text().splitlines()]
     figures = _limits.figures(found, dict(catalog().thresholds))
     libraries = ("torch", "transformers", "peft", "onnxruntime", "bitsandbytes", "compressed-tensors")
