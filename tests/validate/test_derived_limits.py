@@ -82,7 +82,7 @@ def test_steps_of_limits_are_1_2_5(number: float) -> None:
 def test_proposed_limits_refuse_nothing_good_that_passed_and_are_never_wider(goods: list[tuple[float, float, float]]) -> None:
     records = [record(agreement=agreement, kl=kl, error=error) for agreement, kl, error in goods]
     damaged = [record("damaged", kl=one, error=10 * one) for one in (0.001, 0.01, 0.09)]
-    limits = _limits.proposed([*records, *damaged], LIMITS, None)
+    limits = _limits.proposed([*records, *damaged], LIMITS, (1.0, 0.0))
     assert limits.agreement >= LIMITS.agreement and limits.kl <= LIMITS.kl and limits.error <= LIMITS.error
     for one in records:
         assert _limits.crosses(one, LIMITS) or not _limits.crosses(one, limits)
@@ -92,14 +92,13 @@ def test_a_limit_is_tightened_only_where_that_finds_what_nothing_else_finds_and_
     good = [record(kl=0.001), record(kl=0.003)]
     hidden, told = record("damaged", kl=0.05), record("damaged", kl=0.05, otherwise=["its weights are others"])
     assert _limits.tight(good, LIMITS) == Thresholds(agreement=1.0, kl=0.01, error=1e-6)
-    assert _limits.proposed([*good, told], LIMITS, None) == LIMITS
-    assert _limits.proposed([*good, hidden], LIMITS, None).kl == 0.01
-    assert _limits.proposed([*good, hidden], LIMITS, Thresholds(agreement=0.9, kl=0.04, error=2.0)) == Thresholds(
-        agreement=0.9, kl=0.04, error=2.0
-    )
-    assert _limits.proposed([*good, hidden], LIMITS, Thresholds(agreement=0.7, kl=0.2, error=9.0)) == LIMITS
+    assert _limits.proposed([*good, told], LIMITS, (1.0, 0.0)) == LIMITS
+    assert _limits.proposed([*good, hidden], LIMITS, None) == LIMITS
+    assert _limits.proposed([*good, hidden], LIMITS, (1.0, 0.0)) == Thresholds(agreement=1.0, kl=0.01, error=3.0)
+    assert _limits.proposed([*good, hidden], LIMITS, (0.9, 0.04)) == Thresholds(agreement=0.9, kl=0.04, error=3.0)
+    assert _limits.proposed([*good, hidden], LIMITS, (0.7, 0.2)) == LIMITS
     assert _limits.gained([*good, hidden, told], LIMITS, Thresholds(agreement=0.8, kl=0.01, error=3.0)) == [hidden]
-    assert _limits.proposed([hidden], LIMITS, None) == LIMITS
+    assert _limits.proposed([hidden], LIMITS, (1.0, 0.0)) == LIMITS
 
 
 def test_every_variant_whose_earlier_limits_are_named_is_declared() -> None:
