@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from daemon.contract.formats.declaration import Thresholds
@@ -31,6 +32,20 @@ EARLIER = {
     "pytorch-w8a8": (0.9, 0.02, 1.5), "pytorch-w4a16": (0.8, 0.1, 3.0),
 }  # fmt: skip
 """Variant → agreement, kl and error that were declared before this benchmark was there."""
+EARLIER_ITSELF = {
+    "onnx-int8": (1.0, 1.5), "onnx-int8-static": (0.5, 1.5), "onnx-int4": (0.5, 0.25), "onnx-int4-fine": (0.5, 0.25),
+    "onnx-mixed": (0.5, 0.25),
+}  # fmt: skip
+"""The same of cache and padding, where it was another than today: the limit, and the share of the error to which it may rise."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What an artifact is judged by: thresholds against the live model, and limits of its difference from itself."""
+
+    thresholds: Thresholds
+    itself: tuple[float, float]
+    """As in EARLIER_ITSELF."""
 
 
 def value(record: Record, figure: str) -> float | None:
@@ -51,9 +66,16 @@ def crosses(record: Record, limits: Thresholds) -> bool:
     )
 
 
-def fails(record: Record, limits: Thresholds) -> bool:
+def contradicts(record: Record, itself: tuple[float, float]) -> bool:
+    """Whether cached steps or padded batches differ from single passes by more than the limit."""
+    limit, part = itself
+    allowed = max(limit, part * (value(record, "error_max") or 0.0))
+    return any(found is not None and not found <= allowed for found in (value(record, "cache"), value(record, "padding")))
+
+
+def fails(record: Record, judge: Judge) -> bool:
     """Whether it fails by these limits or by anything else that the check looks at."""
-    return bool(record["otherwise"]) or crosses(record, limits)
+    return bool(record["otherwise"]) or contradicts(record, judge.itself) or crosses(record, judge.thresholds)
 
 
 def share(hits: Iterable[bool]) -> float | None:
@@ -112,29 +134,21 @@ def tight(records: Sequence[Record], earlier: Thresholds) -> Thresholds | None:
     return Thresholds(agreement=agreement, kl=upward("kl", earlier.kl), error=upward("error_max", earlier.error))
 
 
-def gained(records: Sequence[Record], earlier: Thresholds, limits: Thresholds) -> list[Record]:
-    """The damaged artifacts that the whole check misses with the earlier limits and finds with others."""
-    return [one for one in split(records)[1] if fails(one, limits) and not fails(one, earlier)]
+def gained(records: Sequence[Record], judge: Judge, limits: Thresholds) -> list[Record]:
+    """The damaged artifacts that the whole check misses and that these limits would find."""
+    return [one for one in split(records)[1] if crosses(one, limits) and not fails(one, judge)]
 
 
-def proposed(records: Sequence[Record], earlier: Thresholds, real: tuple[float, float] | None) -> Thresholds:
-    """The limits by the rule above. `real`: agreement and kl that real models need, None where nothing is known."""
+def proposed(records: Sequence[Record], judge: Judge, real: tuple[float, float] | None) -> Thresholds:
+    """The thresholds by the rule above. `real`: agreement and kl that real models need, None where nothing is known."""
+    earlier = judge.thresholds
     found = tight(records, earlier)
-    if found is None or real is None or not gained(records, earlier, found):
+    if found is None or real is None or not gained(records, judge, found):
         return earlier
     agreement, kl = real
     return Thresholds(
         agreement=max(earlier.agreement, min(found.agreement, agreement)), kl=min(earlier.kl, max(found.kl, kl)), error=earlier.error
     )  # fmt: skip
-
-
-def rates(records: Sequence[Record], limits: Thresholds, name: str) -> dict[str, float | None]:
-    """Detection and false alarms by these limits alone."""
-    good, bad = split(records)
-    return {
-        f"detection_{name}": share(crosses(one, limits) for one in bad),
-        f"false_alarms_{name}": share(crosses(one, limits) for one in good),
-    }
 
 
 REAL = {
@@ -144,9 +158,10 @@ REAL = {
 """Variant → agreement and kl of small real models, from published measurements; docs/validation.md names them."""
 
 
-def figures(records: Sequence[Record], declared: Mapping[str, Thresholds]) -> dict[str, Any]:
+def figures(records: Sequence[Record], declared: Mapping[str, Judge]) -> dict[str, Any]:
     """What `thresholds.py` writes, of records of any number of models."""
     good, bad = split(records)
+    earlier = earlier_of(declared)
     result: dict[str, Any] = {
         "models": len({one["model"] for one in records}),
         "parameters": sorted({one["parameters"] for one in records}),
@@ -154,38 +169,44 @@ def figures(records: Sequence[Record], declared: Mapping[str, Thresholds]) -> di
         "bad": len(bad),
         "detection_rate": share(fails(one, declared[one["variant"]]) for one in bad),
         "false_alarm_rate": share(fails(one, declared[one["variant"]]) for one in good),
-        "detection_otherwise": share(bool(one["otherwise"]) for one in bad),
-        "false_alarms_otherwise": share(bool(one["otherwise"]) for one in good),
+        **_rates(records, earlier, declared),
     }
-    for name, limits in (("earlier", _earlier()), ("declared", declared)):
-        result[f"detection_{name}"] = share(crosses(one, limits[one["variant"]]) for one in bad)
-        result[f"false_alarms_{name}"] = share(crosses(one, limits[one["variant"]]) for one in good)
     for variant in EARLIER:
         own = [one for one in records if one["variant"] == variant]
         if own:
-            result[variant] = _of_variant(own, declared[variant], _earlier()[variant], REAL.get(variant))
+            result[variant] = _of_variant(own, variant, declared, earlier)
     result["damages"] = {
-        kind: _of_damage([one for one in bad if one["kind"] == kind], declared) for kind in sorted({one["kind"] for one in bad})
-    }
-    result["missed"] = [
-        f"{one['model']}, {one['variant']}, {one['kind']}" for one in bad if not fails(one, declared[one["variant"]])
-    ]  # fmt: skip
+        kind: {"of": len(own), **_rates(own, earlier, declared)}
+        for kind in sorted({one["kind"] for one in bad}) if (own := [one for one in bad if one["kind"] == kind])
+    }  # fmt: skip
+    result["missed"] = [f"{one['model']}, {one['variant']}, {one['kind']}" for one in bad if not fails(one, declared[one["variant"]])]
     result["false_alarms"] = [f"{one['model']}, {one['variant']}, {one['live']}" for one in good if fails(one, declared[one["variant"]])]
     return result
 
 
-def _earlier() -> dict[str, Thresholds]:
-    return {name: Thresholds(agreement=agreement, kl=kl, error=error) for name, (agreement, kl, error) in EARLIER.items()}
-
-
-def _of_variant(records: Sequence[Record], declared: Thresholds, earlier: Thresholds, real: tuple[float, float] | None) -> dict[str, Any]:
-    good, bad = split(records)
-    found: dict[str, Any] = {
-        "good": len(good), "bad": len(bad),
-        **rates(records, earlier, "earlier"), **rates(records, declared, "declared"),
-        "detection_whole": share(fails(one, declared) for one in bad),
-        "false_alarms_whole": share(fails(one, declared) for one in good),
+def earlier_of(declared: Mapping[str, Judge]) -> dict[str, Judge]:
+    """Variant → what artifacts were judged by before this benchmark was there."""
+    return {
+        name: Judge(Thresholds(agreement=agreement, kl=kl, error=error), EARLIER_ITSELF.get(name, declared[name].itself))
+        for name, (agreement, kl, error) in EARLIER.items() if name in declared
     }  # fmt: skip
+
+
+def _rates(records: Sequence[Record], earlier: Mapping[str, Judge], declared: Mapping[str, Judge]) -> dict[str, float | None]:
+    """Detection, and false alarms, by thresholds alone and by the whole check, with the earlier limits and the declared ones."""
+    found: dict[str, float | None] = {}
+    for told, part in zip(("false_alarms", "detection"), split(records), strict=True):
+        for name, judges in (("earlier", earlier), ("declared", declared)):
+            found[f"{told}_{name}"] = share(crosses(one, judges[one["variant"]].thresholds) for one in part)
+            found[f"{told}_whole_{name}"] = share(fails(one, judges[one["variant"]]) for one in part)
+    return {key: one for key, one in found.items() if one is not None}
+
+
+def _of_variant(
+    records: Sequence[Record], variant: str, declared: Mapping[str, Judge], earlier: Mapping[str, Judge]
+) -> dict[str, Any]:  # fmt: skip
+    good, bad = split(records)
+    found: dict[str, Any] = {"good": len(good), "bad": len(bad), **_rates(records, earlier, declared)}
     for figure in FIGURES:
         found[figure] = {
             "good": spread(value(one, figure) for one in good),
@@ -197,18 +218,9 @@ def _of_variant(records: Sequence[Record], declared: Thresholds, earlier: Thresh
         }  # fmt: skip
     found["fine_tuning"] = spread(value(one, "fine_tuning") for one in good)
     found["growth"] = spread(value(one, "growth") for one in good)
-    narrow = tight(records, earlier)
+    judge, narrow = earlier[variant], tight(records, earlier[variant].thresholds)
     found["tight"] = narrow.model_dump() if narrow else None
     found["detection_tight"] = share(crosses(one, narrow) for one in bad) if narrow else None
-    found["gained"] = len(gained(records, earlier, narrow)) if narrow else 0
-    found["proposed"] = proposed(records, earlier, real).model_dump()
+    found["gained"] = len(gained(records, judge, narrow)) if narrow else 0
+    found["proposed"] = proposed(records, judge, REAL.get(variant)).model_dump()
     return found
-
-
-def _of_damage(records: Sequence[Record], declared: Mapping[str, Thresholds]) -> dict[str, Any]:
-    return {
-        "of": len(records),
-        "earlier": share(crosses(one, _earlier()[one["variant"]]) for one in records),
-        "declared": share(crosses(one, declared[one["variant"]]) for one in records),
-        "whole": share(fails(one, declared[one["variant"]]) for one in records),
-    }

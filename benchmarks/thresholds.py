@@ -8,18 +8,20 @@ that nothing was trained on (classifiers: 16). Then forms are made of damaged we
 tests/validate/sabotage.py. `--large` adds models of 30 and 100 million parameters. What was measured is added to `--records`, a line for
 each artifact, so that a run that was cut off counts; `--only-read` measures nothing and reads that file.
 
-By variant: `good` and `bad`, artifacts; of each figure the `spread` of good artifacts and of each damage, and where they part
+By variant: `good` and `bad`, artifacts; of each figure the spread of good artifacts and of each damage, and where they part
 (`largest_good`, `smallest_bad_above` it, and how many of the damaged ones lie `below`). `detection_…` and `false_alarms_…`: shares of the
-damaged and of the good artifacts that fail by the `earlier` limits alone, by the `declared` ones alone, by all that is looked at
-`otherwise`, and by the `whole` check with the declared limits. `detection_rate` and `false_alarm_rate` are those of the whole check over
-all variants. `tight`, `gained` and `proposed`: limits by the rule in `_limits.py`.
+damaged and of the good artifacts that fail by `agreement`, `kl` and `error` alone, and by the `whole` check, with the limits `earlier` than
+this benchmark and with the `declared` ones. `detection_rate` and `false_alarm_rate` are those of the whole check with the declared limits
+over all variants. `tight`, `gained` and `proposed`: limits by the rule in `_limits.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
+import math
 import os
 import pkgutil
 import shutil
@@ -50,7 +52,7 @@ OF_GRAPHS = (
     "mask ignored",
 )  # fmt: skip
 OF_FILES = ("wrong tokenizer", "wrong end token", "wrong padding token")
-LOOSE = Thresholds(agreement=0, kl=float("inf"), error=float("inf"))
+LOOSE = Thresholds(agreement=0, kl=math.inf, error=math.inf)
 
 
 class Model:
@@ -144,7 +146,8 @@ class Model:
         bench = self.bench(live)
         source = self.made(live, "onnx") if variant in GRAPHS and (folder / "model.onnx").is_file() else None
         try:
-            check = judge(variant, catalog().variants[variant].limits, bench.examined(variant, folder, source), LOOSE)
+            limits = dataclasses.replace(catalog().variants[variant].limits, cache=math.inf, padding=math.inf)
+            check = judge(variant, limits, bench.examined(variant, folder, source), LOOSE)
         except WorkerFailed as error:
             check = unrunnable(variant, error)
         figures, unit = check.figures, check.figures.get("logit_std") or 1.0
@@ -199,13 +202,23 @@ def measure(kind: str, size: str, seconds: float, records: Path, *, only_good: b
             print(json.dumps(record), file=stream, flush=True)
 
 
+def declared() -> dict[str, _limits.Judge]:
+    """Variant → what its artifacts are judged by. Limits of cache and padding are the same in all of these formats."""
+    return {
+        name: _limits.Judge(variant.thresholds, (variant.limits.cache, variant.limits.noise_share))
+        for name, variant in catalog().variants.items() if name in _limits.EARLIER
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure, read the records, write the figures."""
     parser = _common.parser("Where the limits of the checks come from.")
     parser.add_argument("--kinds", nargs="+", choices=_trained.KINDS, default=list(_trained.KINDS))
     parser.add_argument("--sizes", nargs="+", choices=list(_trained.SIZES), default=list(_trained.SMALL))
     parser.add_argument("--large", action="store_true", help="add models of 30 and 100 million parameters")
-    parser.add_argument("--seconds", type=float, default=30.0, help="CPU seconds of each base; four times as long for large ones")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="CPU seconds of each base; four times as long for classifiers and large ones"
+    )
     parser.add_argument("--records", type=Path, help="add what is measured to this file, and read all of it; default: a new one")
     parser.add_argument("--only-good", action="store_true", help="make no damaged artifacts: what larger models add for less time")
     parser.add_argument("--only-read", action="store_true", help="measure nothing, read --records")
@@ -219,9 +232,15 @@ def main() -> None:
             torch.set_num_threads(1)
             for size in (*options.sizes, *(_trained.LARGE if options.large else ())):
                 for kind in options.kinds:
-                    measure(kind, size, options.seconds * (4 if size in _trained.LARGE else 1), records, only_good=options.only_good)
+                    measure(
+                        kind,
+                        size,
+                        options.seconds * (4 if size in _trained.LARGE or kind == "bert" else 1),
+                        records,
+                        only_good=options.only_good,
+                    )
         found = [json.loads(line) for line in records.read_text().splitlines()]
-    figures = _limits.figures(found, dict(catalog().thresholds))
+    figures = _limits.figures(found, declared())
     libraries = ("torch", "transformers", "peft", "onnxruntime", "bitsandbytes", "compressed-tensors")
     _common.write("thresholds", figures, options.json, libraries=libraries, taken_on=taken_on)
 

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import _limits
-from benchmarks._limits import EARLIER, GOOD, Record
+from benchmarks._limits import EARLIER, EARLIER_ITSELF, GOOD, Judge, Record
 from benchmarks.artifacts import check_share
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Thresholds
 
 LIMITS = Thresholds(agreement=0.8, kl=0.1, error=3.0)
+JUDGE = Judge(LIMITS, (0.1, 0.25))
 VALUES = st.floats(0, 10)
 GOODS = st.lists(st.tuples(st.floats(0, 1), VALUES, VALUES), min_size=1, max_size=8)
 """Agreement, kl, error of each good artifact."""
@@ -42,7 +43,16 @@ def record(kind: str = GOOD, *, agreement: float | None = 1.0, kl: float | None 
 )
 def test_limits_are_judged_as_the_check_judges_them(found: Record, fails: bool) -> None:
     assert _limits.crosses(found, LIMITS) is fails
-    assert _limits.fails({**found, "otherwise": ["its weights are others"]}, LIMITS)
+    assert _limits.fails({**found, "otherwise": ["its weights are others"]}, JUDGE)
+
+
+def test_an_artifact_may_differ_from_itself_by_the_limit_or_by_a_share_of_its_error() -> None:
+    assert not _limits.contradicts(record(cache=0.1, padding=None), (0.1, 0.25))
+    assert _limits.contradicts(record(cache=0.11), (0.1, 0.25))
+    assert not _limits.contradicts(record(cache=0.11, error=0.5), (0.1, 0.25))
+    assert _limits.contradicts(record(cache=0.0, padding=0.2, error=0.5), (0.1, 0.25))
+    assert _limits.contradicts(record(cache=float("nan")), (0.1, 0.25))
+    assert _limits.fails(record(cache=0.2), JUDGE) and not _limits.fails(record(cache=0.2, error=1.0), JUDGE)
 
 
 def test_where_two_distributions_part() -> None:
@@ -59,14 +69,17 @@ def test_where_two_distributions_part() -> None:
 def test_rates_count_the_damaged_and_the_good_ones_apart() -> None:
     records = [
         record(), record(kl=0.2), record(kl=0.05), record(kl=0.01),
-        record("damaged", kl=0.2), record("hidden", otherwise=["weights"]), record("missed"),
+        record("damaged", kl=0.2), record("hidden", otherwise=["weights"]), record("cache", cache=0.2), record("missed"),
     ]  # fmt: skip
-    found = _limits.figures(records, {"onnx-int4": Thresholds(agreement=0.8, kl=0.04, error=3.0)})
-    assert (found["good"], found["bad"]) == (4, 3)
-    assert found["detection_earlier"] == found["detection_declared"] == pytest.approx(1 / 3)
-    assert found["detection_rate"] == found["onnx-int4"]["detection_whole"] == pytest.approx(2 / 3)
-    assert (found["false_alarms_earlier"], found["false_alarm_rate"]) == (0.25, 0.5)
-    assert found["damages"]["hidden"] == {"of": 1, "earlier": 0.0, "declared": 0.0, "whole": 1.0}
+    found = _limits.figures(records, {"onnx-int4": Judge(Thresholds(agreement=0.8, kl=0.04, error=3.0), (0.1, 0.25))})
+    assert (found["good"], found["bad"]) == (4, 4)
+    assert found["detection_earlier"] == found["detection_declared"] == 0.25
+    assert found["detection_whole_earlier"] == 0.5
+    assert found["detection_rate"] == found["onnx-int4"]["detection_whole_declared"] == 0.75
+    assert (found["false_alarms_whole_earlier"], found["false_alarm_rate"]) == (0.25, 0.5)
+    assert found["damages"]["hidden"] == {
+        "of": 1, "detection_earlier": 0.0, "detection_declared": 0.0, "detection_whole_earlier": 1.0, "detection_whole_declared": 1.0,
+    }  # fmt: skip
     assert found["missed"] == ["a, onnx-int4, missed"]
 
 
@@ -82,7 +95,7 @@ def test_steps_of_limits_are_1_2_5(number: float) -> None:
 def test_proposed_limits_refuse_nothing_good_that_passed_and_are_never_wider(goods: list[tuple[float, float, float]]) -> None:
     records = [record(agreement=agreement, kl=kl, error=error) for agreement, kl, error in goods]
     damaged = [record("damaged", kl=one, error=10 * one) for one in (0.001, 0.01, 0.09)]
-    limits = _limits.proposed([*records, *damaged], LIMITS, (1.0, 0.0))
+    limits = _limits.proposed([*records, *damaged], JUDGE, (1.0, 0.0))
     assert limits.agreement >= LIMITS.agreement and limits.kl <= LIMITS.kl and limits.error <= LIMITS.error
     for one in records:
         assert _limits.crosses(one, LIMITS) or not _limits.crosses(one, limits)
@@ -92,13 +105,13 @@ def test_a_limit_is_tightened_only_where_that_finds_what_nothing_else_finds_and_
     good = [record(kl=0.001), record(kl=0.003)]
     hidden, told = record("damaged", kl=0.05), record("damaged", kl=0.05, otherwise=["its weights are others"])
     assert _limits.tight(good, LIMITS) == Thresholds(agreement=1.0, kl=0.01, error=1e-6)
-    assert _limits.proposed([*good, told], LIMITS, (1.0, 0.0)) == LIMITS
-    assert _limits.proposed([*good, hidden], LIMITS, None) == LIMITS
-    assert _limits.proposed([*good, hidden], LIMITS, (1.0, 0.0)) == Thresholds(agreement=1.0, kl=0.01, error=3.0)
-    assert _limits.proposed([*good, hidden], LIMITS, (0.9, 0.04)) == Thresholds(agreement=0.9, kl=0.04, error=3.0)
-    assert _limits.proposed([*good, hidden], LIMITS, (0.7, 0.2)) == LIMITS
-    assert _limits.gained([*good, hidden, told], LIMITS, Thresholds(agreement=0.8, kl=0.01, error=3.0)) == [hidden]
-    assert _limits.proposed([hidden], LIMITS, (1.0, 0.0)) == LIMITS
+    assert _limits.proposed([*good, told], JUDGE, (1.0, 0.0)) == LIMITS
+    assert _limits.proposed([*good, hidden], JUDGE, None) == LIMITS
+    assert _limits.proposed([*good, hidden], JUDGE, (1.0, 0.0)) == Thresholds(agreement=1.0, kl=0.01, error=3.0)
+    assert _limits.proposed([*good, hidden], JUDGE, (0.9, 0.04)) == Thresholds(agreement=0.9, kl=0.04, error=3.0)
+    assert _limits.proposed([*good, hidden], JUDGE, (0.7, 0.2)) == LIMITS
+    assert _limits.gained([*good, hidden, told], JUDGE, Thresholds(agreement=0.8, kl=0.01, error=3.0)) == [hidden]
+    assert _limits.proposed([hidden], JUDGE, (1.0, 0.0)) == LIMITS
 
 
 def test_every_variant_whose_earlier_limits_are_named_is_declared() -> None:
@@ -106,6 +119,9 @@ def test_every_variant_whose_earlier_limits_are_named_is_declared() -> None:
     for name, (agreement, kl, error) in EARLIER.items():
         declared = catalog().thresholds[name]
         assert declared.agreement >= agreement and declared.kl <= kl and declared.error <= error, f"{name} is wider than it was"
+    for name, (limit, part) in EARLIER_ITSELF.items():
+        limits = catalog().variants[name].limits
+        assert limits.cache == limits.padding < limit and limits.noise_share <= part, f"{name} is wider than it was"
 
 
 def test_the_share_of_checking_is_that_of_the_stages_that_look_whether_artifacts_are_right() -> None:
