@@ -287,6 +287,27 @@ def compare(
 
 
 @app.command()
+def quality(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Name of a run, or the folder with its exports. Default: the only run.")
+    ] = None,
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show the quality, size and speed of a run's exports by step, and which checkpoint to deploy."""
+    from daemon.operating.monitoring.run_quality import run_quality
+
+    settings = load_settings(config, of_daemon=True, own_state=True)
+    value = run_quality(settings.state_directory, run, settings.select.best_variant)
+    if json_:
+        print_json(value)
+    else:
+        from daemon.cli.views.run_quality import print_run_quality
+
+        print_run_quality(value)
+
+
+@app.command()
 def logs(
     config: ConfigOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,

@@ -20,6 +20,7 @@ from daemon.contract.answers import real_path
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.targets import lacking
 from daemon.contract.jobs.plan import variant_names
 
 ELSEWHERE = ("(environment)", "(command line)")
@@ -156,7 +157,10 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
             left_out = "".join(f"; {problem}" for problem in catalog().problems)
             problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}{left_out}")
     if not problems and not settings.variants:
-        problems.append('export.variants: nothing is left to make; name at least one, for example ["pytorch"]')
+        missing = lacking(settings.export.deploy, catalog()).values()
+        problems += [f"export.deploy: {why}" for why in missing] or [
+            'export.variants: nothing is left to make; name at least one, for example ["pytorch"]'
+        ]
     problems += [
         f"validate.thresholds.{name}: there is no such variant; {suggestions.nearest(name, variant_names())}"
         for name in settings.validate.thresholds
@@ -167,6 +171,9 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
         for name in settings.validate.publish_unverified
         if name not in variant_names()
     ]
+    if settings.select.best_variant and settings.select.best_variant not in variant_names():
+        name = settings.select.best_variant
+        problems.append(f"select.best_variant: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}")
     if settings.select.policy == "every" and settings.select.every < 1:
         problems.append('select.every: must be at least 1 with select.policy = "every"; for example 500')
     if need_roots and not settings.watch.roots:

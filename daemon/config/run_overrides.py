@@ -28,7 +28,7 @@ SIZE_LIMIT = 1 << 16
 SENTENCE_LIMIT = 1000
 ALLOWED: dict[str, tuple[str, ...]] = {
     "select": ("policy", "every", "final"),
-    "export": ("variants", "quantization"),
+    "export": ("variants", "quantization", "deploy"),
     "validate": ("samples", "new_tokens", "prompts", "data"),
 }
 """The keys that a run may set, by section."""
@@ -119,7 +119,7 @@ def _merged(settings: Settings, text: str, run: Path) -> Settings:
             except ValueError as error:
                 problems.append(f"{section}.{key}: {error}")
         try:
-            sections[section] = type(main).model_validate({**main.model_dump(), **over})
+            sections[section] = type(main).model_validate({**main.model_dump(exclude_unset=True), **over})
         except ValidationError as error:
             problems += [f"{section}.{problem}" for problem in suggestions.problems_of(error, type(main))]
     merged = settings.model_copy(update=sections)

@@ -22,7 +22,7 @@ from daemon.config.presets import PRESETS, values_of
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
-from daemon.contract.jobs.plan import effective_variants
+from daemon.contract.jobs.plan import effective_variants, resolved
 
 PLACEHOLDERS = {
     "run": "run", "step": 1, "identity": "0123456789ab", "date": "2026-01-31", "model_name": "model", "epoch": "0.5", "metric": "1.234",
@@ -59,6 +59,8 @@ class SelectSettings(Section):
     policy: Literal["all", "latest", "best", "every"] = "all"
     every: int = Field(default=0, ge=0)
     final: bool = True
+    best_by: Literal["trainer", "quality"] = "trainer"
+    best_variant: str = ""
 
 
 class BaseModelSettings(Section):
@@ -339,12 +341,13 @@ with warnings.catch_warnings():
         def work(self) -> Work:
             """What determines a job's output."""
             sections = {name: getattr(self, name) for name in catalog().sections}
-            return Work(export=self.export, validation=self.validate, merge=self.merge.options, formats=sections)
+            return Work(export=resolved(self.export), validation=self.validate, merge=self.merge.options, formats=sections)
 
         @property
         def variants(self) -> tuple[str, ...]:
             """The variants that jobs publish."""
-            return effective_variants(self.export.variants, self.export.quantization)
+            export = resolved(self.export)
+            return effective_variants(export.variants, export.quantization)
 
         def anchored(self, folder: Path) -> Self:
             """The same settings with every path made absolute below `folder`. What was not set still counts as not set."""

@@ -198,6 +198,10 @@ class Event(StrEnum):
     """Kept outputs that shared files with a published export now link to these files."""
     LINK_NOT_MOVED = "link.not-moved"
     """A run's link `latest` or `best` was not changed."""
+    BEST_MOVED = "best.moved"
+    """A run's link `best` was moved by `select.best_by = "quality"`."""
+    BEST_UNKNOWN = "best.unknown"
+    """A run's link `best` stayed where it is, because the figures do not say which export is the best."""
 
     # Notifications
 

@@ -112,6 +112,11 @@ class FaultCode(StrEnum):
 
     To do: Correct the path; for an adapter to add, correct it in `merge.add` or `--add`.
     """
+    NO_SUCH_RUN = "no-such-run"
+    """No run with that name has an export, or several do.
+
+    To do: Give the name of a run from `ckptd list`, or the folder that holds its exports.
+    """
     NO_TERMINAL = "no-terminal"
     """A command needs to ask a question, but there is no terminal.
 

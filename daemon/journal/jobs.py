@@ -154,6 +154,15 @@ class Jobs:
         """All jobs whose export's folder is `target`, the newest first."""
         return [job_of(row) for row in self._database.read("SELECT * FROM job WHERE target = ? ORDER BY created DESC, id", str(target))]
 
+    def published(self, root: str, run: str, most: int) -> list[Path]:
+        """The folders of a run's latest exports that hold artifacts, by step, each once."""
+        rows = self._database.read(
+            "SELECT target FROM job WHERE root = ? AND run = ? AND state IN ('succeeded', 'partial')"
+            " GROUP BY target ORDER BY max(step) DESC LIMIT ?",
+            root, run, most,
+        )  # fmt: skip
+        return [Path(str(row[0])) for row in rows]
+
     def places(self) -> list[tuple[str, str]]:
         """Id and export's folder of every job, but for superseded ones: these publish nothing."""
         return [(str(row[0]), str(row[1])) for row in self._database.read("SELECT id, target FROM job WHERE state != 'superseded'")]

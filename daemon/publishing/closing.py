@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from daemon.checkpoints.names import step_of
 from daemon.checkpoints.pins import held
-from daemon.checkpoints.selection import best_step
-from daemon.config.export_names import clipped, is_marked, marked
 from daemon.config.paths import Paths
-from daemon.config.settings import RetentionSettings, Settings
+from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.events import Event
 from daemon.contract.export_layout import manifest_of
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
-from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, JobFacts, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import checked_on, is_published, judge, needs, replaced_by, status_that_follows
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import JobRow, StageRow
 from daemon.publishing.access import Access, access_of
-from daemon.publishing.beneath import Spot, held_below
+from daemon.publishing.beneath import held_below
 from daemon.publishing.lending import PUBLISH, lend_others, lend_staged, take_back
-from daemon.publishing.publication import ExportPart, assemble, is_export, link_beside, put_in
+from daemon.publishing.links import ByQuality, move_links
+from daemon.publishing.publication import ExportPart, assemble, is_export, put_in
 from daemon.publishing.retention import prune
+from daemon.publishing.run_figures import published_of
 from daemon.system.box import human
 
 log = structlog.get_logger("runner")
@@ -73,7 +71,8 @@ class Published:
 
 
 def publish_job(
-    job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool, access: Access | None = None
+    job: JobRow, facts: JobFacts, stages: Mapping[str, StageRow], paths: Paths, *, keep_rejected: bool, access: Access | None = None,
+    by_quality: ByQuality | None = None,
 ) -> Published:  # fmt: skip
     """Put the export in its place, readable as `access` says, and move the run's links. Can be repeated after a crash."""
     checks = judge(facts)
@@ -113,56 +112,13 @@ def publish_job(
         if state != "failed" and is_export(earlier):
             remove_tree(earlier)
         if any(check.verdict == Verdict.PASSED for check in checks):
-            _move_links(job, place)
+            move_links(job, place, by_quality)
     return Published(state, target, checks)
 
 
 def top_of(target: Path, paths: Paths) -> Path:
     """From where on no link is followed to an export: the output, or the folder around what a former configuration placed elsewhere."""
     return paths.output if paths.output in target.parents else target.parent
-
-
-def _link(job: JobRow, target: Spot, name: str) -> Spot | None:
-    """The run's link beside its exports; where several runs share the folder, the run's name is part of it.
-
-    A link that leads to another run's export is that run's, and what is no link is not ours; None where nothing else is left.
-    """
-    run, leaf = job.checkpoint.run, Path(job.checkpoint.run).name
-    shared = clipped(f"{run.replace('/', '-')}-{name}")
-    own = target.path.parent.name == leaf or (
-        is_marked(target.path.parent.name) and not target.beside(shared).at.is_symlink()  # versions before this one linked by that name
-    )
-    plain = name if own else shared
-    names = (target.beside(one) for one in (plain, marked(plain, job.checkpoint.root, run)))
-    return next((link for link in names if _is_free(link, job.checkpoint)), None)
-
-
-def _is_free(link: Spot, seen: CheckpointRef) -> bool:
-    if not os.path.lexists(link.at):
-        return True
-    manifest = manifest_of(link.at)
-    return link.at.is_symlink() and manifest.get("run", seen.run) == seen.run and manifest.get("root", seen.root) == seen.root
-
-
-def _move_links(job: JobRow, target: Spot) -> None:
-    """`latest` never goes back in the order of training; `best` goes where the trainer's own best checkpoint is."""
-    wanted = []
-    latest = _link(job, target, "latest")
-    if latest is None or _place_in_training(manifest_of(latest.at)) <= (job.checkpoint.step, job.checkpoint.ending, job.created):
-        wanted.append(("latest", latest))
-    if best_step(job.checkpoint.metadata) == step_of(Path(job.checkpoint.path)) is not None:
-        wanted.append(("best", _link(job, target, "best")))
-    for name, link in wanted:
-        if link is None:
-            log.warning(
-                "a run's link was not moved, since what lies under its names is not this run's",
-                event_id=Event.LINK_NOT_MOVED,
-                run=job.checkpoint.run,
-                link=name,
-                folder=str(target.path.parent),
-            )
-        else:
-            link_beside(link, target.path)
 
 
 def _refuse_anothers(target: Path, job: JobRow) -> None:
@@ -174,15 +130,6 @@ def _refuse_anothers(target: Path, job: JobRow) -> None:
             FaultCode.TARGET_TAKEN, "publish the export", f"another checkpoint, {owner}, was published there meanwhile",
             "move that export away, or set output.naming so that the two differ and run `ckptd retry`", path=target,
         )  # fmt: skip
-
-
-def _place_in_training(manifest: Mapping[str, object]) -> tuple[int, bool, str]:
-    """(step, whether it is what training ended with, when it was taken) of a published export, before every step where there is none.
-
-    A training may leave several things at its end; of two of one step the one that was taken later is the later one.
-    """
-    step, taken = manifest.get("step"), manifest.get("taken")
-    return step if isinstance(step, int) else -1, bool(manifest.get("ending")), taken if isinstance(taken, str) else ""
 
 
 def message_of(job: JobRow, stages: Mapping[str, StageRow], published: Published) -> tuple[str, str]:
@@ -204,7 +151,10 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
         return None
     try:
         access, rejected = access_of(job, settings.output), settings.output.keep_rejected
-        published = publish_job(job, facts_of(journal, job), stages, paths, keep_rejected=rejected, access=access)
+        select = settings.select
+        by_quality = ByQuality(select.best_variant, published_of(journal, job)) if select.best_by == "quality" else None
+        facts = facts_of(journal, job)
+        published = publish_job(job, facts, stages, paths, keep_rejected=rejected, access=access, by_quality=by_quality)
     except CkptdError as error:
         return error.fault
     except OSError as error:
@@ -218,17 +168,19 @@ def close_job(job: JobRow, stages: Mapping[str, StageRow], journal: Journal, pat
     )  # fmt: skip
     if access.why:
         log.warning(access.why, event_id=Event.EXPORT_ACCESS, target=str(published.target))
-    _prune(job, published.target, journal, paths, settings.retention)
+    _prune(job, published.target, journal, paths, settings)
     return None
 
 
-def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, rules: RetentionSettings) -> None:
+def _prune(job: JobRow, target: Path, journal: Journal, paths: Paths, settings: Settings) -> None:
     """Remove what no rule keeps of the run; where that fails it is said, and tried again after the next export."""
+    rules = settings.retention
     if not (rules.keep_last or rules.keep_best or rules.keep_days):
         return
+    busy = journal.jobs.open_ids()
     folder, top = target.parent, top_of(target, paths)
     try:
-        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, top=top, busy=journal.jobs.open_ids()):
+        for gone in prune([folder], job.checkpoint.run, rules, staging=paths.staging, top=top, busy=busy, select=settings.select):
             log.info("removed an old export", event_id=Event.EXPORT_REMOVED, path=str(gone.path), freed=human(gone.freed))
     except OSError as error:
         log.warning(from_oserror(error, "remove old exports").fault.sentence(), event_id=Event.EXPORT_NOT_REMOVED)

@@ -4,7 +4,8 @@ Called by the end of every job and by `ckptd prune`. `plan_removal` decides, pur
 removes. Only real folders with a manifest of ours are ever considered. Never removed: what a symlink beside it
 points to, what an open job belongs to, and the newest export of a run.
 
-"Best" follows the trainer's own metric (see `scores_of`). Exports that failed hold no model, only the report: they
+"Best" follows the trainer's own metric (see `scores_of`), or the artifacts' own with `select.best_by = "quality"` (see
+`ranked_by_quality`). Exports that failed hold no model, only the report: they
 count for neither `keep_last` nor `keep_best`; the newest one of a run stays, the others as long as `keep_days` says.
 The age of an export is that of its manifest file. A run is known by its name, as the manifests hold it.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import time
@@ -22,13 +22,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemon.checkpoints.selection import best_step
-from daemon.config.settings import RetentionSettings
+from daemon.config.settings import RetentionSettings, SelectSettings
 from daemon.contract import failpoints
 from daemon.contract.export_layout import MANIFEST, manifest_of
 from daemon.contract.files import fsync_directory, make_folders, remove_tree
+from daemon.contract.jobs.points import StepPoint
+from daemon.contract.jobs.run_figures import Standing, is_measured, standing
 from daemon.contract.values import Json
 from daemon.publishing.beneath import held_below
 from daemon.publishing.publication import is_export
+from daemon.publishing.run_figures import read_report
 
 GONE = ".ckptd-gone"
 """Ending of the hidden name of what is being removed where staging is on another file system."""
@@ -53,6 +56,8 @@ class Export:
     """Its job is open."""
     ending: bool = False
     """It is what training ended with, after the checkpoint of the same step."""
+    point: StepPoint | None = field(default=None, hash=False)
+    """What the report says of its artifacts."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +78,18 @@ class Removal:
     freed: int
 
 
-def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float) -> RetentionDecision:
-    """Which exports go. Each run is judged by itself; an export stays when any active rule keeps it. `now`: epoch seconds."""
+def plan_removal(
+    exports: Iterable[Export], rules: RetentionSettings, now: float, select: SelectSettings | None = None
+) -> RetentionDecision:
+    """Which exports go. Each run is judged by itself; an export stays when any active rule keeps it. `now`: epoch seconds. `select`: by
+    what they are compared, the default by the trainer's metric."""
     runs: dict[str, list[Export]] = {}
     for export in exports:
         runs.setdefault(export.run, []).append(export)
     removed, kept = [], []
     for name in sorted(runs):
         ordered = sorted(runs[name], key=lambda export: (export.step, export.ending, export.published, str(export.path)), reverse=True)
-        reasons = _reasons(ordered, rules, now)
+        reasons = _reasons(ordered, rules, now, select or SelectSettings())
         for export in ordered:
             if export.path in reasons:
                 kept.append((export, reasons[export.path]))
@@ -90,7 +98,7 @@ def plan_removal(exports: Iterable[Export], rules: RetentionSettings, now: float
     return RetentionDecision(tuple(removed), tuple(kept))
 
 
-def _reasons(ordered: list[Export], rules: RetentionSettings, now: float) -> dict[Path, str]:
+def _reasons(ordered: list[Export], rules: RetentionSettings, now: float, select: SelectSettings) -> dict[Path, str]:
     """Path → why it stays, of the exports of one run, newest first."""
     good = [export for export in ordered if not export.failed]
     failed = [export for export in ordered if export.failed]
@@ -107,19 +115,39 @@ def _reasons(ordered: list[Export], rules: RetentionSettings, now: float) -> dic
         if newest:
             reasons.setdefault(newest[0].path, "the newest of its run")
     if rules.keep_best:
-        _keep_best(good, rules, reasons)
+        _keep_best(good, rules, select, reasons)
     return reasons
 
 
-def _keep_best(good: list[Export], rules: RetentionSettings, reasons: dict[Path, str]) -> None:
-    """The best so many; where training gave nothing to compare by and no other rule is active, all stay."""
-    scores = scores_of(good)
-    if not scores and not (rules.keep_last or rules.keep_days):
+def _keep_best(good: list[Export], rules: RetentionSettings, select: SelectSettings, reasons: dict[Path, str]) -> None:
+    """The best so many; where there is nothing to compare by and no other rule is active, all stay."""
+    if select.best_by == "quality":
+        ranked, lacks = ranked_by_quality(good, select.best_variant), "no artifact has a metric that keep_best could compare"
+    else:
+        scores, lacks = scores_of(good), "training gave no metric that keep_best could compare"
+        ranked = sorted((export for export in good if export.path in scores), key=lambda export: (-scores[export.path], -export.step))
+    if not ranked and not (rules.keep_last or rules.keep_days):
         for export in good:
-            reasons.setdefault(export.path, "training gave no metric that keep_best could compare")
-    ranked = sorted((export for export in good if export.path in scores), key=lambda export: (-scores[export.path], -export.step))
+            reasons.setdefault(export.path, lacks)
     for export in ranked[: rules.keep_best]:
         reasons.setdefault(export.path, f"among the best, keep_best = {rules.keep_best}")
+
+
+def ranked_by_quality(exports: Sequence[Export], variant: str) -> list[Export]:
+    """The exports of a run, the best by the quality of their artifacts first; those without a metric are left out.
+
+    After those that can be compared with the latest one come the others, by the same rule among themselves: new texts or settings alone
+    make no export worse.
+    """
+    left = {export.export: (export, export.point) for export in exports if export.point is not None and is_measured(export.point)}
+    ranked = list[Export]()
+    while left:
+        found = standing([point for _, point in left.values()], variant)
+        if isinstance(found, Standing):
+            ranked += [left.pop(point.export)[0] for point in found.ranked]
+        else:  # the variant did not pass in those that were made last: the others are still compared
+            del left[max(left.values(), key=lambda one: (one[1].finished, one[1].place))[1].export]
+    return ranked
 
 
 def scores_of(exports: Sequence[Export]) -> dict[Path, float]:
@@ -175,39 +203,32 @@ def _read(path: Path, run: str | None, busy: Collection[str]) -> list[Export]:
     name, step, export = manifest.get("run"), manifest.get("step"), str(manifest.get("export_id", ""))
     if not isinstance(name, str) or not isinstance(step, int) or (run is not None and name != run):
         return []
+    read = read_report(path)
     return [Export(
         path, name, step, export, failed=manifest.get("status") == "failed", published=(path / MANIFEST).stat().st_mtime,
-        ending=bool(manifest.get("ending")),        training=_training(path), busy=export in busy,
+        ending=bool(manifest.get("ending")), training=read.metadata if read else {}, busy=export in busy,
+        point=read.point if read else None,
     )]  # fmt: skip
-
-
-def _training(path: Path) -> Json:
-    """What the report says that training knew; {} where it says nothing."""
-    try:
-        report = json.loads((path / "report.json").read_bytes())
-        training = report["checkpoint"]["metadata"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return training if isinstance(training, dict) else {}
 
 
 def prune(
     folders: Iterable[Path], run: str | None, rules: RetentionSettings, *, staging: Path, dry_run: bool = False,
-    top: Path | None = None, busy: Collection[str] = (), now: float | None = None,
+    top: Path | None = None, busy: Collection[str] = (), now: float | None = None, select: SelectSettings | None = None,
 ) -> list[Removal]:  # fmt: skip
     """Remove from `folders` what no rule keeps of `run` (None: of each run there).
 
     `staging`: this journal's folder on the output's file system, cleared at each start; what goes is renamed into it
     first, so that readers see an export whole or not at all. `top`: from where on no link is followed, by default the folder itself.
-    `busy`: ids of open jobs, whose exports stay. Raises OSError, Retryable where a link is in the way.
+    `busy`: ids of open jobs, whose exports stay. `select`: as for `plan_removal`. Raises OSError, Retryable where a link is in the way.
     """
     removals = []
+    moment = time.time() if now is None else now
     counted: dict[tuple[int, int], int] = {}
     for folder in folders:
         with held_below(top or folder, folder) as held:  # what its name stands for may be changed by others meanwhile
             if not dry_run:
                 sweep_removed(held.at)
-            for export in plan_removal(read_exports(held.at, run, busy), rules, time.time() if now is None else now).removed:
+            for export in plan_removal(read_exports(held.at, run, busy), rules, moment, select).removed:
                 freed = _freed(export.path, counted)
                 if dry_run or _remove(export, staging):
                     removals.append(Removal(folder / export.path.name, export.run, export.step, freed))

@@ -25,6 +25,7 @@ from daemon.contract.files import odd_below, remove_tree
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
 from daemon.contract.jobs.plan import find_spec
+from daemon.contract.jobs.points import RunFigures
 from daemon.journal.attempts import Intent
 from daemon.journal.journal import Journal, facts_of
 from daemon.journal.rows import AttemptId, AttemptRow, JobRow
@@ -150,6 +151,8 @@ class Grant:
     """What is promised to it, of memory and disk."""
     remarks: tuple[str, ...] = ()
     """What the report says beside what the journal knows."""
+    run: RunFigures | None = None
+    """What the report is told of the run's other exports."""
 
 
 class Children:
@@ -195,9 +198,10 @@ class Children:
         except OSError as error:
             return from_oserror(error, f"make the folders of stage {spec.name}").fault, False
         context = make_context(ready, self._paths, limits, grant.threads)
+        context = context.model_copy(update={"strategy": need.strategy})
         if spec.name == "report":
             facts = facts_of(self._journal, job)
-            facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks)})
+            facts = facts.model_copy(update={"warnings": (*facts.warnings, *grant.remarks), "run": grant.run})
             context = context.model_copy(update={"facts": facts})
         if not self._journal.attempts.claim(Intent(mine, folder, staging, need.memory, context.strategy, ready.key)):
             return None, False

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 
 from daemon.checkpoints.base_models import Bases
+from daemon.checkpoints.layer_sizes import layers_of
 from daemon.config.paths import Paths
 from daemon.config.settings import Settings
 from daemon.config.windows import Windows
@@ -23,18 +24,21 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.stages import ModelSize, StageSpec
 from daemon.contract.jobs.messages import Outcome, StageResult
 from daemon.contract.jobs.plan import find_spec, spec_of
+from daemon.contract.jobs.points import RunFigures
 from daemon.journal.journal import Journal
 from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
+from daemon.publishing.run_figures import run_figures
 from daemon.running.children import Children, Grant
 from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
 from daemon.running.rules.admission import WAIT_SECONDS, Admission, Reserved, admit
-from daemon.running.rules.estimates import Estimate, estimate
+from daemon.running.rules.estimates import Estimate, by_layers, estimate
 from daemon.running.rules.ready import because_of, ready_stages, retrying, verifying, waiting_for_turn, waiting_to_time
 from daemon.running.rules.resume_keys import keys_of
 from daemon.running.waits import Waits
+from daemon.system import box
 from daemon.toolchains.registry import Toolchains
 
 log = structlog.get_logger("runner")
@@ -112,7 +116,7 @@ class Starter:
         if threads == 0:
             return False
         size = self._bases.size(sized_by(job, spec))
-        need = estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype)
+        need = self._way(job, spec, estimate(spec, size, self._journal.attempts.measurements(spec.name), job.work.merge.dtype))
         admission = self._admission(job, spec, need, size)
         if admission.fault and admission.never:
             log.error(admission.fault.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=admission.fault.code)
@@ -124,7 +128,7 @@ class Starter:
         self._waits.end(job.id)
         self._toolchains.offer(self._paths.cache)
         limits = self._settings.limits
-        fault, claimed = self._children.start(one, Grant(threads, size, need, self._remarks(job, spec)), limits)
+        fault, claimed = self._children.start(one, Grant(threads, size, need, self._remarks(job, spec), self._run(job, spec)), limits)
         self._waits.alone.pop((job.id, spec.name), None)  # another attempt has to be as patient
         self._waits.refused(fault)
         if fault and claimed:
@@ -134,9 +138,23 @@ class Starter:
             self._waits.add(job.id, fault, WAIT_SECONDS)
         return False
 
+    def _way(self, job: JobRow, spec: StageSpec, whole: Estimate) -> Estimate:
+        """What a stage needs in the way in which it has to run: whole where it ever may have so much memory, else layer by layer."""
+        allowed = int(box.memory()[0] * self._settings.limits.memory_fraction)
+        if whole.memory <= allowed or not spec.layerwise or not self._children.runs_here(spec):
+            return whole
+        sizes = layers_of(sized_by(job, spec), job.checkpoint.method)
+        adapter = job.pin if job.checkpoint.method != "full" and spec.name != "merged" else None
+        return by_layers(
+            spec, whole, allowed, sizes if isinstance(sizes, str) else sizes.memory(adapter, job.work.validation.new_tokens)
+        )  # fmt: skip
+
     def _remarks(self, job: JobRow, spec: StageSpec) -> tuple[str, ...]:
         why = access_of(job, self._settings.output).why if spec.name == "report" else None
         return (why,) if why else ()
+
+    def _run(self, job: JobRow, spec: StageSpec) -> RunFigures | None:
+        return run_figures(self._journal, job, self._settings.select.best_variant) if spec.name == "report" else None
 
     def _threads(self, job: JobRow, spec: StageSpec, ready: int) -> int:
         """Threads for one more child; 0 where there is no room for it beside what runs."""

@@ -17,6 +17,7 @@ FORMAT = Format(
         "adapter": {
             "causal": f"{_ENGINE}:AdapterEngine", "seq2seq": f"{_ENGINE}:AdapterSeq2Seq", "encoder": f"{_ENGINE}:AdapterEncoder",
         },
+        "adapter-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseLive"},
     },
     variants=(
         Variant(
@@ -24,7 +25,7 @@ FORMAT = Format(
             about="only the adapter, as safetensors, with the name and digest of its base",
             needs=("merge",), heavy=False, threads=1, memory_fixed=900 * MIB, disk_fixed=64 * MIB, disk_stored=0.1,
             settings=("merge.base",), libraries=("torch", "peft", "safetensors"),
-            limits=Limits("adapter", cache=1e-3, padding=1e-3, memory_fixed=1200 * MIB, memory_fp32=1.3),
+            limits=Limits("adapter", cache=1e-3, padding=1e-3, memory_fixed=1200 * MIB, memory_fp32=1.3, layerwise=True),
             # The same tensors on the same base by the same library: nothing is rounded, so nothing may differ.
             thresholds=Thresholds(agreement=0.999, kl=1e-5, error=1e-3),
             traits=frozenset({"cache", "padding"}),

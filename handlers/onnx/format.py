@@ -46,6 +46,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="onnx",
+            targets=frozenset({"cpu-server"}), also_for=frozenset({"laptop", "android", "browser", "edge"}),
         ),
         Variant(
             "onnx-int8", "handlers.onnx.quantize.int8:run", 2, arithmetic="integers",
@@ -55,6 +56,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
+            targets=frozenset({"cpu-server", "android", "browser", "edge"}), also_for=frozenset({"laptop"}),
         ),
         Variant(
             "onnx-fp16", "handlers.onnx.quantize.fp16:run", 2, arithmetic="half",
@@ -64,6 +66,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.02, padding=0.02, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
             traits=TRAITS, usage=USAGE, library="onnx",
+            also_for=frozenset({"nvidia", "laptop", "browser"}),
         ),
         Variant(
             "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 3, arithmetic="integers",
@@ -74,6 +77,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
+            also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
         ),
         Variant(
             "onnx-int8-weight", "handlers.onnx.quantize.weight_only:int8", 3, arithmetic="blocks",
@@ -83,6 +87,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.95, kl=0.005, error=0.5),
             traits=TRAITS, usage=USAGE, library="onnx",
+            also_for=frozenset({"cpu-server", "laptop", "android", "edge"}),
         ),
         Variant(
             "onnx-int4", "handlers.onnx.quantize.weight_only:int4", 3, arithmetic="blocks",
@@ -93,6 +98,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
+            targets=frozenset({"laptop", "browser", "edge"}), also_for=frozenset({"cpu-server", "android"}),
         ),
         Variant(
             "onnx-int4-fine", "handlers.onnx.quantize.weight_only:int4_fine", 1, arithmetic="blocks",
@@ -102,6 +108,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
+            also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),
         ),
         Variant(
             "onnx-mixed", "handlers.onnx.mixed.stage:run", 1, arithmetic="blocks",
@@ -114,6 +121,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="onnx",
+            also_for=frozenset({"cpu-server", "laptop", "android", "browser", "edge"}),
         ),
     ),
     families={

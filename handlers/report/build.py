@@ -35,6 +35,7 @@ from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, 
 from handlers.report.not_verified import blindness, not_verified
 from handlers.report.replacements import replaced
 from handlers.report.sanitize import clean
+from handlers.report.so_far import run_so_far
 
 MOST_NAMES = 8
 """Figures that a warning names."""
@@ -97,7 +98,8 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     plain = clean(report.model_dump(warnings=False), notes)
     plain["warnings"] += [{"source": "report", "text": note} for note in notes]
     cleaned = Report.model_validate(plain)
-    return cleaned.model_copy(update={"recommendation": headline.recommend(cleaned)})
+    told = {"recommendation": headline.recommend(cleaned), "run_so_far": run_so_far(facts.run, plain)}
+    return cleaned.model_copy(update=told)
 
 
 def _as_written(facts: JobFacts, name: str) -> Json:

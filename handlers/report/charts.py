@@ -7,12 +7,13 @@ pixels, so that a chart is as readable on a telephone as on a wide screen. A cha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from daemon.contract.jobs.points import ArtifactPoint
 from handlers.report import units
-from handlers.report.model import Artifact, Attempt, Report
+from handlers.report.model import Artifact, Attempt, Report, RunSoFar
 
 ROOM = 96.0
 """Percent of the width that the largest value takes."""
@@ -87,6 +88,85 @@ class Curve:
     first: str
     last: str
     text: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One variant's line: `points` in an SVG of 100 × 100, `dots` in percent with the text of each."""
+
+    label: str
+    points: str
+    dots: tuple[tuple[float, float, str], ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A figure by step, one line for each variant."""
+
+    title: str
+    about: str
+    series: tuple[Series, ...]
+    low: str
+    high: str
+    first: str
+    last: str
+    text: str
+
+
+MOST_LINES = 6
+"""Variants that a chart of lines shows; more could not be told apart."""
+
+
+def run_lines(report: Report) -> tuple[Lines, ...]:
+    """The divergence and the quality of each variant over the run's exports; a chart needs a figure at two steps."""
+    run = report.run_so_far
+    if run is None:
+        return ()
+    found = [_lines(run, "Divergence by step", "KL divergence from the live model, nats per token", lambda one: one.kl, logarithmic=True)]
+    if metric := run.metric:
+        name = metric.replace("_", " ")
+        on = "on the texts of the comparison" if metric == "perplexity" else "by the data's labels"
+        about = f"of the artifact itself, {on}"
+        found.append(_lines(run, f"{name[:1].upper()}{name[1:]} by step", about, lambda one: one.quality.get(metric)))
+    return tuple(one for one in found if one is not None)
+
+
+def _lines(
+    run: RunSoFar, title: str, about: str, read: Callable[[ArtifactPoint], float | None], *, logarithmic: bool = False
+) -> Lines | None:
+    rows: dict[str, list[tuple[int, float]]] = {}
+    for point in run.points:
+        for variant, one in point.artifacts.items():
+            if (value := read(one)) is not None and one.published:
+                rows.setdefault(variant, []).append((point.step, value))
+    rows = dict([(variant, pairs) for variant, pairs in rows.items() if len(pairs) > 1][:MOST_LINES])
+    values = [value for pairs in rows.values() for _, value in pairs]
+    steps = sorted({step for pairs in rows.values() for step, _ in pairs})
+    if len(steps) < 2:
+        return None
+    above = [value for value in values if value > 0]
+    by_decade = logarithmic and bool(above) and max(above) > 30 * min(above)
+    floor = min(above) if by_decade else 0.0  # exactly no divergence stands at the bottom
+
+    def height(value: float) -> float:
+        return math.log10(max(value, floor)) if by_decade else value
+
+    low, high = min(map(height, values)), max(map(height, values))
+    across, tall = steps[-1] - steps[0], (high - low) or 1.0
+    series = []
+    for variant, pairs in rows.items():
+        dots = tuple(
+            (round(100 * (step - steps[0]) / across, 2), round(100 * (high - height(value)) / tall, 2),
+             f"{variant}, step {step}: {units.number(value)}")
+            for step, value in pairs
+        )  # fmt: skip
+        series.append(Series(variant, " ".join(f"{x},{y}" for x, y, _ in dots), dots))
+    told = "; ".join(f"{one.label} from {units.number(rows[one.label][0][1])} to {units.number(rows[one.label][-1][1])}" for one in series)
+    return Lines(
+        title=title, about=f"{about}{', logarithmic' if by_decade else ''}", series=tuple(series), low=units.number(min(values)),
+        high=units.number(max(values)), first=f"step {units.number(steps[0])}", last=f"step {units.number(steps[-1])}",
+        text=f"{title}: {told}",
+    )  # fmt: skip
 
 
 def size_bars(report: Report) -> tuple[Bar, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from daemon.contract.formats.catalog import Catalog, catalog
 from daemon.contract.formats.declaration import Format, Variant
+from daemon.contract.formats.targets import PLACES, fitting, made_for
 
 INTRO = """# Formats
 
@@ -21,7 +22,7 @@ model, to be published ([validation](validation.md)).
 
 def text(known: Catalog) -> str:
     """The page."""
-    return "\n".join([INTRO, *_families(known), *(line for one in known.formats for line in _format(one))])
+    return "\n".join([INTRO, *_families(known), *_targets(known), *(line for one in known.formats for line in _format(one))])
 
 
 def _families(known: Catalog) -> Iterator[str]:
@@ -31,6 +32,23 @@ def _families(known: Catalog) -> Iterator[str]:
     yield f"| --- |{' --- |' * len(names)}"
     for one in known.formats:
         yield f"| [{one.name}](#{one.name}) | {' | '.join(one.families.get(name, 'not verified') for name in names)} |"
+    yield ""
+
+
+def _targets(known: Catalog) -> Iterator[str]:
+    yield "## Which variant for which target\n"
+    yield (
+        "`export.deploy` names targets. For each of them, ckptd makes the variants in the second column. The report recommends one artifact"
+        " for each target, by its figures; the variants in the third column can be recommended too, if they were made"
+        " ([validation](validation.md)). Another package's variant joins by `targets` and `also_for` in its declaration.\n"
+    )
+    yield "| target | made for it | can be used too |"
+    yield "| --- | --- | --- |"
+    for target, place in PLACES.items():
+        made = made_for(target, known)
+        named = ", ".join(f"`{one.name}`" for one in made) or f"nothing: no installed format ({' or '.join(place.formats)}) fits"
+        others = ", ".join(f"`{one.name}`" for one in fitting(target, known) if one not in made)
+        yield f"| `{target}`: {place.about} | {named} | {others} |"
     yield ""
 
 

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from daemon.contract.values import Json
 from handlers.report import charts, comparison, headline, samples, units
 from handlers.report.model import Failure, Report
+from handlers.report.targets import rows as target_rows
 from handlers.report.usage import word
 
 
@@ -40,6 +41,7 @@ def render(report: Report) -> str:
     return environment().get_template("report.html").render(
         report=report,
         title=headline.title_line(report),
+        places=target_rows(report),
         failures=roots(report),
         gaps=gaps(report),
         sizes=charts.size_bars(report),
@@ -48,6 +50,7 @@ def render(report: Report) -> str:
         limit_at=charts.limit_position(1.0),
         timeline=charts.timeline(report),
         loss=charts.loss_curve(report),
+        run_lines=charts.run_lines(report),
         speed_note=speed_note(report),
         compared=comparison.table(report.comparison),
         partings=comparison.partings(report),

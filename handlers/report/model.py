@@ -15,6 +15,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.files import FileEntry
 from daemon.contract.jobs.figures import ArtifactFigures, Likeness, LiveFigures, Processor, Scores, figures_of
 from daemon.contract.jobs.messages import Fallback, Status, Verdict
+from daemon.contract.jobs.points import StepPoint
 from daemon.contract.values import Json
 
 
@@ -277,6 +278,19 @@ class Choice(ReportPart):
     """`sh` or `python`: what `run` is written in."""
 
 
+class TargetChoice(ReportPart):
+    """What to deploy at one target of `export.deploy`."""
+
+    target: str
+    """The target, for example `cpu-server`."""
+    variant: str | None
+    """The artifact; null where nothing that fits the target passed."""
+    equal: tuple[str, ...] = ()
+    """Artifacts that are equal to it by the figures."""
+    sentence: str
+    """Why, in one sentence; where there is none, what failed or what is missing."""
+
+
 class Recommendation(ReportPart):
     """What to deploy. Only what passed its check is ever named."""
 
@@ -288,6 +302,8 @@ class Recommendation(ReportPart):
     """What to deploy; null where nothing that could be put to use passed."""
     others: tuple[Choice, ...] = ()
     """The smallest and the nearest, where they are others."""
+    targets: tuple[TargetChoice, ...] = ()
+    """What to deploy where: at the targets of `export.deploy`, or, without it, at all for which something passed."""
 
 
 class StepDown(ReportPart):
@@ -353,6 +369,25 @@ class Failure(ReportPart):
     """Bounded traceback or end of a log."""
 
 
+class RunSoFar(ReportPart):
+    """What the run's exports say, step by step, with this one."""
+
+    points: tuple[StepPoint, ...]
+    """One for each export, in the order of training; at most 50."""
+    trainers_best: int | None
+    """The step that the trainer names as its best; null where it names none."""
+    variant: str | None
+    """The variant by whose quality checkpoints are compared; null where they can't be."""
+    metric: str | None
+    """What is compared: `perplexity`, `accuracy`, `macro_f1`, `exact_match` or `chrf`."""
+    best: str | None
+    """The export that is the best by it (its `export_id`)."""
+    best_step: int | None
+    """Its step."""
+    sentence: str
+    """Which checkpoint to deploy, or why that can't be said."""
+
+
 class Report(ReportPart):
     """Report of one export of one checkpoint by ckptd."""
 
@@ -408,6 +443,8 @@ class Report(ReportPart):
     """One entry for each variant asked for, then for each form that took the place of one."""
     failures: tuple[Failure, ...]
     """Everything that failed in the end."""
+    run_so_far: RunSoFar | None = None
+    """The run's exports; null for the first one, and in reports of earlier versions."""
     replaced: tuple[Replaced, ...] = ()
     """Variants that were not exact enough, and the less quantized forms that took their place."""
     not_verified: tuple[NotVerified, ...]

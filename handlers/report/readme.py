@@ -20,6 +20,7 @@ from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
 from handlers.report import headline, html
 from handlers.report.model import Artifact, Report
+from handlers.report.targets import rows as target_rows
 from handlers.report.units import is_number
 from handlers.report.usage import Usage
 
@@ -36,6 +37,7 @@ def render(report: Report) -> str:
     return made.get_template("readme.md").render(
         report=report,
         title=headline.title_line(report),
+        places=target_rows(report),
         failures=html.roots(report),
         gaps=html.gaps(report),
         metadata=metadata(report),

@@ -37,7 +37,8 @@ class Usage:
         self._figures = {stage.name: stage.figures for stage in report.stages}
         self._places = local_paths(report)
         self._facts = {
-            "prompt": _prompt(report), "auto": task.auto, "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
+            "prompt": _prompt(report), "task": task.name, "auto": task.auto,
+            "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
             "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": QUESTION,
             "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
             "install": lambda *names: f"```shell\npip install {self.requirements(*names)}\n```", "requirements": self.requirements,

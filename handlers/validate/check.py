@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import remove_tree
@@ -24,7 +26,7 @@ from handlers.validate import record
 from handlers.validate.checks import base_likelihood, external, optimum_reader, portability, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
-from handlers.validate.engines.registry import EngineSpec, engines
+from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
@@ -41,7 +43,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         remedy = "let the format's declaration import daemon.contract alone, or install there what it imports"
         raise Permanent(FaultCode.ENGINE_MISSING, f"run the stage {context.stage}", cause, remedy)
     reference = record.read_reference(Path(context.inputs["reference"]))
-    output, staging = StageOutput(figures=Checking(checked_on=record.processor()).written()), Path(context.staging)
+    output = StageOutput(figures=Checking(checked_on=record.processor()).written(), strategy=context.strategy)
+    staging = Path(context.staging)
     if reference.subject.kind not in engines().get(variant.limits.engine, {}):
         able = ", ".join(engines().get(variant.limits.engine, {})) or "nothing"
         reason = (
@@ -54,7 +57,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         record.add_check(staging, output, check, None, reporter)
         return output
     try:
-        examination = _examined(context, reporter, reference, variant)
+        examination = _examined(context, reporter, reference, variant, output)
     except WorkerFailed as error:
         reporter.checkpoint()
         if error.details:
@@ -69,11 +72,12 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _examined(context: StageContext, reporter: Reporter, reference: Reference, variant: Variant) -> Examination:
+def _examined(context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput) -> Examination:
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
+    engine = engine_for(variant.limits.engine, context, subject.kind)
     spec = EngineSpec(
-        engine=variant.limits.engine, folder=folder, base=context.base, base_values=base_likelihood.taken(context),
+        engine=engine, folder=folder, base=context.base, base_values=base_likelihood.taken(context),
         threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
     )  # fmt: skip
     outputs = scratch / "logits"
@@ -86,13 +90,17 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     marked = scoring.completion(reference, partial(logits_file, outputs))
     examination.figures = scoring.told(examination.figures, scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
+    if (taken := as_taken(engine)) is not None:
+        output.fallbacks.append(taken)
+        examination.figures = examination.figures.plus(way=taken.taken)
     tokens = examination.prompts[0].tokens or []
     own = optimum_reader.OwnAnswer(Path(folder), reference.subject, reference.samples[0], logits_file(outputs, 0), tokens)
     foreign = external.other_program(context, variant, reference, own, reporter.checkpoint)
     if foreign is not None:
         examination.figures = examination.figures.plus(foreign=foreign)
+    rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
-    examination.example = external.example_fault(spec, reference, examination)
+    examination.example = external.example_fault(context, variant, spec, reference, examination, rows)
     source = context.inputs.get(variant.form_of or "")
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)

@@ -16,7 +16,7 @@ from handlers.validate import record
 from handlers.validate.checks import scoring, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
-from handlers.validate.engines.registry import EXACT, EngineSpec
+from handlers.validate.engines.registry import EXACT, EngineSpec, as_taken, engine_for
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
@@ -26,9 +26,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Run the merged model; write its logits and, where it is published, its check into the staging folder."""
     reference = record.read_reference(Path(context.inputs["reference"]))
     published = next((name for name, one in catalog().variants.items() if "merged" in one.traits and name in context.inputs), None)
-    output, staging = StageOutput(), Path(context.staging)
+    output, staging = StageOutput(strategy=context.strategy), Path(context.staging)
     try:
-        examination = _examined(context, reporter, reference, published)
+        examination = _examined(context, reporter, reference, published, output)
     except WorkerFailed as error:
         reporter.checkpoint()
         output.reusable = False
@@ -45,10 +45,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None) -> Examination:
+def _examined(context: StageContext, reporter: Reporter, reference: Reference, published: str | None, output: StageOutput) -> Examination:
     folder, staging = context.inputs[published or "merge"], Path(context.staging)
     subject = reference.subject
-    spec = EngineSpec(engine=EXACT.engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
+    engine = engine_for(EXACT.engine, context, subject.kind)
+    spec = EngineSpec(engine=engine, folder=folder, threads=context.limits.threads, task=subject.task, sentence=subject.sentence)
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
@@ -59,4 +60,7 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if published:
         examination.weights = weights.difference(Path(folder), Path(context.inputs["merge"]))
+    if (taken := as_taken(engine)) is not None:
+        output.fallbacks.append(taken)
+        examination.figures = examination.figures.plus(way=taken.taken)
     return examination

@@ -69,7 +69,12 @@ def read_reference(folder: Path) -> Reference:
         ]
         fallbacks = [Fallback.model_validate(one) for one in value.pop("fallbacks")]
         labels = value["subject"].pop("labels")
-        subject = ValidatedTask(labels=None if labels is None else tuple(labels), **value.pop("subject"))
+        thresholds = value["subject"].pop("thresholds", None)  # outputs of earlier versions have none
+        subject = ValidatedTask(
+            labels=None if labels is None else tuple(labels),
+            thresholds=None if thresholds is None else tuple(thresholds),
+            **value.pop("subject"),
+        )
         figures = figures_of(value.pop("figures"), LiveFigures) or LiveFigures()
         adapter = figures_of(value.pop("adapter"), Likeness)
         bases = figures_of(value.pop("bases"), BasesFigures)

@@ -22,7 +22,7 @@ from handlers.validate import record
 from handlers.validate.checks import base_likelihood, scoring, special_tokens
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
@@ -50,7 +50,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         figures = figures.plus(texts=described)
     if reference.bases is not None:
         figures = figures.plus(bases=reference.bases)
-    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=[*texts.warnings, *unfit, *reference.warnings])
+    told = [*texts.warnings, *unfit, *reference.warnings]
+    return StageOutput(figures=figures.written(), fallbacks=reference.fallbacks, warnings=told, strategy=context.strategy)
 
 
 def _described(context: StageContext, texts: Texts, reference: Reference) -> tuple[TextsFigures | None, list[str]]:
@@ -83,7 +84,7 @@ def _subject(context: StageContext) -> ValidatedTask:
 def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: ValidatedTask) -> Reference:
     scratch = Path(context.temporary)
     # A full fine-tune is a transformers folder as it is, and needs no PEFT.
-    engine = "torch" if context.base is None else "live"
+    engine = engine_for("torch" if context.base is None else "live", context, subject.kind)
     spec = EngineSpec(
         engine=engine, folder=context.pin, base=context.base, threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
         weight=context.checkpoint.weight, additions=tuple((str(folder), one.weight) for folder, one in context.additions),
@@ -118,6 +119,9 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
         reference.figures = reference.figures.plus(scores=scores, **({"base_scores": bare} if bare else {}))
     if subject.kind != "causal":
         reference.figures = reference.figures.plus(task=subject.task)
+    if (taken := as_taken(engine)) is not None:
+        reference.fallbacks.append(taken)
+        reference.figures = reference.figures.plus(way=taken.taken)
     return reference
 
 

@@ -36,7 +36,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         remedies.append(f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights")
     if examination.labels:
         reasons.append(examination.labels)
-        remedies.append("export again: id2label in its config.json was changed")
+        remedies.append("export again: id2label or the labels' thresholds in its config.json were changed")
     if examination.example:
         reasons.append(examination.example)
         remedies.append("export again; if it happens again, report it with the attempt's log")

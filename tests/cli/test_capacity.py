@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -120,6 +121,17 @@ def test_what_was_measured_for_that_size_counts_more_than_the_formula(monkeypatc
     (problem,) = found.problems
     assert "onnx can't be made and checked for one (0.5 billion parameters): it needs up to about 10.3 GiB" in problem
     assert "leave it out (pytorch would fit)" in problem
+
+
+def test_a_model_that_can_be_checked_layer_by_layer_is_too_large_only_for_what_needs_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = ModelFound("large", 1, "", 12 * 10**9, 6 * 10**9, layers=2 << 30)
+    (problem,) = judged([model], monkeypatch, tmp_path, {}).problems
+    assert "onnx can't be made and checked" in problem and "leave it out (pytorch would fit)" in problem
+    for layers in ("it is a mixture of experts", 20 << 30):
+        (problem,) = judged([dataclasses.replace(model, layers=layers)], monkeypatch, tmp_path, {}).problems
+        assert "pytorch, onnx can't be made and checked" in problem
 
 
 def test_what_only_some_models_need_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

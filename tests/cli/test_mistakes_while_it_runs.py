@@ -34,7 +34,7 @@ STEERING = {
 }  # fmt: skip
 """Verbs that need a state directory alone → what they end with here."""
 OTHERS = {
-    "run", "export", "explain", "check", "formats", "demo", "retry", "reload", "verify", "fsck", "prune", "notify-test", "init",
+    "run", "export", "explain", "check", "formats", "quality", "demo", "retry", "reload", "verify", "fsck", "prune", "notify-test", "init",
     "install-service", "config", "toolchain", "bench",
 }  # fmt: skip
 """Verbs that work by the configuration itself, or need none."""

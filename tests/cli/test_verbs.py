@@ -135,7 +135,7 @@ def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  
     assert "onnx-int8" not in processor["doubts"], "its sums are bounded for every processor"
     assert "ARM64" in " ".join(processor["not_run"]) or platform.machine() == "aarch64"
     told = ckptd(tmp_path, "formats").stdout
-    assert "checked only for processors like this one: onnx-int8-weight, onnx-int4, onnx-genai-int4: at accuracy level 4" in told
+    assert "checked only for processors like this one: onnx-int8-weight, onnx-int4, onnx-int4-fine, onnx-mixed, onnx-genai-int4:" in told
     answer = ckptd(tmp_path, "check", CKPTD_WATCH__ROOTS=str(tmp_path / "runs"))
     assert answer.returncode == 0
     assert "does not exist yet" in answer.stdout and "The configuration is valid" in answer.stdout

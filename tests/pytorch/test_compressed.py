@@ -134,8 +134,7 @@ def test_errors_are_corrected_by_texts_that_nothing_is_compared_on(live: Bench, 
     plain, _ = make("pytorch-w4a16", live.merged, tmp_path / "plain", error_correction=False)
     folder, output = make("pytorch-w4a16", live.merged, tmp_path / "corrected")
     assert output.figures["corrected_layers"] == output.figures["quantized_layers"] == 14 and not output.fallbacks
-    assert output.figures["calibration_texts"] == 6 and 100 < output.figures["calibration_tokens"] < 500
-    assert any("calibrated with only" in text for text in output.warnings)
+    assert output.figures["calibration_texts"] >= 20 and output.figures["calibration_tokens"] > 500
     corrected, nearest = (live.examine("pytorch-w4a16", one).figures.kl for one in (folder, plain))
     assert corrected is not None and nearest is not None and corrected < 0.8 * nearest, (corrected, nearest)
 
@@ -152,21 +151,21 @@ def test_no_text_that_is_compared_on_is_calibrated_with(pico_base: Path, tmp_pat
     context = context.model_copy(update={"work": context.work.model_copy(update={"validation": validation})})
     rows = calibration.token_rows(context, 8)
     texts = [AutoTokenizer.from_pretrained(pico_base).decode(row) for row in rows]
-    assert texts == lines[5:9], "the next 8 lines, without those that are compared on as well"
+    assert set(lines[5:9]) <= set(texts) and not set(lines[:5]) & set(texts)
 
 
-@pytest.mark.parametrize("samples", [12, 6])
-def test_a_model_that_is_not_walked_through_is_rounded_to_nearest_and_that_is_told(samples: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_model_that_is_not_walked_through_is_rounded_to_nearest_and_that_is_told(readable: bool, tmp_path: Path) -> None:
     import torch
 
-    if samples == 6:
+    if readable:
         source = zoo.make_encoder_base(tmp_path / "model", "AutoModelForMaskedLM", hidden_size=64, intermediate_size=128)
         why = "its quantized layers do not lie in one list of equal layers"
     else:
-        source, why = models.make_base(tmp_path / "model"), "no text is left that nothing is compared on"
-        (tmp_path / "prompts.txt").write_text("one\n" * 6)
-    prompts = str(tmp_path / "prompts.txt") if samples == 12 else ""
-    folder, output = make("pytorch-w4a16", source, tmp_path / "work", prompts=prompts)
+        source, why = models.make_base(tmp_path / "model"), "there is no tokenizer"
+        for file in source.glob("*token*"):
+            file.unlink()
+    folder, output = make("pytorch-w4a16", source, tmp_path / "work")
     (fallback,) = output.fallbacks
     assert fallback.wanted == "rounding with its errors corrected (GPTQ)" and why in fallback.reason
     assert "rounding to nearest in" in fallback.taken and output.figures["corrected_layers"] == 0

@@ -274,12 +274,14 @@ def test_a_folder_of_sentence_transformers_is_shown_as_one(tmp_path: Path) -> No
     module = FileEntry(path="modules.json", size=1, sha256="0" * 64)
     stages = [
         stage.model_copy(update={"result": stage.result.model_copy(update={"files": (*stage.result.files, module)})})
-        if stage.name == "pytorch" and stage.result
+        if stage.name in ("pytorch", "onnx") and stage.result
         else stage
         for stage in job.stages
     ]
     text = readme_of(job.model_copy(update={"stages": tuple(stages)}), tmp_path)
     assert 'SentenceTransformer("pytorch", device="cpu")' in text and "AutoTokenizer" not in text
+    assert 'SentenceTransformer("onnx", backend="onnx")' in text and 'SentenceTransformer("onnx-int8"' not in text
+    assert examples(text)["onnx"] == "python onnx/example.py 'def main():' 'How are you?'\n"
 
 
 def test_a_prompt_survives_its_way_into_the_example() -> None:
@@ -301,3 +303,37 @@ def test_words_of_a_format_that_are_missing_or_wrong_are_its_own_loss(
     text = readme_of(facts.succeeded(), tmp_path / "work")
     assert "Its format's own words can't be shown: " in text.partition("## pytorch/")[2].partition("## ")[0]
     assert "```" in text.partition("## onnx/")[2], "the others are as ever"
+
+
+ASKED = {
+    "question-answering": "python onnx/example.py 'How are you?' --context 'def main():'\n",
+    "fill-mask": "python onnx/example.py 'def main(): [MASK]'\n",
+    "text-classification": "python onnx/example.py 'def main():'\n",
+    "token-classification": "python onnx/example.py 'def main():'\n",
+    "feature-extraction": "python onnx/example.py 'def main():'\n",
+}
+
+
+@pytest.mark.parametrize("task", ASKED)
+def test_the_example_of_an_encoder_is_asked_what_its_task_needs(task: str, tmp_path: Path) -> None:
+    figures = {name: {"task": task} for name in ("merge", "onnx", "merged", "reference")}
+    text = readme_of(with_figures(plain_job(), figures), tmp_path)
+    asked = examples(text)
+    assert asked["onnx"] == ASKED[task]
+    compile(asked["pytorch"], "example", "exec")
+    short = {"text-classification": "top_k=None", "token-classification": 'aggregation_strategy="simple"', "fill-mask": "mask_token"}
+    assert short.get(task, "AutoModel") in asked["pytorch"]
+
+
+# R3.3
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ASKED)
+def test_the_examples_of_an_encoder_run_as_they_stand(task: str, tmp_path: Path) -> None:
+    from tests.onnx import encoder_models
+
+    model = encoder_models.source(tmp_path / "pytorch", "Bert", task)
+    encoder_models.graph_of(model, tmp_path / "onnx", task)
+    figures = {name: {"task": task} for name in ("merge", "onnx", "merged", "reference")}
+    asked = examples(readme_of(with_figures(plain_job(), figures), tmp_path / "job"))
+    assert json.loads(run_code(asked["onnx"], tmp_path)) is not None
+    assert run_code(asked["pytorch"], tmp_path)

@@ -25,6 +25,10 @@ SHARD_SECONDS = float(os.environ.get("TOY_SECONDS", "0.02"))
 """What each of the merge's shards takes."""
 HOLD = os.environ.get("TOY_HOLD")
 """While this file exists the merge stays at its second shard, a safe point."""
+TEXT = os.environ.get("TOY_TEXT", "")
+"""What the checks say that they compared on."""
+PERPLEXITY: dict[str, float] = json.loads(os.environ.get("TOY_PERPLEXITY", "{}"))
+"""Step → what the checks measure."""
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -72,7 +76,7 @@ def _export(context: StageContext, reporter: Reporter) -> StageOutput:
 def _ask(context: StageContext, reporter: Reporter) -> StageOutput:
     time.sleep(PAUSE)
     Path(context.staging, "said.json").write_text(json.dumps([context.stage, context.checkpoint.digest]))
-    return StageOutput()
+    return StageOutput(figures={"prompts": [TEXT]} if context.stage == "reference" and TEXT else {})
 
 
 def _check(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -82,7 +86,9 @@ def _check(context: StageContext, reporter: Reporter) -> StageOutput:
     made = variant in context.inputs
     inexact = variant in os.environ.get("TOY_INEXACT", "").split(",")
     why = f"the divergence of {variant} is above the limit" if inexact else os.environ.get("TOY_REJECT")
+    measured = PERPLEXITY.get(str(context.checkpoint.step))
     verdict = ArtifactCheck(
-        variant=variant, verdict=Verdict.FAILED if why else Verdict.PASSED, reasons=(why,) if why else (), of_precision=inexact
-    )
+        variant=variant, verdict=Verdict.FAILED if why else Verdict.PASSED, reasons=(why,) if why else (), of_precision=inexact,
+        figures={"perplexity": measured} if measured else {},
+    )  # fmt: skip
     return StageOutput(checks=[verdict] if made else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -93,7 +93,7 @@ def measured(pin: Path, base: Path | None, merged: Path, scratch: Path, prompts:
     """Run the live model of a checkpoint, which has been merged, over a few prompts."""
     scratch.mkdir()
     subject = subject_of(merged)
-    subject = ValidatedTask(subject.task, subject.head, live_labels(subject, base), subject.sentence)
+    subject = replace(subject, labels=live_labels(subject, base))
     engine, where = ("live", str(base)) if base else ("torch", None)
     spec = EngineSpec(engine=engine, folder=str(pin), base=where, task=subject.task, sentence=subject.sentence)
     options = ValidateOptions(samples=len(prompts), new_tokens=10, speed_tokens=0)

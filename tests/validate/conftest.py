@@ -62,7 +62,9 @@ def start_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStage
     """Start a stage in a process of its own; whatever still runs at the end is killed."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, pin: Path, base: Path | None, inputs: dict[str, Path], **options: Any) -> Run:
+    def start(
+        name: str, pin: Path, base: Path | None, inputs: dict[str, Path], *, strategy: str = "default", **options: Any
+    ) -> Run:  # fmt: skip
         root, spec = tmp_path_factory.mktemp("job"), spec_of(name)
         for folder in ("staging", "temporary"):
             (root / folder).mkdir()
@@ -70,7 +72,8 @@ def start_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartStage
             root="/runs", run="pico", step=4, path=str(pin), layout="trainer-adapter", digest="0", method="LORA" if base else "full"
         )
         context = StageContext(
-            job="job", stage=name, entry=spec.entry, attempt=1, checkpoint=reference, pin=str(pin), base=str(base) if base else None,
+            job="job", stage=name, entry=spec.entry, attempt=1, strategy=strategy, checkpoint=reference, pin=str(pin),
+            base=str(base) if base else None,
             inputs={other: str(path) for other, path in inputs.items() if other in (*spec.needs, *spec.after)},
             staging=str(root / "staging"), result=str(root / "result.json"), temporary=str(root / "temporary"),
             cache=str(root / "cache"), limits=LIMITS, work=Work(export=ExportOptions(), validation=ValidateOptions(**options)),

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.texts.rows import Text
-from handlers.validate.checks import samples, scoring
+from handlers.validate.checks import example, samples, scoring
 from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.examination import logits_file
 from handlers.validate.checks.texts import hidden, pieces
@@ -384,3 +384,105 @@ def test_the_stage_validates_a_classifier_from_checkpoint_to_report(make: Make, 
     assert [check.verdict for check in done.checks.values()] == [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED], done.checks
     assert done.figures["reference"]["task"] == "text-classification" and done.figures["reference"]["adapter"] is None
     assert done.checks["onnx"].figures["tokens_per_second"] > 0 and done.checks["onnx"].figures["speed_over_pytorch"] > 0
+
+
+def with_example(folder: Path, target: Path, task: str) -> Path:
+    """A copy of a graph's folder with the list of its graphs and its example."""
+    from handlers.onnx.folder.examples import place
+    from handlers.onnx.graphs.graphset import Graph, GraphSet
+
+    made = artifacts.copy(folder, target)
+    graph = Graph(role="model", file="model.onnx")
+    GraphSet(task=task, family="encoder", dtype="float32", opset=17, graphs=(graph,)).write(made)
+    place(task, made)
+    return made
+
+
+BROKEN = {
+    "other outputs than the artifact gave": ("self.session.run(names, feeds)", "[0.9 * one for one in self.session.run(names, feeds)]"),
+    "other token ids than the artifact's": ("encoding.ids, \"attention_mask\"", "encoding.ids[:1] + encoding.ids[:-1], \"attention_mask\""),
+    "does not run: KeyError": ("encoding.attention_mask, \"token", "encoding.attention_mask, \"no_token"),
+    "does not answer in JSON": ("print(json.dumps(result", "print(\"Well, \" + json.dumps(result"),
+}  # fmt: skip
+
+
+def sensible(name: str, told: str | None) -> bool:
+    """Models without segments don't feed them, and beside a mask a part of a word may be divided otherwise than inside of the word."""
+    return not (told == "does not run: KeyError" and name in ("tags", "masked", "vectors")) and not (
+        told == "other token ids than the artifact's" and name == "masked"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("spans", None), ("spans", "other outputs than the artifact gave"),
+        *(pytest.param(name, told, marks=pytest.mark.slow) for name in CASES for told in (None, *BROKEN) if sensible(name, told)),
+    ],
+)  # fmt: skip
+def test_the_example_must_read_and_give_what_the_artifact_reads_and_gives(name: str, told: str | None, make: Make, tmp_path: Path) -> None:
+    model, task = make(name), TASKS[name]
+    folder = with_example(model.onnx, tmp_path / "onnx", task)
+    model.bench.examine("onnx", folder)
+    wanted = example.Wanted(model.bench.subject, model.bench.reference.samples[0], model.bench.rows(folder), 1e-4)
+    if told is not None:
+        script, (whole, broken) = folder / example.NAME, BROKEN[told]
+        assert whole in script.read_text()
+        script.write_text(script.read_text().replace(whole, broken))
+    said = example.check_encoder(folder, wanted, 1, tmp_path)
+    assert said is None if told is None else said is not None and told in said
+
+
+def test_the_first_sample_of_a_masked_model_can_be_written_as_a_text(make: Make, tmp_path: Path) -> None:
+    model = make("masked")
+    sample = model.bench.reference.samples[0]
+    text = example._masked(model.onnx, sample)
+    assert text.count("[MASK]") == len(sample.keep) and text.replace("[MASK]", "").strip()
+
+
+def test_labels_are_compared_at_their_thresholds_and_these_must_be_the_live_models(make: Make, tmp_path: Path) -> None:
+    model = make("labels")
+    merged = artifacts.copy(model.merged, tmp_path / "merged")
+    zoo.edit_json(merged / "config.json", thresholds={"LABEL_1": 0.9})
+    assert subject_of(merged).thresholds == (0.5, 0.9, 0.5) and subject_of(model.merged).thresholds is None
+    bench = measured(model.adapter, model.base, merged, tmp_path / "scratch")
+    assert bench.check("pytorch", merged).verdict is Verdict.PASSED
+    check = bench.check("onnx", model.onnx)
+    assert check.verdict is Verdict.FAILED
+    assert check.reasons == ("its labels have other thresholds than the live model's: label 1 has 0.5 instead of 0.9",)
+    mine, theirs = np.array([[1.0, 1.0]]), np.array([[1.0, 3.0]])
+    assert Comparison("labels").add(mine, theirs).summary.agreement == 1.0
+    assert Comparison("labels", (0.5, 0.9)).add(mine, theirs).summary.agreement == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"threshold": 0.3}, (0.3, 0.3)),
+        ({"thresholds": [0.2]}, (0.2, 0.5)),
+        ({"thresholds": {"1": 0.7}}, (0.5, 0.7)),
+        ({"thresholds": {"b": 0.7, "a": "high"}}, (0.5, 0.7)),
+        ({}, None),
+    ],
+)
+def test_thresholds_are_read_as_the_example_reads_them(tmp_path: Path, said: dict[str, Any], wanted: tuple[float, ...] | None) -> None:
+    config = {"architectures": ["BertForSequenceClassification"], "problem_type": "multi_label_classification", **said}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    assert subject_of(tmp_path).thresholds == wanted
+
+
+def test_what_an_adapters_labels_mean_comes_from_the_configuration_beside_it(make: Make, tmp_path: Path) -> None:
+    model = make("classes")
+    names = {"0": "bad", "1": "so-so", "2": "good"}
+
+    def merged(name: str, **values: Any) -> Any:
+        adapter = artifacts.copy(model.adapter, tmp_path / f"{name}-adapter")
+        (adapter / "config.json").write_text(json.dumps(values))
+        folder = zoo.merge(model.base, adapter, tmp_path / name)
+        return json.loads((folder / "config.json").read_text())
+
+    said = merged("named", id2label=names, label2id={}, problem_type="multi_label_classification", thresholds=[0.1, 0.2, 0.3], vocab_size=7)
+    assert said["id2label"] == names and said["label2id"] == {"bad": 0, "so-so": 1, "good": 2}
+    assert said["problem_type"] == "multi_label_classification" and said["thresholds"] == [0.1, 0.2, 0.3] and said["vocab_size"] == 320
+    for number, other in enumerate(({"0": "a", "1": "b"}, {"0": "a", "1": "a", "2": "b"}, {"x": "a", "1": "b", "2": "c"})):
+        assert merged(f"other-{number}", id2label=other, problem_type="regression").get("problem_type") is None

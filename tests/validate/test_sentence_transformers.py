@@ -291,7 +291,8 @@ def test_a_graph_gives_the_vector_of_a_text_and_is_compared_by_it(
     check = bench.check("onnx", graph)
     assert check.verdict is Verdict.PASSED, check.reasons
     assert bench.rows(graph).shape == bench.rows(folder).shape and check.figures["cosine_min"] > 1 - 1e-5
-    assert example.check(graph, "How are you?", None, 1) is None
+    wanted = example.Wanted(bench.subject, bench.reference.samples[0], bench.rows(graph), 1e-4)
+    assert example.check_encoder(graph, wanted, 1, tmp_path) is None
     alone = shutil.copytree(graph, tmp_path / "alone")
     (alone / "modules.json").unlink()
     assert bench.check("onnx", alone).verdict is Verdict.PASSED, "the graph's own output is compared, whatever lies beside it"
@@ -407,3 +408,103 @@ def test_the_library_itself_makes_the_same_vectors(library: Path, model: Model, 
             batch = tokenizer(text, return_tensors="pt")
             mine = pooling(encoder(**batch).last_hidden_state.detach().numpy(), batch["attention_mask"].numpy())
             assert np.allclose(mine[0], vector, atol=1e-5), one.name
+
+
+SEARCH = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu")
+texts = json.loads(sys.argv[2])
+query, documents = model.encode_query(texts[0]), model.encode_document(texts[1:])
+plain = model.encode(texts)
+print(json.dumps({
+    "plain": plain.tolist(), "between": model.similarity(plain, plain).tolist(), "query": query.tolist(), "documents": documents.tolist(),
+    "found": model.similarity(query, documents)[0].tolist(), "named": model.encode(texts, prompt_name="query").tolist(),
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
+def test_the_example_gives_the_librarys_own_vectors_and_similarities(
+    library: Path, model: Model, tmp_path: Path, publish: Publish, kind: str, lower: bool
+) -> None:
+    """Prompts, default prompt, truncation, lower case and measure, from a LoRA adapter on; the published folder read by the library."""
+    import os
+
+    from handlers.onnx.export import stage as onnx
+    from tests.onnx.encoder_models import run
+
+    adapter = shutil.copytree(model.adapter, tmp_path / "adapter")
+    prompts = {"query": "Find: ", "document": "text: ", "topic": "About "}
+    settings = {"prompts": prompts, "default_prompt_name": "topic", "similarity_fn_name": kind, "model_type": "SentenceTransformer"}
+    (adapter / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (adapter / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24, "do_lower_case": lower}))
+    pin, folder, _ = publish(adapter, model.base)
+    context = helpers.context(tmp_path / "onnx", pin, model.base, merge=tmp_path / "merge" / "staging")
+    onnx.run(context.model_copy(update={"strategy": "legacy-eager"}), helpers.reporter())
+    command = [sys.executable, "-W", "ignore", "-c", SEARCH, str(folder), json.dumps(TEXTS)]
+    environment = {**os.environ, "PYTHONPATH": str(library)}
+    wanted = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    plain = run(Path(context.staging), *TEXTS)
+    assert np.allclose(plain["embeddings"], wanted["plain"], atol=1e-4)
+    assert np.allclose(plain["similarity"], wanted["between"], atol=1e-4)
+    found = run(Path(context.staging), "--query", TEXTS[0], *TEXTS[1:])
+    assert np.allclose(found["embeddings"], [wanted["query"], *wanted["documents"]], atol=1e-4)
+    assert np.allclose(found["similarity"], wanted["found"], atol=1e-4)
+    assert np.allclose(run(Path(context.staging), "--prompt", "query", *TEXTS)["embeddings"], wanted["named"], atol=1e-4)
+
+
+@pytest.fixture(scope="session")
+def onnx_library(tmp_path_factory: pytest.TempPathFactory, library: Path) -> tuple[Path, Path]:
+    """What the library needs for its ONNX backend: optimum-onnx, which needs transformers 4 and a library of its time."""
+    folder = tmp_path_factory.mktemp("onnx-library")
+    names = ["sentence-transformers==5.1.2", "transformers==4.57.6", "optimum-onnx==0.1.0", "optimum>=2.0,<2.1", "huggingface-hub<1.0",
+             "tokenizers<0.23", "pillow"]  # fmt: skip
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"optimum-onnx can't be installed here: {done.stderr.strip().splitlines()[-1:]}")
+    return folder, library
+
+
+BACKEND = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+options = {"provider": "CPUExecutionProvider"}
+models = [SentenceTransformer(one, backend="onnx", device="cpu", model_kwargs=options) for one in sys.argv[2:]]
+print(json.dumps([one.encode(json.loads(sys.argv[1]), batch_size=1).tolist() for one in models]))
+"""
+
+
+@pytest.mark.slow
+def test_every_onnx_form_stays_a_folder_that_the_librarys_onnx_backend_reads(
+    onnx_library: tuple[Path, Path], model: Model, tmp_path: Path, publish: Publish
+) -> None:
+    import os
+
+    import onnxruntime
+
+    from handlers.onnx.export import stage as onnx
+    from tests.onnx.encoder_models import run
+    from tests.onnx.small import derived
+
+    pin, folder, _ = publish(model.adapter, model.base)
+    context = helpers.context(tmp_path / "onnx", pin, model.base, merge=tmp_path / "merge" / "staging")
+    onnx.run(context.model_copy(update={"strategy": "legacy-eager"}), helpers.reporter())
+    forms = {"onnx": Path(context.staging)}
+    forms |= {name: derived(name, forms["onnx"], tmp_path / name).folder for name in ("int8", "fp16", "int4", "int8_weight")}
+    ours = {}
+    for name, made in forms.items():
+        assert module_files(made).items() >= module_files(folder).items(), name
+        session = onnxruntime.InferenceSession(made / "model.onnx", providers=["CPUExecutionProvider"])
+        assert "sentence_embedding" in [one.name for one in session.get_outputs()], name
+        ours[name] = np.array(run(made, *TEXTS)["embeddings"])
+        assert (ours[name] * ours["onnx"]).sum(axis=1).min() > 0.8, "normalized vectors that point the same way"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, onnx_library))}
+    command = [sys.executable, "-W", "ignore", "-c", BACKEND, json.dumps(TEXTS), *map(str, forms.values())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (name, mine), theirs in zip(ours.items(), json.loads(done.stdout.splitlines()[-1]), strict=True):
+        assert np.abs(mine - theirs).max() < 2e-3, name

@@ -26,6 +26,7 @@ from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
 from daemon.operating.monitoring.explain import CheckpointExplanation, RunExplanation
+from daemon.operating.monitoring.run_quality import RunQuality
 from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
 from daemon.publishing.verification import Verification
@@ -78,6 +79,7 @@ EXITS: dict[Verb, dict[int, str]] = {
         2: "there is no export, it has no such variant, or an option is wrong",
         3: "some variants could not be measured",
     },
+    ("quality",): {2: "no run of that name has an export, or no name was given and there are several runs"},
     ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`"},
     ("check",): {0: "no problem found; there may be warnings", 2: "something is wrong; see `problems`"},
     ("formats",): {},
@@ -147,6 +149,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("show",): ("an object", (JobDetails,)),
     ("compare",): ("an object", (Comparison,)),
     ("bench",): ("an object", (Bench,)),
+    ("quality",): ("an object", (RunQuality,)),
     ("export",): ("an object", (ExportedJob,)),
     ("explain",): ("an object, for a checkpoint or for a run (see `kind`)", (CheckpointExplanation, RunExplanation)),
     ("check",): ("an object", (Diagnosis,)),

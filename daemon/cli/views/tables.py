@@ -206,6 +206,9 @@ def print_formats(value: FormatsHere) -> None:
     for name, row in value.variants.items():
         for need in row.check_needs:
             put(console, f"[yellow]{escape(name)} can't be checked here: {escape(need)}[/yellow]")
+    for target, names in value.targets.items():
+        made = escape(", ".join(names)) if names else "[yellow]no installed format fits[/yellow]"
+        put(console, f"export.deploy {escape(target)}: {made}")
     for name, chain in value.toolchains.items():
         hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
         state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"

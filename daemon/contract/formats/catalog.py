@@ -38,7 +38,7 @@ OWN_SECTIONS = frozenset({
 })  # fmt: skip
 """With what else the settings are made of, and the variables CKPTD_… that are no key's."""
 OWN_KEYS = {
-    "export": frozenset({"variants", "quantization", "opset", "target"}),
+    "export": frozenset({"variants", "quantization", "deploy", "opset", "target"}),
     "merge": frozenset({"dtype", "max_shard_size", "base", "verify", "trust_remote_code"}),
     "validation": frozenset({
         "samples", "new_tokens", "prompts", "data", "speed_tokens", "bases", "publish_unverified", "on_failed_check", "fallback_tries",

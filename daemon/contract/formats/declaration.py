@@ -26,6 +26,8 @@ Level = Literal["fp16", "bf16", "int8", "int8-static", "int8-weight", "int4", "b
 """How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
 Deploys = Literal["alone", "over its base", "not"]
 """How a variant is put to use: as it is; with its base, which lies elsewhere; not, since it is made to look into the model."""
+Target = Literal["cpu-server", "nvidia", "laptop", "ios", "android", "browser", "ollama", "edge"]
+"""Where a model is put to use; `daemon.contract.formats.targets` says what each is."""
 Kind = Literal["causal", "seq2seq", "encoder"]
 """What drives a model: a language model; an encoder-decoder; an encoder, with or without a head."""
 
@@ -59,6 +61,8 @@ class Limits:
     memory_fixed: int = 700 * MIB
     memory_fp32: float = 2.0
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""
+    layerwise: bool = False
+    """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
     merged: float | None = None
     """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
     noise_share: float = 0.0
@@ -92,6 +96,10 @@ class Variant(StageSpec):
     nothing of the kind."""
     deploys: Deploys = "alone"
     """The report recommends none that is "not" deployed, and one "over its base" only where nothing else passed."""
+    targets: frozenset[Target] = frozenset()
+    """What it is made for: `export.deploy` makes it for these. Only a form that fits every kind of model should name any."""
+    also_for: frozenset[Target] = frozenset()
+    """Where it can be used too: if it was made, the report may recommend it for these, by its figures."""
 
 
 class FormatEntry(Frozen):

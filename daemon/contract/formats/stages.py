@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 MIB = 1 << 20
+LAYER_BY_LAYER = "layer-by-layer"
+"""The strategy of a stage whose model is too large for the memory: only one of its layers is held at a time."""
+LAYERWISE_PROMPTS = 16
+"""Prompts that are run together in that case, so that the layers are read once for all of them: their caches are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class StageSpec:
     disk_fixed: int = 0
     resumable: bool = False
     """An interrupted attempt's staging folder is handed to the next one, which goes on in it."""
+    layerwise: bool = False
+    """It can run a language model layer by layer, by the strategy LAYER_BY_LAYER, with the same output."""
     threads: int = 0
     """Threads that it can use; 0: any number."""
     checks: str = ""

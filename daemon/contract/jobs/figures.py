@@ -235,6 +235,8 @@ class LiveFigures(Figures):
     """Its scores against the data's labels or references; missing where the data has none."""
     base_scores: Scores | None = None
     """The same of the base without the adapter; missing for a full fine-tune too."""
+    way: str | None = None
+    """"layer by layer" for a model that was too large for the memory; missing for one that was held whole."""
 
 
 class Processor(Figures):
@@ -454,6 +456,8 @@ class CheckFigures(Likeness):
     """Largest resident set of the artifact's process, in bytes."""
     foreign: ForeignFigures | None = None
     """What another program makes of it; missing where none was asked."""
+    way: str | None = None
+    """"layer by layer" for a model that was too large for the memory; missing for one that was held whole."""
     needs: str | None = None
     """Which processors give these answers, in words; missing where nobody looked."""
     integer_products: IntegerProducts | None = None

@@ -19,6 +19,7 @@ from daemon.contract.files import FileEntry
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs.benchmark import BenchRequest
 from daemon.contract.jobs.options import Work
+from daemon.contract.jobs.points import RunFigures
 from daemon.contract.values import Frozen, Json, digest_of
 
 CONTRACT_VERSION = 1
@@ -220,6 +221,8 @@ class JobFacts(Frozen):
     target: str = ""
     """Folder in which the export will be published."""
     warnings: tuple[str, ...] = ()
+    run: RunFigures | None = None
+    """What the run's other exports say; given to the report alone."""
 
 
 class StageContext(Frozen):

@@ -26,6 +26,7 @@ from pydantic import (
 )  # fmt: skip
 
 from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Target as DeployTarget
 from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.values import Frozen, digest_of
 
@@ -68,10 +69,21 @@ class ExportOptions(Frozen):
     """Artifacts to publish; `ckptd formats` lists the names. Default: the three that every box can make."""
     quantization: Literal["", "none", "fp16", "int8", "int4"] = ""
     """"" leaves `variants` as it is; "none" drops the quantized ones; "int8" and the others add that form of each format chosen."""
+    deploy: tuple[DeployTarget, ...] = ()
+    """Where the model will be used: what fits there is made beside `variants`, or alone where `variants` is not set. `plan.resolved`
+    says which variants these are."""
     target: Target = Target()
     """What onnx-mixed keeps to."""
     opset: int = Field(default=18, ge=18, le=23)
     """ONNX operator set. 18 is the lowest that the exporter really produces and what most runtimes take."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _targets_alone(cls, value: Any) -> Any:
+        """Written down as no variants, so that it stays so in job files and in the journal."""
+        if isinstance(value, dict) and value.get("deploy") and "variants" not in value:
+            return {**value, "variants": ()}
+        return value
 
 
 class MergeOptions(Frozen):

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from daemon.contract.formats.catalog import Catalog, catalog, ordered
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.formats.stages import MIB, StageSpec
-from daemon.contract.jobs.options import Work
+from daemon.contract.formats.targets import made_for
+from daemon.contract.jobs.options import ExportOptions, Work
 
 CHECK = "check-"
 """What the name of a check begins with; that of its variant follows."""
@@ -29,7 +30,7 @@ _CONSOLIDATE = StageSpec(
     disk_stored=1.05, disk_fixed=64 * MIB, of_checkpoint=True, threads=1,
 )  # fmt: skip
 _MERGE = StageSpec(
-    "merge", "handlers.merge.stage:run", 4, needs=(CONSOLIDATE,),  # where the plan has it
+    "merge", "handlers.merge.stage:run", 5, needs=(CONSOLIDATE,),  # where the plan has it
     about="the adapter's deltas fused into the base's weights", memory_fixed=512 * MIB, disk_stored=1.0, resumable=True,
     settings=("merge",), libraries=("torch", "peft", "safetensors", "bitsandbytes"),
 )  # fmt: skip
@@ -58,13 +59,14 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
         StageSpec(
             "reference", "handlers.validate.reference:run", 4, needs=("merge",),
             about="what the live base + adapter answers on the prompts, for every check to compare with",
-            memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB,
+            memory_fixed=1200 * MIB, memory_fp32=1.3, disk_fixed=128 * MIB, layerwise=True,
             settings=(*TEXTS, "validation.new_tokens", "validation.speed_tokens", "validation.bases", "merge.base"),
             libraries=("torch", "transformers", "peft", "sentencepiece", "bitsandbytes", "pyarrow"),
         ),
         StageSpec(
             "merged", "handlers.validate.merged:run", 4, checks="".join(merged[:1]), needs=("merge", "reference"), after=merged,
             about="the merged model in PyTorch, compared with the live one", memory_fixed=1000 * MIB, memory_fp32=1.2, disk_fixed=128 * MIB,
+            layerwise=True,
             settings=tuple(f"validation.thresholds.{name}" for name in merged), libraries=("torch", "transformers", "sentencepiece"),
         ),
         *checks,
@@ -90,7 +92,7 @@ def _check(variant: Variant) -> StageSpec:
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 4, checks=variant.name,
         needs=("reference", variant.name, *((source,) if source else ())), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
-        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32,
+        memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=variant.limits.layerwise,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
         toolchain=variant.limits.toolchain,
     )  # fmt: skip
@@ -134,6 +136,21 @@ def effective_variants(chosen: Iterable[str], quantization: str) -> tuple[str, .
     elif quantization:
         wanted |= {name for (of, level), name in quantized.items() if of in wanted and level == quantization}
     return tuple(name for name in variant_names() if name in wanted)
+
+
+def resolved(export: ExportOptions) -> ExportOptions:
+    """The options with every variant by name, those that `export.deploy` adds among them; without `deploy` as they are.
+
+    A job keeps these, so that a format which is installed later changes none that was begun. The level of quantization is for the variants
+    that were named: what a target needs is added as it is.
+    """
+    if not export.deploy:
+        return export
+    wanted = {one.name for target in export.deploy for one in made_for(target, catalog())}
+    wanted |= {*effective_variants(export.variants, export.quantization)}
+    unknown = tuple(name for name in export.variants if find_variant(name) is None)
+    named = (*(name for name in variant_names() if name in wanted), *unknown)
+    return export.model_copy(update={"variants": named, "quantization": ""})
 
 
 def unquantized(variant: str) -> str | None:

@@ -17,7 +17,7 @@ from daemon.journal.attempts import Measured
 from daemon.journal.database import reading
 from daemon.journal.overview import measured_by_stage
 from daemon.operating.diagnosis.readability import ModelFound
-from daemon.running.rules.estimates import Estimate, estimate
+from daemon.running.rules.estimates import Estimate, by_layers, estimate
 from daemon.system.box import free_disk, human, memory
 
 
@@ -41,9 +41,9 @@ def capacity_of(settings: Settings, models: Sequence[ModelFound]) -> Capacity:
     known = [one for one in models if not one.missing]
     stages = plan(settings.variants, speed=settings.validate.speed_tokens > 0)
     measured = _measured(settings)
-    needs = {one.name: _needs(one, stages, measured, settings.merge.dtype) for one in known}
     total, _ = memory()
     allowed = int(total * settings.limits.memory_fraction)
+    needs = {one.name: _needs(one, stages, measured, settings.merge.dtype, allowed) for one in known}
     too_large = {one.name: _too_large(settings.variants, stages, needs[one.name], allowed) for one in known}
     for one in known:
         if mine := too_large[one.name]:
@@ -73,10 +73,12 @@ def _measured(settings: Settings) -> Mapping[str, Sequence[Measured]]:
 
 
 def _needs(
-    model: ModelFound, stages: Sequence[StageSpec], measured: Mapping[str, Sequence[Measured]], dtype: str
+    model: ModelFound, stages: Sequence[StageSpec], measured: Mapping[str, Sequence[Measured]], dtype: str, allowed: int
 ) -> dict[str, Estimate]:  # fmt: skip
     size = ModelSize(model.stored_bytes, model.parameters)
-    return {spec.name: estimate(spec, size, measured.get(spec.name, ()), dtype) for spec in stages}
+    needs = {spec.name: estimate(spec, size, measured.get(spec.name, ()), dtype) for spec in stages}
+    too_much = [spec for spec in stages if spec.layerwise and needs[spec.name].memory > allowed]
+    return {**needs, **{spec.name: by_layers(spec, needs[spec.name], allowed, model.layers) for spec in too_much}}
 
 
 def _peak(needs: Mapping[str, Estimate]) -> int:

@@ -18,6 +18,7 @@ from daemon.contract import cpu
 from daemon.contract.answers import ask
 from daemon.contract.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
+from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.plan import check_of, spec_of
 from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.declared_code import flaws
@@ -63,6 +64,10 @@ class VariantHere:
     """What is wrong in the package that declares it, as clauses."""
     package: str
     """Distribution that declares it, with its version: `ckptd 1.0`; if there is none, the module of the declaration."""
+    targets: tuple[str, ...] = ()
+    """The targets of `export.deploy` for which it is made."""
+    also_for: tuple[str, ...] = ()
+    """The targets for which the report may recommend it too."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ class FormatsHere:
     variants: dict[str, VariantHere]
     problems: tuple[str, ...]
     """Declarations of formats that could not be used, as sentences."""
+    targets: dict[str, tuple[str, ...]]
+    """Target of `export.deploy` → the variants that are made for it; none where no installed format fits."""
     toolchains: dict[str, ToolchainHere]
     processor: ProcessorHere
 
@@ -121,9 +128,12 @@ def formats_here(state: Path) -> FormatsHere:
             available=not (lacks or wrong), missing=tuple(missing), about=spec.about, toolchain=spec.toolchain or None, lacks=tuple(lacks),
             needs=tuple(needs), package=packages[spec.name],
             check_needs=(f"{unchecked.cause}; {unchecked.remedy}",) if unchecked else (), wrong=tuple(wrong),
+            targets=tuple(one for one in TARGETS if spec in made_for(one, catalog())),
+            also_for=tuple(one for one in TARGETS if spec in fitting(one, catalog()) and spec not in made_for(one, catalog())),
         )  # fmt: skip
     processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
-    return FormatsHere(rows, tuple(catalog().problems), describe(chains), processor)
+    targets: dict[str, tuple[str, ...]] = {one: tuple(spec.name for spec in made_for(one, catalog())) for one in TARGETS}
+    return FormatsHere(rows, tuple(catalog().problems), targets, describe(chains), processor)
 
 
 def _packages() -> dict[str, str]:
@@ -257,6 +267,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         f"export.variants: {name} can't be checked here and would {_without_a_check(name, settings)}: {need}"
         for name in settings.variants for need in here.variants[name].check_needs
     ]  # fmt: skip
+    warnings += [f"export.deploy: {why}" for why in lacking(settings.export.deploy, catalog()).values()]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")
     for root in settings.watch.roots:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from daemon.checkpoints.base_models import base_wanted, find_base, is_model, measure
 from daemon.checkpoints.inspection import Inspection, export_files, inspect
+from daemon.checkpoints.layer_sizes import layers_of
 from daemon.checkpoints.readable import closed, closed_directory
 from daemon.config.settings import Settings
 from daemon.contract.errors import CkptdError, from_oserror
@@ -52,6 +53,8 @@ class ModelFound:
     """Why it can't be used, with what to do, as a clause; "" where it can."""
     stored_bytes: int = 0
     parameters: int = 0
+    layers: int | str = ""
+    """Bytes that it takes to hold one of its layers at a time, or why it can't be run so, as a clause."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +189,13 @@ def _model_of(path: Path, settings: Settings, models: dict[str, ModelFound]) -> 
 def _measured(name: str, folder: Path | None, found: Inspection, settings: Settings) -> ModelFound:
     """The model with its size. `folder`: where it lies; None for a base, which is looked for."""
     try:
-        size = measure(folder or find_base(name, found.base_revision, settings.base.search, settings.base.map))
+        place = folder or find_base(name, found.base_revision, settings.base.search, settings.base.map)
+        size = measure(place)
     except CkptdError as error:
         return ModelFound(name, missing=f"{error.fault.cause}; {error.fault.remedy}")
-    return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters)
+    sizes = layers_of(place, "full" if folder else found.method)
+    layers = sizes if isinstance(sizes, str) else sizes.memory(None, settings.validate.new_tokens)
+    return ModelFound(name, stored_bytes=size.stored_bytes, parameters=size.parameters, layers=layers)
 
 
 def _noting(barred: list[str]) -> Callable[[OSError], None]:

@@ -21,7 +21,8 @@ from daemon.system.disks import LEAST_INODES, free_inodes
 WAIT_SECONDS = 30.0
 
 
-_SOURCE = {"formula": "estimated from its size", "same size": "measured before", "similar sizes": "measured on similar models"}
+_SOURCE = {"formula": "estimated from its size", "same size": "measured before", "similar sizes": "measured on similar models",
+           "layers": "estimated for one layer at a time"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def admit(
             f"it needs about {human(need.memory)} of memory ({_SOURCE[need.source]}),"
             f" but limits.memory_fraction allows {human(allowed)} of {human(total)}"
         )
+        if need.remark:
+            cause += f"; {need.remark}"
         fitting = ", ".join(would_fit(allowed))
         instead = f"leave this variant out ({fitting} would fit)" if fitting else "leave this variant out"
         return Admission(Fault(

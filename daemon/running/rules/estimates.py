@@ -7,10 +7,11 @@ this box the peak that was measured for a model of the same size says more than 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from daemon.contract.formats.stages import ModelSize, StageSpec
+from daemon.contract.formats.stages import LAYER_BY_LAYER, ModelSize, StageSpec
 from daemon.journal.attempts import Measured
+from daemon.system.box import human
 
 MARGIN = 1.15
 """Over what was measured: allocators and thread timing vary by a few per cent from run to run."""
@@ -24,11 +25,15 @@ LATEST = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of memory at the peak, bytes written, and what they come from: "formula", "same size" or "similar sizes"."""
+    """Bytes of memory at the peak, bytes written, and what they come from: "formula", "same size", "similar sizes" or "layers"."""
 
     memory: int
     disk: int
     source: str
+    strategy: str = "default"
+    """How the stage has to run to need no more."""
+    remark: str = ""
+    """What else to say where it is too much, as a clause."""
 
 
 def estimate(spec: StageSpec, size: ModelSize, measured: Sequence[Measured], dtype: str = "base") -> Estimate:
@@ -46,6 +51,20 @@ def estimate(spec: StageSpec, size: ModelSize, measured: Sequence[Measured], dty
         ratio = max(one.peak / max(1, spec.memory(one.size)) for one in similar)
         return Estimate(int(MARGIN * ratio * memory), disk, "similar sizes")
     return Estimate(memory, disk, "formula")
+
+
+def by_layers(spec: StageSpec, whole: Estimate, allowed: int, layers: int | str) -> Estimate:
+    """What a stage needs that could hold its model whole only with more than the `allowed` bytes of memory.
+
+    `layers`: bytes that it takes beside libraries and outputs to hold one layer at a time, or why that can't be, as a clause. What was
+    measured before plays no part: it was another way to run. The answer is `whole`, with a remark, where that does not fit either.
+    """
+    if isinstance(layers, str):
+        return replace(whole, remark=f"it can't be run layer by layer, because {layers}")
+    memory = spec.memory_fixed + layers
+    if memory > allowed:
+        return replace(whole, remark=f"layer by layer it would need about {human(memory)}")
+    return Estimate(memory, whole.disk, "layers", LAYER_BY_LAYER)
 
 
 def _is_near(one: ModelSize, other: ModelSize) -> bool:

@@ -6,6 +6,7 @@ number of labels, the head's tensors are added, and the base's own head, which t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,6 +34,28 @@ def _labels(adapter: Adapter, missing: dict[str, Change]) -> int:
     """Number of labels: the rows of the last layer of the head."""
     shapes = [adapter.shapes[str(change.saved)] for name, change in missing.items() if name.endswith(".weight")]
     return min((shape[0] for shape in shapes if shape), default=2)
+
+
+def _meaning(adapter: Adapter, count: int) -> Edits:
+    """What a config.json next to the adapter says of the head's labels: names, kind of problem, thresholds. PEFT itself saves none.
+
+    Empty where there is no such file, or where it does not name exactly these labels: it is then one of another model.
+    """
+    path = adapter.folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError):
+        return {}
+    names = config.get("id2label") if isinstance(config, dict) else None
+    if (
+        not isinstance(names, dict)
+        or sorted(names) != sorted(str(one) for one in range(count))
+        or len(set(map(str, names.values()))) != count
+    ):
+        return {}
+    found: Edits = {"id2label": {str(one): str(names[str(one)]) for one in range(count)}}
+    found["label2id"] = {str(names[str(one)]): one for one in range(count)}
+    return {**found, **{key: config[key] for key in ("problem_type", "threshold", "thresholds") if config.get(key) is not None}}
 
 
 def new_head(
@@ -66,12 +89,16 @@ def new_head(
         )
     lost = (built.state if built else frozenset()) - other.state
     drop = frozenset(name for name in names.stored if names.parameter(name) in lost)
+    names_said = _meaning(adapter, count)
     edits: Edits = {
         "architectures": [cls.__name__],
         "id2label": {str(one): f"LABEL_{one}" for one in range(count)},
         "label2id": {f"LABEL_{one}": one for one in range(count)},
+        **names_said,
     }
     said = f"the adapter brings the head of a {cls.__name__} with {count} labels, so the merged model is one"
+    if names_said:
+        said += f"; {', '.join(names_said)} are those of the config.json next to the adapter"
     if drop:
         said += f"; {', '.join(sorted(drop)[:3])} of the base's own head {'are' if len(drop) > 1 else 'is'} left out"
     return Head(tuple(missing), drop, edits, [said])

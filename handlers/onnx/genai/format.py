@@ -27,6 +27,7 @@ FORMAT = Format(
             limits=Limits("onnx-genai", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
+            also_for=frozenset({"cpu-server", "laptop"}),
         ),
         Variant(
             "onnx-genai-fp16", "handlers.onnx.genai.stage:fp16", 2, arithmetic="half",
@@ -36,6 +37,7 @@ FORMAT = Format(
             limits=Limits("onnx-genai", cache=0.05, padding=0.05, noise_share=1.5),
             thresholds=Thresholds(agreement=0.96, kl=0.002, error=0.3),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
+            also_for=frozenset({"nvidia", "laptop"}),
         ),
         Variant(
             "onnx-genai-int4", "handlers.onnx.genai.int4:run", 3, arithmetic="blocks",
@@ -50,6 +52,7 @@ FORMAT = Format(
             limits=Limits("onnx-genai", cache=0.5, padding=0.5, noise_share=1.5),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnxruntime-genai",
+            also_for=frozenset({"cpu-server", "laptop", "edge"}),
         ),
     ),
     families={

@@ -2,7 +2,8 @@
 
 Run by `handlers/__main__.py` on the output of the onnx stage. Cache, hidden states and other float inputs and outputs are fp16,
 as runtimes expect of such a folder and so that a cache takes half the memory; logits are fp32, so that a softmax over them needs no
-care. The graphs are run on a few texts beside the fp32 ones: values that are not finite, or far off, fail the stage. On a CPU
+care. Vectors of texts, and the hidden states beside them, are fp32 too, since sentence-transformers applies fp32 modules to them. The
+graphs are run on a few texts beside the fp32 ones: values that are not finite, or far off, fail the stage. On a CPU
 onnxruntime computes most of it in fp32 between casts: the gain there is size, the gain in speed is that of other devices.
 """
 
@@ -37,6 +38,10 @@ FLUSHED = 0.01
 """Share of elements that became zero from which on it is worth a warning."""
 
 
+_SENTENCE = "sentence_embedding"
+"""Output of a graph that ends in the modules of sentence-transformers."""
+
+
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Convert the graphs of the onnx stage into the staging folder and copy the files beside them."""
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
@@ -47,7 +52,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     peaks: dict[str, float] = {}
 
     def halve(one: Graph, model: ir.Model) -> ir.Model:
-        wide = frozenset(port.name for port in one.outputs if port.name.endswith("logits"))
+        names = [port.name for port in one.outputs]
+        wide = frozenset(names if _SENTENCE in names else (name for name in names if name.endswith("logits")))
         found = _overflowing(context, one, model, calls)
         peaks.update(found)
         converted.append(HalfRewriter(model, wide, frozenset(found)).rewrite())

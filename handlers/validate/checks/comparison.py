@@ -22,6 +22,13 @@ SMALLEST_SPREAD = 0.05
 score alike, rounding would look like an error."""
 
 
+def label_borders(thresholds: Sequence[float] | None) -> np.ndarray:
+    """The logit from which on a text has a label, for each threshold (a probability); 0 for all without thresholds."""
+    shares = np.clip(np.asarray(0.5 if thresholds is None else thresholds, np.float64), 1e-12, 1 - 1e-12)
+    borders: np.ndarray = np.log(shares) - np.log1p(-shares)
+    return borders
+
+
 class PromptLikeness(Figures):
     """How near a model's outputs are to a reference's, on one prompt."""
 
@@ -70,16 +77,19 @@ class Comparison:
     """Accumulates over prompts; holds sums, never rows of outputs. What is compared, and how, depends on the head:
 
     - choice: agreement is the share of rows with the same largest value, kl the divergence of the softmax distributions;
-    - labels: the share of rows whose every label is on the same side of 0, and the sum of the labels' Bernoulli divergences;
+    - labels: the share of rows whose every label is on the same side of its threshold (of 0 without thresholds), and the sum of the
+      labels' Bernoulli divergences;
     - value: errors alone;
     - vector: the share of rows that are closer (by cosine) to their own counterpart than to the prompt's other reference vectors, or,
       where a prompt has one vector, to those of all prompts; no kl, but the smallest and the mean cosine of each with its counterpart, and
       how alike both models rank the similarities of the prompts' (mean) vectors.
     """
 
-    def __init__(self, head: Head = "choice") -> None:
+    def __init__(self, head: Head = "choice", thresholds: Sequence[float] | None = None) -> None:
+        """`thresholds`: of labels, the probability from which on a row has each."""
         self.positions = 0
         self._head = head
+        self._borders = label_borders(thresholds)
         self._absolute = 0.0
         self._values = 0
         self._error_max = 0.0
@@ -143,7 +153,7 @@ class Comparison:
         if self._head == "choice":
             return int((mine.argmax(axis=1) == theirs.argmax(axis=1)).sum())
         if self._head == "labels":
-            return int(((mine > 0) == (theirs > 0)).all(axis=1).sum())
+            return int(((mine >= self._borders) == (theirs >= self._borders)).all(axis=1).sum())
         if self._head == "value":
             return 0
         likeness = _unit(theirs) @ _unit(reference.astype(np.float64)).T

@@ -17,11 +17,20 @@ from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
 from handlers.validate.checks import growth, special_tokens, worst
 from handlers.validate.checks.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
 from handlers.validate.checks.fine_tuning import FineTuning
-from handlers.validate.checks.reference import Progress, Reference, answer_text, greedy_likeness, padding_error, teacher_forced
+from handlers.validate.checks.foresight import GROUP, of_examination
+from handlers.validate.checks.reference import (
+    Progress,
+    Reference,
+    answer_text,
+    greedy_likeness,
+    padded_batch,
+    padding_error,
+    teacher_forced,
+)
 from handlers.validate.checks.samples import SHOWN, Sample
-from handlers.validate.engines.task_profile import labels_of
+from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Encode, Greedy
+from handlers.validate.workers.protocol import Encode, Greedy, Padding
 
 _REMEDY = "export the variant again; if it happens again, leave it out of export.variants"
 
@@ -58,7 +67,7 @@ class Examination:
     portability: str | None = None
     """Why it may give other answers on other processors; None when nothing says so."""
     labels: str | None = None
-    """Why the names of its labels are not the live model's; None when they are."""
+    """Why the names or the thresholds of its labels are not the live model's; None when they are."""
     special: str | None = None
     """Which of its special tokens are not the live model's; None when all are."""
     weights: str | None = None
@@ -75,17 +84,20 @@ def examine(
     `outputs` and `merged` are folders of logits, one file a prompt (`logits_file`): the first is written, the second
     read when it is not None. Raises WorkerFailed when the worker fails or its logits can't be compared at all.
     """
-    worker.load()
+    about = worker.load()
     result = Examination()
     subject = reference.subject
     if tokenizer and reference.readable:
         result.tokenizer = _tokenizer_difference(worker, reference)
-    result.labels = _label_difference(Path(worker.folder), subject.labels)
+    result.labels = _label_difference(Path(worker.folder), subject.labels) or _threshold_difference(Path(worker.folder), subject)
     result.special = special_tokens.difference(Path(worker.folder), reference.special)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
-    live, tuned, rows = Comparison(subject.head), FineTuning(subject.head), list[Rows]()
+    live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()
     for number, sample in enumerate(reference.samples):
+        if about.together and number % GROUP == 0:
+            padding = [Padding(batch=padded_batch(reference.samples), side=side) for side in reference.sides] if number == 0 else []
+            of_examination(worker, reference.samples[number : number + GROUP], padding, progress)
         progress(number / len(reference.samples), f"{worker.name}, prompt {number + 1} of {len(reference.samples)}")
         logits, wanted = teacher_forced(worker, sample, logits_file(outputs, number)), np.load(sample.logits)
         with _comparable():
@@ -208,6 +220,18 @@ def _label_difference(folder: Path, wanted: tuple[str, ...] | None) -> str | Non
         return f"it names {len(found)} labels and the live model {len(wanted)}"
     number = next(place for place, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1])
     return f"its labels have other names than the live model's: label {number} is {found[number]!r} instead of {wanted[number]!r}"
+
+
+def _threshold_difference(folder: Path, subject: ValidatedTask) -> str | None:
+    """Why an artifact chooses labels from other probabilities on; None where it does not, or where it carries no configuration."""
+    if subject.head != "labels" or not (folder / "config.json").is_file():
+        return None
+    usual = (0.5,) * len(subject.labels or ())
+    found, wanted = thresholds_of(folder) or usual, subject.thresholds or usual
+    number = next((place for place, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), None)
+    if number is None:
+        return None
+    return f"its labels have other thresholds than the live model's: label {number} has {found[number]:g} instead of {wanted[number]:g}"
 
 
 def _tokenizer_difference(worker: EngineWorker, reference: Reference) -> str | None:

@@ -1,7 +1,7 @@
 """Checks that the example in an ONNX folder works without PyTorch. Called by the validate stage once the artifact's worker has ended.
 
-The script runs as a person would run it, in a process that can import neither torch nor transformers, and must give the tokens
-that the artifact gave under examination.
+The script runs as a person would run it, in a process that can import neither torch nor transformers. It must give the tokens that the
+artifact gave under examination; an encoder's must read the same token ids and get the same outputs.
 """
 
 from __future__ import annotations
@@ -10,12 +10,25 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from tokenizers import Tokenizer
+
+from handlers.models import sentence
+from handlers.models.files import read_json
 from handlers.onnx.folder.examples import NAME
+from handlers.validate.checks.samples import Sample
+from handlers.validate.engines.task_profile import ValidatedTask
 
 SECONDS = 900
+_ROOM = 16
+"""Tokens by which the script's limit is longer than the input: the input is read whole."""
+_SENTENCE = "sentence_embedding"
 _WITHOUT_TORCH = """
 import runpy, sys
 for name in ("torch", "transformers", "peft", "handlers", "daemon"):
@@ -25,29 +38,130 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def check(folder: Path, text: str, tokens: Sequence[int] | None, threads: int) -> str | None:
-    """Why the folder's example.py does not work, in one sentence; None when it is, or when there is none.
+@dataclass(frozen=True)
+class Wanted:
+    """What an encoder's artifact gave for a sample."""
 
-    `tokens`: what it must make of `text`; None where the model makes no tokens, and the script need only answer in JSON.
+    subject: ValidatedTask
+    sample: Sample
+    rows: np.ndarray
+    """Its outputs (len(sample.keep), V)."""
+    limit: float
+    """Largest |Δ| that still counts as the same."""
+
+
+def check(folder: Path, text: str, tokens: Sequence[int], threads: int) -> str | None:
+    """Why the folder's example.py does not make `tokens` of `text`, in one sentence; None when it does, or when there is none."""
+    if not (folder / NAME).is_file():
+        return None
+    fault, made = _run(folder, ["--tokens", str(len(tokens)), "--ids", "--", text], threads)
+    if fault is not None:
+        return fault
+    if not made or list(made) != list(tokens)[: len(made)]:  # it stops at an end token, the examination doesn't
+        return f"its {NAME} gives other tokens than the artifact gave in this check"
+    return None
+
+
+def check_encoder(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> str | None:
+    """Why the folder's example.py, of an encoder, does not give what the artifact gave; None when it does, or when there is none.
+
+    `scratch`: a folder for the script's outputs. Where the script reads a text in another way on purpose (in lower case, the context
+    before the question), it need only answer.
     """
     if not (folder / NAME).is_file():
         return None
-    asked = [text] if tokens is None else [text, "--tokens", str(len(tokens)), "--ids"]
+    sample = wanted.sample
+    with tempfile.TemporaryDirectory(dir=scratch) as made_in:
+        file = Path(made_in) / "run.npz"
+        limit = str(len(sample.ids) + _ROOM)
+        fault, _ = _run(folder, [*_words(folder, wanted), "--length", limit, "--npz", str(file), *_text(folder, wanted)], threads)
+        if fault is not None:
+            return fault
+        with np.load(file) as made:
+            outputs = {name: made[name] for name in made.files}
+    if "input_ids" not in outputs or outputs["input_ids"].tolist() != [sample.ids]:
+        return None if _reads_otherwise(folder, wanted) else f"its {NAME} gives other token ids than the artifact's tokenizer in this check"
+    rows = _rows(outputs, wanted)
+    if rows is None:
+        return None
+    error = float(np.abs(rows - wanted.rows).max(initial=0.0)) if rows.shape == wanted.rows.shape else float("inf")
+    if not error <= wanted.limit:
+        return f"its {NAME} gives other outputs than the artifact gave in this check (largest difference {error:.3g})"
+    return None
+
+
+def _run(folder: Path, words: Sequence[str], threads: int) -> tuple[str | None, Any]:
+    """Why the script does not run, and what it says."""
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
-    command = [sys.executable, "-I", "-c", _WITHOUT_TORCH, str(folder / NAME), *asked]
+    command = [sys.executable, "-I", "-c", _WITHOUT_TORCH, str(folder / NAME), *words]
     try:
         done = subprocess.run(
             command, env={**os.environ, **limits}, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"its {NAME} took longer than {SECONDS} seconds"
+        return f"its {NAME} took longer than {SECONDS} seconds", None
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
-        return f"its {NAME} does not run: {lines[-1][:300] if lines else f'exit code {done.returncode}'}"
+        return f"its {NAME} does not run: {lines[-1][:300] if lines else f'exit code {done.returncode}'}", None
     try:
-        made = json.loads(done.stdout)
+        return None, json.loads(done.stdout)
     except ValueError:
-        return f"its {NAME} does not answer in JSON"
-    if tokens is not None and (not made or list(made) != list(tokens)[: len(made)]):  # it stops at an end token, the examination doesn't
-        return f"its {NAME} gives other tokens than the artifact gave in this check"
-    return None
+        return f"its {NAME} does not answer in JSON", None
+
+
+def _words(folder: Path, wanted: Wanted) -> list[str]:
+    """Options by which the script reads what the artifact read."""
+    if wanted.subject.task == "question-answering":
+        return [f"--context={wanted.sample.text}"]
+    return ["--prompt-text="] if (folder / sentence.MODULES).is_file() else []
+
+
+def _text(folder: Path, wanted: Wanted) -> list[str]:
+    sample = wanted.sample
+    if wanted.subject.task == "question-answering":
+        return ["--", sample.first or sample.text]
+    return ["--", _masked(folder, sample) if wanted.subject.task == "fill-mask" else sample.text]
+
+
+def _masked(folder: Path, sample: Sample) -> str:
+    """The sample's text with mask tokens in place of its hidden tokens; read as the sample's ids, where that is possible.
+
+    Some tokens hold the space before them, and some mask tokens take it.
+    """
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    offsets = tokenizer.encode(sample.text).offsets
+    places = [place for place, pair in enumerate(zip(sample.ids, sample.encoded, strict=True)) if pair[0] != pair[1]]
+    if not places:
+        return f"{sample.text} [MASK]"
+    mask, texts = str(tokenizer.id_to_token(sample.ids[places[0]])), []
+    for spaced in (False, True):
+        text = sample.text
+        for start, end in (offsets[place] for place in reversed(places)):
+            part = text[start:end]
+            text = f"{text[:start]}{part[: len(part) - len(part.lstrip())] if spaced else ''}{mask}{text[end:]}"
+        texts.append(text)
+    return next((text for text in texts if tokenizer.encode(text).ids == sample.ids), texts[-1])
+
+
+def _reads_otherwise(folder: Path, wanted: Wanted) -> bool:
+    """Whether other token ids are right."""
+    if wanted.subject.task == "fill-mask":
+        return True  # a part of a word beside a mask may be divided otherwise than inside of the word
+    if wanted.subject.task == "question-answering":
+        path = folder / "tokenizer_config.json"
+        config = read_json(path, "read the tokenizer's settings") if path.is_file() else {}
+        return isinstance(config, dict) and config.get("padding_side") == "left"
+    lengths = [read_json(path, "read the settings of sentence-transformers") for path in sorted(folder.glob("sentence_*_config.json"))]
+    return any(isinstance(one, dict) and one.get("do_lower_case") for one in lengths)
+
+
+def _rows(outputs: dict[str, np.ndarray], wanted: Wanted) -> np.ndarray | None:
+    """The rows that the artifact gave; None where the graph lacks the output that they were made of."""
+    if wanted.subject.task == "question-answering":
+        return np.stack([outputs[name][0] for name in ("start_logits", "end_logits")])
+    if wanted.subject.sentence:
+        return outputs.get(_SENTENCE)
+    rows = outputs["last_hidden_state" if wanted.subject.task == "feature-extraction" else "logits"]
+    return rows if wanted.subject.one_answer else rows[0][wanted.sample.keep]

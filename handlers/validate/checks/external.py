@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.figures import ForeignFigures
 from daemon.contract.jobs.messages import StageContext
@@ -18,12 +20,20 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec
 
 
-def example_fault(spec: EngineSpec, reference: Reference, examination: Examination) -> str | None:
-    """Why the folder's example does not work on the first prompt; None when it does, or where it can't be asked."""
+def example_fault(
+    context: StageContext, variant: Variant, spec: EngineSpec, reference: Reference, examination: Examination, rows: np.ndarray | None
+) -> str | None:  # fmt: skip
+    """Why the folder's example does not work on the first prompt; None when it does, or where it can't be asked.
+
+    `rows`: what the artifact gave for that prompt, for an encoder.
+    """
     first = reference.samples[0]
-    if not reference.readable or first.ids != first.encoded:
+    if not reference.readable or len(first.ids) != len(first.encoded):
         return None
-    return example.check(Path(spec.folder), first.text, examination.prompts[0].tokens, spec.threads)
+    if rows is not None:
+        wanted = example.Wanted(reference.subject, first, rows, variant.limits.cache * reference.logit_std)
+        return example.check_encoder(Path(spec.folder), wanted, spec.threads, Path(context.temporary))
+    return example.check(Path(spec.folder), first.text, examination.prompts[0].tokens or [], spec.threads)
 
 
 def other_program(

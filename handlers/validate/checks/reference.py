@@ -18,8 +18,9 @@ from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import Json
 from handlers.validate.checks import fine_tuning, segments
-from handlers.validate.checks.comparison import Comparison, Spread, distances, in_deviations, perplexity, surprise
+from handlers.validate.checks.comparison import Comparison, Spread, distances, in_deviations, label_borders, perplexity, surprise
 from handlers.validate.checks.degeneration import Degeneration
+from handlers.validate.checks.foresight import GROUP, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count
 from handlers.validate.engines.task_profile import LANGUAGE_MODEL, ValidatedTask
@@ -127,11 +128,13 @@ def measure(model: LiveModel, prompts: list[str], options: ValidateOptions, fold
         what = f", and continuations to {count}" if subject.kind != "encoder" else ""
         warnings.append(f"The model has {about.context_length} positions: prompts were limited to {room} tokens{what}.")
     asked = _Asked(live, subject, readable, hide, room, count, max(1, LOGITS_BYTES // (4 * (about.vocabulary or 1) * len(rows))))
-    spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head)
+    spread, degeneration, adapter = Spread(), Degeneration(subject.head), Comparison(subject.head, subject.thresholds)
     most = max(1, min(fine_tuning.ROWS, fine_tuning.BYTES // (4 * (about.vocabulary or 1) * len(rows))))
     samples, total, text = list[Sample](), 0, ""
     base_tokens, losses = list[tuple[list[int], list[int]]](), list[np.ndarray]()
     for number, one in enumerate(rows):
+        if about.together and number % GROUP == 0:
+            _tell(asked, rows, number, about.adapted, progress)
         progress(number / len(rows), f"reference, prompt {number + 1} of {len(rows)}")
         sample, possible = _run(asked, one, folder / f"live-{number}.npy")
         total += possible
@@ -277,9 +280,10 @@ def answer_text(worker: EngineWorker, subject: ValidatedTask, sample: Sample, to
         start, end = int(rows[0].argmax()), int(rows[1].argmax())
         return worker.ask(Decode(ids=sample.ids[start : end + 1])).text
     names = subject.labels or ()
-    chosen = (
-        [int(row.argmax()) for row in rows] if subject.head == "choice" else [number for number, value in enumerate(rows[0]) if value > 0]
-    )
+    if subject.head == "choice":
+        chosen = [int(row.argmax()) for row in rows]
+    else:
+        chosen = np.flatnonzero(rows[0] >= label_borders(subject.thresholds)).tolist()
     return " ".join(names[number] if number < len(names) else str(number) for number in chosen)
 
 
@@ -340,6 +344,14 @@ def padding_sides(live: EngineWorker, subject: ValidatedTask, samples: list[Samp
         elif side == "right":
             warnings.append("The live model itself gives different outputs when texts are padded, so padded batches were not checked.")
     return found
+
+
+def _tell(asked: _Asked, rows: list[Encoded], first: int, adapted: bool, progress: Progress) -> None:
+    """Tell a model that is read layer by layer what it will be asked for the next group of prompts."""
+    group = rows[first : first + GROUP]
+    decoded = [Greedy(ids=one.ids[: asked.room], tokens=asked.count, least=asked.least, stop=True) for one in group]
+    shown = max(0, SHOWN - first) if asked.readable else 0
+    of_reference(asked.live, decoded, adapted, shown, progress)
 
 
 def evenly(length: int, most: int) -> list[int]:

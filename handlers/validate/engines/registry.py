@@ -15,9 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits
-from handlers.models.tasks import BY_NAME
+from daemon.contract.formats.stages import LAYER_BY_LAYER
+from daemon.contract.jobs.messages import Fallback, StageContext
+from handlers.models.tasks import BY_NAME, Kind
 from handlers.validate.engines.generation_rules import Rules
 
 
@@ -119,8 +123,14 @@ _OURS: dict[str, dict[str, str]] = {
         "seq2seq": "handlers.validate.engines.torch_tasks:TorchSeq2Seq",
         "encoder": "handlers.validate.engines.torch_tasks:TorchEncoder",
     },
+    "live-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseLive"},
+    "torch-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseTorch"},
 }
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
+LAYERWISE = "-layerwise"
+"""What the name of an engine ends with that reads its model layer by layer, and answers many requests at once (`Ahead`)."""
+WAY = "layer by layer"
+"""What people read of it."""
 EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 """Of the merged model in PyTorch, published or not."""
 
@@ -128,6 +138,30 @@ EXACT = Limits("torch", cache=1e-3, padding=1e-3)
 def engines() -> dict[str, dict[str, str]]:
     """Engine → kind of model → `module:class`."""
     return {**catalog().engines, **_OURS}
+
+
+def engine_for(name: str, context: StageContext, kind: Kind) -> str:
+    """The engine of a stage whose model the engine `name` would hold whole: by the strategy that the daemon chose.
+
+    Permanent where the model turns out to be of a kind that can't be run in this way: an adapter may bring another task than its base has.
+    """
+    if context.strategy != LAYER_BY_LAYER:
+        return name
+    if kind not in engines().get(name + LAYERWISE, {}):
+        raise Permanent(
+            FaultCode.MEMORY_NEVER, f"run the stage {context.stage}",
+            f"the model is too large to be held in memory, and with its adapter it is no language model (its kind is {kind}), so that it"
+            " can't be run layer by layer", "export on a larger machine, or raise limits.memory_fraction", path=context.base,
+        )  # fmt: skip
+    return name + LAYERWISE
+
+
+def as_taken(engine: str) -> Fallback | None:
+    """What to record of an engine that does not hold its model whole."""
+    if not engine.endswith(LAYERWISE):
+        return None
+    reason = "the whole model needs more memory than limits.memory_fraction allows; the outputs are the same"
+    return Fallback(wanted="the model in one piece", taken=WAY, reason=reason)
 
 
 def load(spec: EngineSpec) -> Any:

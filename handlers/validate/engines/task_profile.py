@@ -38,6 +38,8 @@ class ValidatedTask:
     """Names of what a classifier chooses from, by number; None where the task has none."""
     sentence: bool = False
     """A vector is one of a text, made by the modules of sentence-transformers, and not one of a token."""
+    thresholds: tuple[float, ...] | None = None
+    """Probability from which on a text has a label, by number, where the configuration sets it; None where it is one half for all."""
 
     @property
     def kind(self) -> Kind:
@@ -61,7 +63,10 @@ def subject_of(folder: Path) -> ValidatedTask:
         return LANGUAGE_MODEL
     labels = labels_of(folder) if task.name.endswith("-classification") else None
     chain = sentence.read(folder) if task.name == "feature-extraction" else None
-    return ValidatedTask(task.name, _head(task.name, config), labels, sentence=chain is not None and chain.makes_vectors)
+    head = _head(task.name, config)
+    return ValidatedTask(
+        task.name, head, labels, chain is not None and chain.makes_vectors, thresholds_of(folder) if head == "labels" else None
+    )
 
 
 def _head(task: str, config: Json) -> Head:
@@ -91,6 +96,24 @@ def labels_of(folder: Path) -> tuple[str, ...] | None:
         return tuple(str(table[key]) for key in sorted(table, key=int))
     except (TypeError, ValueError):
         return None
+
+
+def thresholds_of(folder: Path) -> tuple[float, ...] | None:
+    """The labels' thresholds as config.json sets them: `threshold` for all, or `thresholds` by number or name; None where it does not.
+
+    A label without one of its own has one half, and so has one with something that is no number.
+    """
+    labels = labels_of(folder)
+    if labels is None:
+        return None
+    config = read_json(folder / "config.json", _OPERATION)
+    said = config.get("thresholds", config.get("threshold"))
+    if isinstance(said, dict):
+        listed = [said.get(name, said.get(str(number))) for number, name in enumerate(labels)]
+    else:
+        listed = said if isinstance(said, list) else [said] * len(labels)
+    found = [float(one) if isinstance(one, (int, float)) else 0.5 for one in [*listed, *[None] * len(labels)][: len(labels)]]
+    return None if said is None else tuple(found)
 
 
 def live_labels(subject: ValidatedTask, base: Path | None) -> tuple[str, ...] | None:

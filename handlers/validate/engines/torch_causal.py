@@ -116,13 +116,17 @@ class TorchEngine(TorchModel):
         generation = self._plain().generation_config
         self.end_tokens = end_tokens({"eos_token_id": generation.eos_token_id if generation else None}, {})
 
+    def _keeps_cache(self) -> bool:
+        """Whether anybody will go on from where a step ends."""
+        return True
+
     @torch.inference_mode()
     def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
         """See `Engine.step`; `position_ids` are left out for models that compute them from the mask alone."""
         inputs: dict[str, Any] = {
             "input_ids": torch.from_numpy(input_ids),
             "attention_mask": torch.from_numpy(attention_mask),
-            "use_cache": True,
+            "use_cache": self._keeps_cache(),
             "past_key_values": cache,
         }
         if "position_ids" in self._takes:

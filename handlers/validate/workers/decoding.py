@@ -127,14 +127,14 @@ def padding_error(engine: Engine, prompts: Sequence[Sequence[int]], continuation
 
     `continuations` are of one length. Rows must differ in length for this to say something about the mask.
     """
-    together = _forced(engine, prompts, continuations)
+    together = forced(engine, prompts, continuations)
     return max(
-        largest_difference(together[row], _forced(engine, [prompt], [continuation])[0])
+        largest_difference(together[row], forced(engine, [prompt], [continuation])[0])
         for row, (prompt, continuation) in enumerate(zip(prompts, continuations, strict=True))
     )
 
 
-def _forced(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> np.ndarray:
+def forced(engine: Engine, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> np.ndarray:
     """Logits (B, 1+k, V) after the prompts and after each of k forced tokens."""
     batch = Batch(engine, prompts)
     rows = [batch.prefill[:, -1]]

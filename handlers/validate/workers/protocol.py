@@ -25,6 +25,8 @@ class Loaded(Frozen):
     """Positions that the model can address; None when it does not say."""
     adapted: bool
     """Whether there is an adapter that can be left out of a pass."""
+    together: bool = False
+    """Whether many requests take little more time than one, if they are sent `Ahead`."""
 
 
 class Rebased(Frozen):
@@ -325,6 +327,28 @@ class Time(Request[Timing]):
         return sum(map(len, self.rows)) + len(self.rows) * self.tokens
 
 
+class Going(Frozen):
+    """How far the work on requests that were sent ahead has come."""
+
+    passes: int
+    """Times that the model's weights were read so far."""
+    more: bool
+    """Whether there is more to do."""
+
+
+class Ahead(Request[Going]):
+    """Send requests that will be asked later, of which a model that is read layer by layer then knows the answers; do one pass of the work.
+
+    Only `Greedy`, `Teacher` and `Padding`, and only where `Loaded.together`. Without requests: do another pass.
+    """
+
+    command = "ahead"
+    reads_model = True
+
+    requests: list[Json] = Field(default_factory=list)
+    """`Request.line` of each."""
+
+
 class AskStats(Request[Stats]):
     """Ask what the worker took so far."""
 
@@ -335,7 +359,7 @@ REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
         Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Continue, Padding, CompareWrapper,
-        Time, AskStats,
+        Time, Ahead, AskStats,
     )
 }  # fmt: skip
 """Command → its request."""

@@ -54,6 +54,7 @@ class Commands:
             vocabulary=self._engine.vocabulary,
             context_length=self._engine.context_length,
             adapted=bool(getattr(self._engine, "adapted", False)),
+            together=hasattr(self._driver, "expect"),
         )
 
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:
@@ -111,6 +112,14 @@ class Commands:
     def timed(self, request: protocol.Time) -> protocol.Timing:
         prefill, decode, count = self._driver.timed(request.rows, request.tokens)
         return protocol.Timing(prefill_seconds=prefill, decode_seconds=decode, tokens=count)
+
+    def ahead(self, request: protocol.Ahead) -> protocol.Going:
+        for line in request.requests:
+            later = protocol.request_of(line)
+            with self._adapter(bool(getattr(later, "bare", False))):
+                self._driver.expect(later)
+        more = self._driver.advance()
+        return protocol.Going(passes=self._driver.passes, more=more)
 
     def stats(self, request: protocol.AskStats) -> protocol.Stats:
         return protocol.Stats(load_seconds=self._load_seconds, peak_rss_bytes=process.peak_rss(), versions=process.loaded_versions())

@@ -1,0 +1,67 @@
+"""What `ckptd quality` prints: a row for each artifact of each export of a run, then which checkpoint to deploy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from daemon.cli.views.layout import Cell, Column, hanging, table
+from daemon.cli.views.markup import STATE_STYLE, terminal
+from daemon.contract.jobs.run_figures import METRICS, figure
+from daemon.operating.monitoring.run_quality import QualityOfArtifact, RunQuality
+from daemon.operating.wrapping import width_of
+from daemon.system.box import human
+
+_BEST, _GONE = "*", "-"
+
+
+def print_run_quality(value: RunQuality) -> None:
+    """`ckptd quality`."""
+    console = terminal(soft_wrap=True)
+    for line in run_quality_lines(value, width_of(console)):
+        console.print(line)
+
+
+def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
+    """The lines, none wider than `width`."""
+    metric = value.metric or next((name for name, _ in METRICS if _has(value, name)), None)
+    columns = [
+        Column("step", least=6, right=True), Column("variant", least=10), Column("KL", least=5, right=True),
+        Column("agree", least=6, right=True), *([Column(metric.replace("_", " "), least=8, right=True)] if metric else []),
+        Column("size", least=8, right=True), Column("speed", least=5, right=True),
+    ]  # fmt: skip
+    lines = hanging("run", value.run, width, style="bold")
+    lines += [line for row in table(columns, list(_rows(value, metric)), width) for line in row]
+    if any(one.folder is None for one in value.exports):
+        lines += hanging(_GONE, "the export is no longer there", width)
+    if value.best is not None:
+        lines += hanging(_BEST, f"the best export by the {(metric or '').replace('_', ' ')} of {value.variant}", width)
+    return lines + hanging("", value.sentence, width)
+
+
+def _has(value: RunQuality, metric: str) -> bool:
+    return any(metric in one.quality for at in value.exports for one in at.artifacts.values())
+
+
+def _rows(value: RunQuality, metric: str | None) -> Iterator[list[Cell]]:
+    for at in value.exports:
+        label = ("end" if at.ending else str(at.step)) + ("" if at.folder else f" {_GONE}")
+        for place, (variant, one) in enumerate(at.artifacts.items()):
+            best = at.id == value.best and variant == value.variant
+            yield [
+                Cell(label if place == 0 else "", "bold"), Cell(f"{variant} {_BEST}" if best else variant, "bold" if best else ""),
+                *_figures(one, metric),
+            ]  # fmt: skip
+
+
+def _figures(one: QualityOfArtifact, metric: str | None) -> list[Cell]:
+    agree = "–" if one.agreement is None else f"{100 * one.agreement:.4g} %"
+    if one.verdict != "passed":
+        cells = [Cell(one.verdict, STATE_STYLE.get(one.verdict, "")), Cell(agree)]
+    else:
+        cells = [Cell("–" if one.kl is None else f"{one.kl:.2g}"), Cell(agree)]
+    if metric:
+        cells.append(Cell(figure(one.quality.get(metric))))
+    size = "–" if one.size_bytes is None else human(one.size_bytes)
+    return [*cells, Cell(size), Cell("–" if one.speed_over_pytorch is None else f"{one.speed_over_pytorch:.2g}×")]

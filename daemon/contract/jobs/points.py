@@ -1,0 +1,85 @@
+"""What is known of a run's exports, as data: one point for each export, with the figures of its artifacts. Pure.
+
+`daemon.contract.jobs.run_figures` makes and judges them.
+"""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from daemon.contract.values import Frozen
+
+MOST_STEPS = 50
+"""Exports of a run that are looked at, the latest by step."""
+
+
+class Point(Frozen):
+    """Documented by its attributes' docstrings, since report.json holds these too. What another version wrote beside is left out."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="ignore")
+
+
+class ArtifactPoint(Point):
+    """One artifact at one step; null was not measured."""
+
+    verdict: str
+    """`passed`, `failed` or `unverified`."""
+    published: bool
+    """Whether the export's folder holds it."""
+    size_bytes: int | None = None
+    """Bytes of all files."""
+    kl: float | None = None
+    """Divergence from the live model, in nats a position."""
+    agreement: float | None = None
+    """Share of positions with the live model's choice."""
+    speed_over_pytorch: float | None = None
+    """Its speed over PyTorch's."""
+    tokens_per_second: float | None = None
+    """Tokens decoded (or, by an encoder, read) a second."""
+    quality: dict[str, float] = Field(default_factory=dict)
+    """The metrics of `run_figures.METRICS` that were measured."""
+
+
+class StepPoint(Point):
+    """One export of a run."""
+
+    export: str
+    """Id of its job."""
+    step: int
+    """Optimizer step of the checkpoint."""
+    ending: bool = False
+    """It is what training ended with, after the checkpoint of that step."""
+    status: str = ""
+    """How the export ended."""
+    finished: str = ""
+    """When its report was written, as ISO 8601."""
+    loss: float | None = None
+    """What training recorded last: the loss of the evaluation, else that of the training."""
+    comparison: str = ""
+    """Digest of the texts and the settings of the comparison: figures of two exports can be compared where these are equal; "" where they
+    are not known."""
+    kept: bool = True
+    """Whether its folder was there when this was read."""
+    artifacts: dict[str, ArtifactPoint] = Field(default_factory=dict)
+    """Variant → its figures."""
+
+    @property
+    def place(self) -> tuple[int, bool, str]:
+        """Its place in the order of training; of two of one step the one that was made later is the later one."""
+        return self.step, self.ending, self.finished
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"the end (after step {self.step})" if self.ending else f"step {self.step}"
+
+
+class RunFigures(Point):
+    """What the daemon tells the report of the run's other exports."""
+
+    points: tuple[StepPoint, ...] = ()
+    """In the order of training, at most `MOST_STEPS`."""
+    trainers_best: int | None = None
+    """The step that the trainer names as its best; null where it names none."""
+    best_variant: str = ""
+    """`select.best_variant`."""

@@ -1,0 +1,131 @@
+"""`ckptd quality RUN`: what the exports of a run say, step by step, and which checkpoint they speak for.
+
+Only reports are read. A run is named by its name, or by the folder that holds its exports, which may come from another machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.errors import UsageError
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.points import MOST_STEPS, StepPoint
+from daemon.contract.jobs.run_figures import Standing, advice, standing
+from daemon.operating.monitoring.status import snapshot
+from daemon.publishing.run_figures import ReportRead, beside, figures_of_run, read_report
+
+_LISTED = 10
+"""Runs that are named where none, or more than one, is meant."""
+
+
+@dataclass(frozen=True)
+class QualityOfArtifact:
+    """One artifact at one step; null was not measured. Sizes are bytes."""
+
+    verdict: str
+    published: bool
+    """Whether the export's folder holds it."""
+    size_bytes: int | None
+    kl: float | None
+    """Divergence from the live model, in nats per position."""
+    agreement: float | None
+    tokens_per_second: float | None
+    speed_over_pytorch: float | None
+    quality: Mapping[str, float]
+    """What was measured of the artifact itself: `perplexity`, `accuracy`, `macro_f1`, `exact_match`, `chrf`."""
+
+
+@dataclass(frozen=True)
+class QualityAtStep:
+    """One export of the run."""
+
+    id: str
+    """Id of its job."""
+    step: int
+    ending: bool
+    status: str
+    finished: str
+    """When its report was written, as ISO 8601."""
+    loss: float | None
+    """What training recorded last: the loss of the evaluation, else that of the training."""
+    comparison: str
+    """Figures of exports with the same value can be compared: a digest of the texts and the settings."""
+    folder: str | None
+    """Its folder; null if it is gone, and known only by the newest report."""
+    artifacts: Mapping[str, QualityOfArtifact]
+
+
+@dataclass(frozen=True)
+class RunQuality:
+    """The exports of a run. The names are stable for programs."""
+
+    run: str
+    root: str
+    """The watched directory below which the run lies."""
+    exports: tuple[QualityAtStep, ...]
+    """In the order of training, at most 50."""
+    trainers_best: int | None
+    """The step that the trainer names as its best; null where it names none."""
+    variant: str | None
+    """The variant by whose quality checkpoints are compared; null where they can't be."""
+    metric: str | None
+    """What is compared, for example `perplexity`."""
+    best: str | None
+    """The export that is the best by it."""
+    best_step: int | None
+    """Its step."""
+    sentence: str
+    """Which checkpoint to deploy, or why that can't be said."""
+
+
+def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQuality:
+    """The one run that is meant. Raises UsageError where that is none or more than one."""
+    folder = Path(os.path.abspath(wanted)) if wanted else None
+    if folder is not None and folder.is_dir():
+        found = _by_run(beside(folder / "export"))
+    else:
+        jobs = snapshot(state, limit=10_000).jobs
+        every = _by_run([Path(job.report_file).parent for job in jobs if job.report_file and job.state in ("succeeded", "partial")])
+        found = {key: reads for key, reads in every.items() if wanted in (None, key[1], f"{key[0]}/{key[1]}")}
+        if wanted and not found:
+            raise _not_one(f"no run {wanted!r} has an export", every)
+    if len(found) != 1:
+        raise _not_one("there are several runs" if found else "no export with a report is there", found)
+    ((root, run), reads) = next(iter(found.items()))
+    figures = figures_of_run(reads, [read.metadata for read in reads], best_variant)
+    folders = {read.point.export: str(read.path) for read in reads}
+    stood = standing(figures.points, best_variant)
+    known = stood if isinstance(stood, Standing) else None
+    return RunQuality(
+        run=run, root=root, exports=tuple(_at_step(point, folders.get(point.export)) for point in figures.points),
+        trainers_best=figures.trainers_best, variant=known.variant if known else None, metric=known.metric if known else None,
+        best=known.best.export if known else None, best_step=known.best.step if known else None,
+        sentence=advice(figures.points, figures.trainers_best, best_variant),
+    )  # fmt: skip
+
+
+def _at_step(point: StepPoint, folder: str | None) -> QualityAtStep:
+    return QualityAtStep(
+        id=point.export, step=point.step, ending=point.ending, status=point.status, finished=point.finished, loss=point.loss,
+        comparison=point.comparison, folder=folder,
+        artifacts={variant: QualityOfArtifact(**one.model_dump()) for variant, one in point.artifacts.items()},
+    )  # fmt: skip
+
+
+def _by_run(folders: Sequence[Path]) -> dict[tuple[str, str], list[ReportRead]]:
+    """(root, run) → the reports of its latest exports, in the order of training."""
+    found: dict[tuple[str, str], dict[str, ReportRead]] = {}
+    for folder in folders:
+        if (read := read_report(folder)) is not None and read.point.status != "failed":
+            found.setdefault((read.root, read.run), {})[read.point.export] = read
+    return {key: sorted(reads.values(), key=lambda read: read.point.place)[-MOST_STEPS:] for key, reads in found.items()}
+
+
+def _not_one(cause: str, runs: Mapping[tuple[str, str], object]) -> UsageError:
+    names = [run if [name for _, name in runs].count(run) == 1 else f"{root}/{run}" for root, run in runs]
+    listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    remedy = f"give one of {listed}" if names else "give the name of a run (`ckptd list`), or the folder that holds its exports"
+    return UsageError(FaultCode.NO_SUCH_RUN, "show the quality of a run", cause, remedy)

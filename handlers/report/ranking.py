@@ -1,0 +1,91 @@
+"""Which of an export's artifacts is the fastest, the smallest, the nearest to the live model, and what speaks for each. Pure.
+
+Called by `handlers.report.headline` and `handlers.report.targets`, whose rules docs/validation.md tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.plan import find_variant
+from handlers.report import units
+from handlers.report.model import Artifact
+
+NEAR = 0.1
+"""Share by which speeds, or sizes, may differ and count as equal: repeated measurements differ by as much."""
+SAME_SIZE = 0.05
+"""Share by which sizes may differ for the smaller one to be no reason to choose it."""
+
+
+def deploys(artifact: Artifact) -> str:
+    """How the artifact is put to use, "not" where it may not be recommended: only what was compared and passed may be."""
+    figures, variant = artifact.measured, find_variant(artifact.variant)
+    compared = figures.agreement is not None or figures.error_max is not None
+    if variant is None or artifact.verdict is not Verdict.PASSED or not artifact.published or not compared:
+        return "not"
+    return variant.deploys
+
+
+def fastest(usable: Sequence[Artifact]) -> Artifact | None:
+    """Of the fastest and those near to it, the one that lost least; None where no speed was measured.
+
+    Compared is the speed over PyTorch's, which ran in turns with each of them: tokens a second were measured at other times.
+    """
+    speeds = {artifact.variant: speed for artifact in usable if (speed := over_pytorch(artifact))}
+    if not any(artifact.measured.speed_over_pytorch for artifact in usable):
+        speeds = {artifact.variant: speed for artifact in usable if (speed := artifact.measured.tokens_per_second)}
+    return nearest_of(usable, speeds, lambda speed: speed >= (1 - NEAR) * max(speeds.values()))
+
+
+def over_pytorch(artifact: Artifact) -> float | None:
+    """The merged model in PyTorch is what the others are measured against."""
+    return artifact.measured.speed_over_pytorch or (1.0 if is_merged(artifact) and artifact.measured.tokens_per_second else None)
+
+
+def is_merged(artifact: Artifact) -> bool:
+    """Whether it is the merged model in PyTorch."""
+    variant = find_variant(artifact.variant)
+    return variant is not None and "merged" in variant.traits
+
+
+def smallest(usable: Sequence[Artifact]) -> Artifact | None:
+    """Of the smallest and those near to it, the one that lost least; None where no size is known."""
+    sizes = {artifact.variant: float(size) for artifact in usable if (size := artifact.size_bytes)}
+    return nearest_of(usable, sizes, lambda size: size <= (1 + NEAR) * min(sizes.values()))
+
+
+def about_as_small(artifact: Artifact, smallest: Artifact) -> bool:
+    """Whether nobody would take the smallest instead of another artifact that is recommended, for its size."""
+    return artifact is not smallest and (artifact.size_bytes or math.inf) * (1 - SAME_SIZE) <= (smallest.size_bytes or 0)
+
+
+def nearest_of(usable: Sequence[Artifact], figures: dict[str, float], near: Callable[[float], bool]) -> Artifact | None:
+    """Of the artifacts whose figure is near to the best one, the one that lost least."""
+    return min((artifact for artifact in usable if artifact.variant in figures and near(figures[artifact.variant])), key=loss, default=None)
+
+
+def loss(artifact: Artifact) -> tuple[float, float, float]:
+    """How far it is from the live model, then its size: divergence where the task has one, else the largest error."""
+    figures = artifact.measured
+    error = figures.error_max if figures.error_max is not None else float("inf")
+    return (figures.kl if figures.kl is not None else error, error, artifact.size_bytes or float("inf"))
+
+
+def merits(artifact: Artifact) -> list[str]:
+    """What speaks for it, as far as it was measured."""
+    figures, merits = artifact.measured, list[str]()
+    variant = find_variant(artifact.variant)
+    if figures.speed_over_pytorch is not None and not is_merged(artifact):
+        merits.append(f"{units.times(figures.speed_over_pytorch)} as fast as PyTorch")
+    if figures.agreement is not None:
+        merits.append(f"{units.percent(figures.agreement)} agreement with the live model")
+    elif figures.error_max is not None:
+        merits.append(f"largest error {units.number(figures.error_max)} σ of the live model's outputs")
+    if artifact.size_bytes is not None:
+        of_base = f" ({units.times(artifact.size_ratio)} the base's weights)" if artifact.size_ratio is not None else ""
+        merits.append(f"{units.size(artifact.size_bytes)}{of_base}")
+    if variant is not None and variant.deploys == "over its base":
+        merits.append("needs its base model too")
+    return merits

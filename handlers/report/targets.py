@@ -1,0 +1,118 @@
+"""Which artifact to deploy at each target, by the measured figures, and why, in one sentence each. Pure; `headline` calls it.
+
+The rules, which docs/validation.md tells too. Considered is what passed its check, is published, and is declared for the target. At
+`cpu-server` the fastest is taken, elsewhere the smallest; of those within `ranking.NEAR` of it the one whose answers are nearest to the
+live model's. At `nvidia`, for which no speed is measured here, forms that are declared for it come before those that can be used there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from daemon.contract.formats.catalog import catalog
+from daemon.contract.formats.declaration import Target
+from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
+from daemon.contract.jobs.messages import Verdict
+from handlers.report import ranking
+from handlers.report.model import Artifact, Report, TargetChoice
+
+BY_SPEED: frozenset[Target] = frozenset({"cpu-server"})
+"""Targets where the fastest is taken, and not the smallest."""
+NO_GPU = "not run on a GPU here"
+_SAME = 1e-6
+"""Divergence, in nats, below which two artifacts count as equally near."""
+_MOST = 160
+"""Characters of a reason."""
+
+
+def choices(report: Report) -> tuple[TargetChoice, ...]:
+    """One for each target that `export.deploy` names; without it, one for each target for which something passed."""
+    asked = _asked(report)
+    found = [_choice(target, report) for target in TARGETS if target in asked or not asked]
+    return tuple(one for one in found if asked or one.variant is not None)
+
+
+def rows(report: Report) -> tuple[tuple[str, str, str], ...]:
+    """(targets, artifact, why) for a table: targets with the same answer share a row."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for one in report.recommendation.targets:
+        why = one.sentence[len(one.variant) + 2 :] if one.variant else one.sentence
+        grouped.setdefault((one.variant or "none", f"{why[:1].upper()}{why[1:]}"), []).append(one.target)
+    return tuple((", ".join(names), variant, why) for (variant, why), names in grouped.items())
+
+
+def _asked(report: Report) -> list[str]:
+    export = report.configuration.get("export")
+    named = export.get("deploy") if isinstance(export, dict) else None
+    return [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
+
+
+def _choice(target: Target, report: Report) -> TargetChoice:
+    names = {one.name for one in fitting(target, catalog())}
+    here = [artifact for artifact in report.artifacts if artifact.variant in names]
+    usable = [artifact for artifact in here if ranking.deploys(artifact) == "alone"]
+    if target == "nvidia":
+        meant = {one.name for one in made_for(target, catalog())}
+        usable = [artifact for artifact in usable if artifact.variant in meant] or usable
+    fastest = ranking.fastest(usable) if target in BY_SPEED else None
+    best = fastest or ranking.smallest(usable) or min(usable, key=ranking.loss, default=None)
+    if best is None:
+        return TargetChoice(target=target, variant=None, sentence=_nothing(target, here))
+    equal = tuple(one.variant for one in usable if one is not best and _equal(one, best, by_speed=fastest is not None))
+    return TargetChoice(
+        target=target, variant=best.variant, equal=equal,
+        sentence=_why(target, best, usable, equal, by_speed=fastest is not None),
+    )  # fmt: skip
+
+
+def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
+    kind = "fastest" if by_speed else "smallest"
+    first = max(usable, key=lambda one: ranking.over_pytorch(one) or 0) if by_speed else min(usable, key=lambda one: one.size_bytes or 0)
+    if len(usable) == 1:
+        why = "the only one that fits and passed"
+    elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
+        why = f"the {kind} of the {len(usable)} that fit and passed"
+    else:
+        why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and the closest to the live model of these".replace("%", " %")
+    parts = [f"{best.variant}: {why}: {', '.join(ranking.merits(best))}"]
+    if equal:
+        parts.append(f"by the figures, {_and(equal)} {'is' if len(equal) == 1 else 'are'} equal")
+    if target in BY_SPEED and not by_speed:
+        parts.append("no speed was measured")
+    if target == "nvidia":
+        parts.append(NO_GPU)
+    return f"{'; '.join(parts)}."
+
+
+def _nothing(target: Target, here: Sequence[Artifact]) -> str:
+    """Why there is none: what failed, or what is missing."""
+    if missing := lacking([target], catalog()):
+        return f"{missing[target][:1].upper()}{missing[target][1:]}."
+    if not here:
+        names = ", ".join(one.name for one in made_for(target, catalog()))
+        return f"Nothing that fits was asked for; name {names} in export.variants."
+    said = "; ".join(f"{artifact.variant} {_what_is_wrong(artifact)}" for artifact in here)
+    return f"Nothing that fits passed: {said}."
+
+
+def _what_is_wrong(artifact: Artifact) -> str:
+    told = {Verdict.FAILED: "failed", Verdict.UNVERIFIED: "could not be checked", Verdict.PASSED: "passed, but nothing was compared"}
+    reason = " ".join(artifact.reasons[0].rstrip(".").split()) if artifact.reasons else ""
+    return f"{told[artifact.verdict]}{f' ({reason[:_MOST]})' if reason else ''}"
+
+
+def _equal(one: Artifact, best: Artifact, *, by_speed: bool) -> bool:
+    """Whether two are equal by what they are chosen by: speed or size, and nearness."""
+    mine, other = _figure(one, by_speed=by_speed), _figure(best, by_speed=by_speed)
+    if mine is None or other is None or abs(mine - other) > ranking.NEAR * max(mine, other):
+        return False
+    near, nearest = ranking.loss(one)[0], ranking.loss(best)[0]
+    return abs(near - nearest) <= max(_SAME, ranking.NEAR * max(near, nearest))
+
+
+def _figure(artifact: Artifact, *, by_speed: bool) -> float | None:
+    return ranking.over_pytorch(artifact) if by_speed else artifact.size_bytes
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]

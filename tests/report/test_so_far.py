@@ -1,0 +1,82 @@
+"""This run so far: the divergence and the quality of each variant by step, and which checkpoint to deploy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from daemon.contract.jobs.messages import JobFacts
+from daemon.contract.jobs.points import RunFigures, StepPoint
+from daemon.contract.jobs.run_figures import point_of
+from handlers.report import charts, html, readme
+from handlers.report.build import build
+from handlers.report.model import Report
+from handlers.report.stage import as_json
+from tests.report.facts import check, checkpoint, context, made_all, succeeded
+
+PROMPTS = {"prompts": ["a", "b"]}
+
+
+def measured(perplexity: float, run: RunFigures | None, step: int = 60) -> JobFacts:
+    """An export whose reference names its texts, and whose int8 form has this perplexity."""
+    small = check("onnx-int8", kl=0.011, perplexity=perplexity)
+    plain = check("pytorch", kl=0.0, perplexity=None), check("onnx", perplexity=None)
+    facts = made_all(*plain, small, run=run, checkpoint=checkpoint(step=step))
+    stages = tuple(
+        one.model_copy(update={"result": one.result.model_copy(update={"figures": {**one.result.figures, **PROMPTS}})})
+        if one.name == "reference" and one.result else one
+        for one in facts.stages
+    )  # fmt: skip
+    return facts.model_copy(update={"stages": stages, "export_id": f"run-{step}"})
+
+
+def report_of(facts: JobFacts, tmp_path: Path) -> Report:
+    return build(context(facts, tmp_path))
+
+
+def told(report: Report) -> StepPoint:
+    """What the daemon reads from it for the exports that follow."""
+    found = point_of(json.loads(as_json(report)))
+    assert found is not None
+    return found
+
+
+def test_the_report_tells_the_run_and_which_checkpoint_to_deploy(tmp_path: Path) -> None:
+    first = report_of(measured(8.1, None, step=30), tmp_path / "a")
+    second = report_of(measured(8.4, RunFigures(points=(told(first),), trainers_best=60)), tmp_path / "b")
+    assert first.run_so_far is None or first.run_so_far.points == (), "the first export has nothing to be compared with"
+    run = second.run_so_far
+    assert run is not None and (run.best, run.best_step, run.variant, run.metric) == ("run-30", 30, "onnx-int8", "perplexity")
+    assert [point.step for point in run.points] == [30, 60]
+    loss = second.checkpoint.metadata.get("loss")
+    assert loss is None and run.sentence == (
+        "The trainer's best is step 60; by the quality of onnx-int8 it is step 30, perplexity 8.1 against 8.4."
+    )
+    assert "it is step 30, perplexity 8.1 against 8.4." in readme.render(second)
+    page = html.render(second)
+    assert "This run so far" in page and "Perplexity by step" in page and "Divergence by step" in page
+
+
+def test_without_other_exports_there_is_no_such_section(tmp_path: Path) -> None:
+    page = html.render(report_of(succeeded(), tmp_path))
+    assert "This run so far" not in page and "by step" not in page
+
+
+def test_a_line_is_drawn_for_each_variant_with_figures_at_two_steps(tmp_path: Path) -> None:
+    point = told(report_of(measured(8.1, None, step=30), tmp_path / "a"))
+    alone = point.model_copy(update={"export": "x", "step": 10, "artifacts": {**point.artifacts, "gone": point.artifacts["onnx"]}})
+    report = report_of(measured(8.4, RunFigures(points=(alone, point))), tmp_path / "b")
+    divergence, quality = charts.run_lines(report)
+    assert [one.label for one in divergence.series] == ["pytorch", "onnx", "onnx-int8"]
+    assert [one.label for one in quality.series] == ["onnx-int8"]
+    ((_, *_, (x, y, text)),) = (one.dots for one in quality.series)
+    assert (x, y, text) == (100.0, 0.0, "onnx-int8, step 60: 8.4"), "the last step at the right, the largest value at the top"
+    assert "logarithmic" in divergence.about and (quality.low, quality.high) == ("8.1", "8.4")
+
+
+def test_hostile_names_of_variants_do_not_break_the_page(tmp_path: Path) -> None:
+    point = told(report_of(measured(8.1, None, step=30), tmp_path / "a"))
+    odd = {"<script>alert(1)</script>": point.artifacts["onnx"]}
+    both = tuple(point.model_copy(update={"export": f"x{step}", "step": step, "artifacts": odd}) for step in (10, 20))
+    page = html.render(report_of(measured(8.4, RunFigures(points=both)), tmp_path / "b"))
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
