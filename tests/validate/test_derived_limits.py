@@ -16,6 +16,10 @@ from benchmarks._limits import EARLIER, EARLIER_ITSELF, GOOD, Judge, Record
 from benchmarks.artifacts import check_share
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Thresholds
+from daemon.contract.jobs.figures import CheckFigures
+from daemon.contract.jobs.messages import Verdict
+from handlers.validate.checks.examination import Examination
+from handlers.validate.verdict import judge
 
 LIMITS = Thresholds(agreement=0.8, kl=0.1, error=3.0)
 JUDGE = Judge(LIMITS, (0.1, 0.25))
@@ -53,6 +57,15 @@ def test_an_artifact_may_differ_from_itself_by_the_limit_or_by_a_share_of_its_er
     assert _limits.contradicts(record(cache=0.0, padding=0.2, error=0.5), (0.1, 0.25))
     assert _limits.contradicts(record(cache=float("nan")), (0.1, 0.25))
     assert _limits.fails(record(cache=0.2), JUDGE) and not _limits.fails(record(cache=0.2, error=1.0), JUDGE)
+
+
+@pytest.mark.parametrize("variant", ["onnx-int4", "onnx-int4-fine", "onnx-mixed", "onnx-int8-static"])
+@pytest.mark.parametrize(("cache", "error", "passes"), [(0.008, 0.45, True), (0.126, 0.31, False), (0.14, 0.37, False), (0.2, 1.0, True)])
+def test_a_cache_that_repeats_one_token_is_found_in_rounded_graphs(variant: str, cache: float, error: float, passes: bool) -> None:
+    figures = CheckFigures(agreement=0.95, kl=0.002, error_max=error, positions=349, logit_std=1.0, cache_error_max_absolute=cache)
+    check = judge(variant, catalog().variants[variant].limits, Examination(figures=figures), catalog().thresholds[variant])
+    assert (check.verdict is Verdict.PASSED) is passes, check.reasons
+    assert passes or "the cache is broken" in check.reasons[0]
 
 
 def test_where_two_distributions_part() -> None:
