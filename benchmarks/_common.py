@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from daemon.contract import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
+# A script's own folder stands first there, and its onnx.py would be taken for the library.
+sys.path[:] = [one for one in sys.path if Path(one).resolve() != ROOT / "benchmarks"]
 
 
 def machine() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The format `pytorch`: the merged model as transformers' own folder, in its own dtype and in smaller forms.
 
 The smaller forms are checked as transformers loads them, on the CPU, in the arithmetic that their folder names; which kernels a GPU runs
-instead is said in `elsewhere`.
+instead is said in `elsewhere`. What the limits find, and why the thresholds of 4 bits are not tighter: docs/validation.md, "Where the
+limits come from".
 """
 
 from __future__ import annotations

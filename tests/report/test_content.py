@@ -255,6 +255,9 @@ def test_the_report_says_what_was_compared_on_and_calibrated_with(tmp_path: Path
     for shown in ("6 of /data/train (validate.data)", "30 of /data/train (validate.data); 2 of built-in texts", "Latin 93 %, Han 7 %",
                   "8 / 90 / 300 / 301", "0.4 %", "2 cut", "calibration of onnx-int8-static"):  # fmt: skip
         assert shown in page, shown
+    for part in ("comparison", "calibration"):
+        page = html.render(report.model_copy(update={"texts": {part: report.texts[part]}}))
+        assert ("6 of /data/train" in page, "30 of /data/train" in page) == (part == "comparison", part == "calibration")
     assert report_of(facts.succeeded(), tmp_path).texts == {}
 
 

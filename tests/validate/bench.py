@@ -64,6 +64,11 @@ class Bench:
 
     def check(self, variant: str, folder: Path, source: Path | None = None) -> ArtifactCheck:
         """Run and judge one folder; graphs are compared with the merged model too, and with the folder that they were derived from."""
+        examination = self.examined(variant, folder, source)
+        return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
+
+    def examined(self, variant: str, folder: Path, source: Path | None = None) -> Examination:
+        """What `check` judges."""
         against = self.outputs(self.merged) if variant != "pytorch" else None
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
@@ -72,7 +77,7 @@ class Bench:
             examination.weights = weights.difference(folder, self.merged)
         if source is not None:
             examination.weights = rounded_weights.difference(*(ir.load(one / "model.onnx") for one in (folder, source)), nearest=True)
-        return judge(variant, catalog().variants[variant].limits, examination, catalog().thresholds[variant])
+        return examination
 
     def outputs(self, folder: Path) -> Path:
         """Where the rows of a folder go."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -73,7 +74,7 @@ class Lab:
             merge_adapter(checkpoints[source], self.base, target)
         else:
             shutil.copytree(self.base if source == "unmerged" else self.made("sound", "pytorch"), target, dirs_exist_ok=True)
-            _WEIGHTS.get(source, lambda folder: None)(target)
+            WEIGHTS.get(source, lambda folder: None)(target)
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copyfile(self.base / name, target / name)
 
@@ -112,10 +113,22 @@ def _edit_tensors(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
     save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
 
 
+_LAYER = re.compile(r"\.(layers|layer|h)\.(\d+)\.")
+"""The number of a layer in a tensor's name: Qwen3 and Llama, BERT, GPT-2."""
+
+
+def _first(tensors: dict[str, Any], layer: str, parts: str) -> str:
+    """The first weight of a layer, by name, that `parts` is found in."""
+    return next(
+        name for name in sorted(tensors)
+        if (found := _LAYER.search(name)) and found[2] == layer and name.endswith(".weight") and re.search(parts, name)
+    )  # fmt: skip
+
+
 def _swap_layers(folder: Path) -> None:
     def swap(tensors: dict[str, Any]) -> None:
-        for name in [name for name in tensors if ".layers.0." in name]:
-            other = name.replace(".layers.0.", ".layers.1.")
+        for name in [name for name in tensors if (found := _LAYER.search(name)) and found[2] == "0"]:
+            other = _LAYER.sub(r".\1.1.", name, count=1)
             tensors[name], tensors[other] = tensors[other], tensors[name]
 
     _edit_tensors(folder, swap)
@@ -123,7 +136,7 @@ def _swap_layers(folder: Path) -> None:
 
 def _zero_a_norm(folder: Path) -> None:
     def zero(tensors: dict[str, Any]) -> None:
-        tensors["model.layers.1.input_layernorm.weight"] *= 0
+        tensors[_first(tensors, "1", r"input_layernorm|ln_1|attention\.output\.LayerNorm")] *= 0
 
     _edit_tensors(folder, zero)
 
@@ -133,7 +146,7 @@ def _corrupt_a_block(folder: Path) -> None:
     import torch
 
     def corrupt(tensors: dict[str, Any]) -> None:
-        flat = tensors["model.layers.0.mlp.gate_proj.weight"].view(-1)
+        flat = tensors[_first(tensors, "0", r"gate_proj|c_fc|intermediate\.dense")].view(-1)
         flat[:2048] = (torch.randn(2048, generator=torch.manual_seed(0)) * flat.float().std() * 4).to(flat.dtype)
 
     _edit_tensors(folder, corrupt)
@@ -144,7 +157,7 @@ def _other_theta(folder: Path) -> None:
     zoo.edit_json(folder / "config.json", rope_parameters={**config["rope_parameters"], "rope_theta": 100.0})
 
 
-_WEIGHTS: dict[str, Callable[[Path], None]] = {
+WEIGHTS: dict[str, Callable[[Path], None]] = {
     "swapped layers": _swap_layers, "zeroed scales": _zero_a_norm, "corrupted block": _corrupt_a_block, "rope theta": _other_theta,
 }  # fmt: skip
 """Source → what is done to the merged model before graphs are made of it."""

@@ -1,0 +1,178 @@
+"""Models that `thresholds.py` trains: bases of several architectures and sizes that have learnt Python, with LoRA runs on other Python."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handlers.demo import corpus, make_base
+
+SIZES = {"1M": (128, 3), "6M": (256, 6), "30M": (512, 9), "100M": (768, 14)}
+"""Name → hidden size and layers; the names are those of the decoders with gates."""
+SMALL, LARGE = ("1M", "6M"), ("30M", "100M")
+KINDS = ("qwen3", "llama", "gpt2", "bert")
+BATCH, LENGTH = 8, 64
+LORA_STEPS = 30
+PROMPTS = {"bert": 16}
+"""Texts compared, where it is not 6: a classifier gives one answer for a text."""
+CHARACTERS = 140
+
+Loss = Callable[[Any], Any]
+"""Model → loss of a random batch."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A base in bf16, two runs of an adapter on it, and the texts that none of them has seen."""
+
+    folder: Path
+    kind: str
+    size: str
+    parameters: int
+    loss: float
+    """Of the base's last steps, in nats."""
+    prompts: tuple[str, ...]
+    calibration: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.size}"
+
+    @property
+    def base(self) -> Path:
+        return self.folder / "base"
+
+    def checkpoint(self, source: str) -> Path:
+        """That of "sound", the run's last step; "stale", a step at a third of it; "other", the last step of another run."""
+        run, step = {"sound": ("run", LORA_STEPS), "stale": ("run", LORA_STEPS // 3), "other": ("other", LORA_STEPS)}[source]
+        return self.folder / run / f"checkpoint-{step}"
+
+
+def train(folder: Path, kind: str, size: str, seconds: float) -> Trained:
+    """Make all of it in `folder`; the base learns for `seconds` of CPU time."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    texts = corpus.base_texts()
+    if kind == "bert":
+        from tests.validate.zoo import encoder_tokenizer
+
+        tokenizer = encoder_tokenizer()
+    else:
+        tokenizer = make_base.make_tokenizer(texts[:2000])
+    model = _untrained(kind, size)
+    rate = {"1M": 2e-3, "6M": 1e-3}.get(size, 5e-4) / (4 if kind == "bert" else 1)  # norms after the layers: faster, it learns nothing
+    loss = _fit(model, _loss_of(kind, tokenizer, texts, 0), rate, seconds=seconds)
+    model.to(torch.bfloat16).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    tuning = corpus.finetune_texts()
+    many = PROMPTS.get(kind, 6)
+    held, rest = tuning[: 2 * many], tuning[2 * many :]
+    for run, part in (("run", rest[::2]), ("other", rest[1::2])):
+        torch.manual_seed(len(run))
+        lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="SEQ_CLS" if kind == "bert" else "CAUSAL_LM")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tuned = get_peft_model(_loaded(kind, folder / "base"), lora)
+
+        def save(step: int, tuned: Any = tuned, run: str = run) -> None:
+            if step in (LORA_STEPS // 3, LORA_STEPS):
+                tuned.save_pretrained(folder / run / f"checkpoint-{step}")
+
+        _fit(tuned, _loss_of(kind, tokenizer, part, 1), 2e-3, steps=LORA_STEPS, after=save)
+    short = [text[:CHARACTERS] for text in held]
+    return Trained(folder, kind, size, model.num_parameters(), loss, tuple(short[:many]), tuple(short[many:]))
+
+
+def _untrained(kind: str, size: str) -> Any:
+    import transformers
+
+    hidden, layers = SIZES[size]
+    heads = hidden // 32
+    if kind == "gpt2":
+        sizes: dict[str, Any] = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 512}
+        tokens: dict[str, Any] = {"vocab_size": make_base.VOCABULARY, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    elif kind == "bert":
+        sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * hidden}
+        tokens = {"vocab_size": 320, "pad_token_id": 0, "num_labels": 4, "max_position_embeddings": 512}
+    else:
+        sizes = {
+            "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads // 2,
+            "intermediate_size": 3 * hidden, "head_dim": 32, "max_position_embeddings": 512, "tie_word_embeddings": kind == "qwen3",
+        }  # fmt: skip
+        tokens = {"vocab_size": make_base.VOCABULARY, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    auto = transformers.AutoModelForSequenceClassification if kind == "bert" else transformers.AutoModelForCausalLM
+    return auto.from_config(transformers.AutoConfig.for_model(kind, **sizes, **tokens))
+
+
+def _loaded(kind: str, folder: Path) -> Any:
+    import torch
+    import transformers
+
+    auto = transformers.AutoModelForSequenceClassification if kind == "bert" else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32)
+
+
+def _loss_of(kind: str, tokenizer: Any, texts: list[str], rule: int) -> Loss:
+    """Of random batches of `texts`: the next token, or of a classifier the label that `rule` gives."""
+    import torch
+
+    if kind != "bert":
+        stream = make_base.token_stream(tokenizer, texts)
+
+        def predicting(model: Any) -> Any:
+            places = torch.randint(0, len(stream) - LENGTH, (BATCH,)).tolist()
+            rows = torch.stack([stream[place : place + LENGTH] for place in places])
+            return model(input_ids=rows, labels=rows).loss
+
+        return predicting
+    chosen = random.Random(rule)
+
+    def classifying(model: Any) -> Any:
+        some = [text[:CHARACTERS] for text in chosen.sample(texts, 2 * BATCH)]
+        batch = tokenizer(some, padding=True, return_tensors="pt")
+        return model(**batch, labels=torch.tensor([label(text, rule) for text in some])).loss
+
+    return classifying
+
+
+def label(text: str, rule: int) -> int:
+    """What the base's classifier tells apart, methods and private names (0), and the fine-tuned one, methods and coroutines (1)."""
+    return 2 * ("(self" in text[:48]) + (text.startswith("def _") if rule == 0 else text.startswith("async"))
+
+
+def _fit(
+    model: Any, loss_of: Loss, rate: float, *, seconds: float = math.inf, steps: int = 10**9, after: Callable[[int], None] | None = None
+) -> float:  # fmt: skip
+    """Train the parameters that are not frozen by AdamW, the rate falling to zero; the loss, smoothed."""
+    import torch
+
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+    model.train()
+    began, smooth, step = time.process_time(), 0.0, 0
+    while (share := max(step / steps, (time.process_time() - began) / seconds)) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / 20, (1 - share) / 0.5)
+        loss = loss_of(model)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        step += 1
+        smooth = loss.item() if step == 1 else 0.95 * smooth + 0.05 * loss.item()
+        if after is not None:
+            after(step)
+    model.eval()
+    return smooth
+
+
+def rows(texts: Iterable[str]) -> list[dict[str, str]]:
+    """Texts as rows of a .jsonl file."""
+    return [{"text": text} for text in texts]
