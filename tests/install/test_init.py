@@ -148,7 +148,7 @@ def test_what_is_not_chosen_stands_there_commented_out_with_its_default() -> Non
 def _tables() -> dict[str, Any]:
     """The reference's sections without keys."""
     value = {name: {} for name, one in tomllib.loads(CONFIG.read_text()).items() if isinstance(one, dict)}
-    return value | {"validate": {"thresholds": {name: {} for name in catalog().thresholds}}}
+    return value | {"export": {"target": {}}, "validate": {"thresholds": {name: {} for name in catalog().thresholds}}}
 
 
 @settings(max_examples=20, deadline=None)
