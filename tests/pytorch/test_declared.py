@@ -30,7 +30,8 @@ def test_what_is_not_exact_enough_leads_down_to_the_model_itself(variant: str) -
         assert following not in seen
         seen.append(following)
     assert seen[-1] == "pytorch" and "pytorch-bf16" in seen
-    assert [spec.name for spec in plan([variant], speed=False)] == ["merge", variant, "reference", "merged", f"check-{variant}", "report"]
+    before = ["merge", "calibration"] if variant == "pytorch-w4a16" else ["merge"]
+    assert [spec.name for spec in plan([variant], speed=False)] == [*before, variant, "reference", "merged", f"check-{variant}", "report"]
 
 
 @pytest.mark.parametrize("variant", FORMS)
@@ -50,9 +51,18 @@ def test_only_language_models_are_said_to_be_for_vllm_and_that_it_was_not_run() 
         environment.filters |= {"literal": repr, "md": str}
         environment.globals["install"] = lambda *names: "install " + " ".join(names)
         template = environment.from_string(usage.read_text())
-        values = {"variant": variant, "prompt": "text", "auto": "Auto", "pairs": False, "files": [], "figures": {}, "chat": False}
+        values = {
+            "variant": variant,
+            "prompt": "text",
+            "auto": "Auto",
+            "pairs": False,
+            "files": [],
+            "figures": {},
+            "chat": False,
+            "task": "",
+        }
         for generates in (True, False):
-            text = template.render(**values, generates=generates, transformers="", question="")
+            text = template.render(**values, generates=generates, transformers="", question="", task="")
             served = variant in ("pytorch-w8a8", "pytorch-w4a16")
             assert ("vllm serve" in text) == ("not run here" in text) == (served and generates)
             assert ("compressed-tensors" in text) == served and ("bitsandbytes" in text) == ("bnb" in variant)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.publishing import closing
+from daemon.publishing import closing, links
 from daemon.watching import places, tracker
 from daemon.watching.scan import ScanRules
 from tests.simulation.play import RAM
@@ -68,5 +68,5 @@ def test_a_final_adapter_that_takes_the_place_of_the_step_is_found_out(monkeypat
 
 
 def test_a_latest_that_follows_the_order_of_finishing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "_place_in_training", lambda manifest: (-1, False, ""))
+    monkeypatch.setattr(links, "_place_in_training", lambda manifest: (-1, False, ""))
     assert "came last" in violations(range(3))

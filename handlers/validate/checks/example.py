@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from handlers.models import sentence
 from handlers.models.files import read_json
@@ -128,6 +127,8 @@ def _masked(folder: Path, sample: Sample) -> str:
 
     Some tokens hold the space before them, and some mask tokens take it.
     """
+    from tokenizers import Tokenizer  # not in every Python that checks
+
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
