@@ -19,6 +19,7 @@ from daemon.running.workers.procfs import exact_memory
 from daemon.system.box import memory
 from tests.bench.conftest import QUICK
 from tests.bench.publishing import publish
+from tests.sampling import some
 from tests.service import listing, stray_handlers
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -160,7 +161,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, folders: Folders, sta
     assert left_over(tmp_path) == [] and stray_handlers(tmp_path) == []
 
 
-@pytest.mark.parametrize(("killed", "code"), [(STAGE, "killed"), (WORKER, "worker-lost")])
+@pytest.mark.parametrize(("killed", "code"), some([(STAGE, "killed"), (WORKER, "worker-lost")], 1))
 def test_what_is_killed_costs_one_variant(tmp_path: Path, folders: Folders, start: Start, killed: str, code: str) -> None:
     export = publish(tmp_path / "run" / "step-4", {"onnx": folders["onnx"], "onnx-int8": folders["onnx-int8"]})
     process = start(export, *LONG[:-4], "--rounds", "40", "--json")

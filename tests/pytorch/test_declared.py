@@ -62,7 +62,7 @@ def test_only_language_models_are_said_to_be_for_vllm_and_that_it_was_not_run() 
             "task": "",
         }
         for generates in (True, False):
-            text = template.render(**values, generates=generates, transformers="", question="", task="")
+            text = template.render(**values, generates=generates, transformers="", question="")
             served = variant in ("pytorch-w8a8", "pytorch-w4a16")
             assert ("vllm serve" in text) == ("not run here" in text) == (served and generates)
             assert ("compressed-tensors" in text) == served and ("bitsandbytes" in text) == ("bnb" in variant)

@@ -58,7 +58,7 @@ def without(value: Any, path: tuple[Any, ...]) -> None:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 def test_reports_and_pages_are_written_whatever_is_missing(tmp_path: Path, data: st.DataObject) -> None:
     plain = whole().model_dump(mode="json")
     places = [

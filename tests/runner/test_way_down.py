@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.test_bad_input import ckptd
 from tests.runner.conftest import Toy, read_json
+from tests.sampling import some
 
 INEXACT = "onnx-int8,onnx-int8-weight"
 MADE = ["merge", "onnx", "onnx-int8", "onnx-int8-weight", "onnx-fp16"]
@@ -50,7 +51,7 @@ def test_the_next_forms_are_made_until_one_passes_and_all_say_so(make_toy: Calla
     assert [stage for stage in toy.stages_begun() if stage in MADE] == MADE
 
 
-@pytest.mark.parametrize("place", ["before.reconfigure", "after.reconfigure"])
+@pytest.mark.parametrize("place", some(["before.reconfigure", "after.reconfigure"], 1))
 def test_a_daemon_killed_at_a_step_down_goes_on_there(make_toy: Callable[..., Toy], pico_checkpoint: Path, place: str) -> None:  # R6.5
     toy = start(make_toy, pico_checkpoint)
     toy.start(fault=place)
@@ -95,6 +96,7 @@ def test_the_configuration_may_want_nothing_or_the_variant_itself(
     assert not (target.parent / "latest").exists()
 
 
+@pytest.mark.slow
 def test_a_retry_with_looser_limits_needs_the_other_forms_no_more(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:
     toy = start(make_toy, pico_checkpoint, inexact="onnx-int8")
     toy.start()
