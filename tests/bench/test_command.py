@@ -161,7 +161,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, folders: Folders, sta
     assert left_over(tmp_path) == [] and stray_handlers(tmp_path) == []
 
 
-@pytest.mark.parametrize(("killed", "code"), some([(STAGE, "killed"), (WORKER, "worker-lost")], 1))
+@pytest.mark.parametrize(("killed", "code"), some([(STAGE, "killed"), (WORKER, "worker-lost")], 2))
 def test_what_is_killed_costs_one_variant(tmp_path: Path, folders: Folders, start: Start, killed: str, code: str) -> None:
     export = publish(tmp_path / "run" / "step-4", {"onnx": folders["onnx"], "onnx-int8": folders["onnx-int8"]})
     process = start(export, *LONG[:-4], "--rounds", "40", "--json")

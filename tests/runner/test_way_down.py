@@ -51,7 +51,7 @@ def test_the_next_forms_are_made_until_one_passes_and_all_say_so(make_toy: Calla
     assert [stage for stage in toy.stages_begun() if stage in MADE] == MADE
 
 
-@pytest.mark.parametrize("place", some(["before.reconfigure", "after.reconfigure"], 1))
+@pytest.mark.parametrize("place", some(["before.reconfigure", "after.reconfigure"], 2))
 def test_a_daemon_killed_at_a_step_down_goes_on_there(make_toy: Callable[..., Toy], pico_checkpoint: Path, place: str) -> None:  # R6.5
     toy = start(make_toy, pico_checkpoint)
     toy.start(fault=place)
