@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -23,3 +24,29 @@ def digest_of(value: Any) -> str:
     """SHA-256, in hex, of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def value_at(value: Any, *names: str) -> Any:
+    """What lies at the keys of nested JSON objects; None where one of them is missing, or is no object."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def text_at(value: Any, *names: str) -> str | None:
+    """The text there; None for anything else."""
+    found = value_at(value, *names)
+    return found if isinstance(found, str) else None
+
+
+def number_at(value: Any, *names: str) -> float | None:
+    """The finite number there; None for anything else."""
+    found = value_at(value, *names)
+    right = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    return float(found) if right else None
+
+
+def whole_at(value: Any, *names: str) -> int | None:
+    """The whole number there; None for anything else."""
+    found = value_at(value, *names)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None

@@ -11,7 +11,6 @@ import structlog
 
 from daemon.contract.events import Event
 from daemon.contract.jobs.fallbacks import WayDown
-from daemon.contract.jobs.messages import JobFacts, StageFacts
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import CHECK, stage_names
 from daemon.contract.jobs.verdicts import way_down_of
@@ -29,8 +28,8 @@ def take_steps_down(journal: Journal, job: JobRow, stages: Mapping[str, StageRow
     report = stages.get("report")
     if report is not None and report.state != "waiting":
         return False
-    down = _way_down(job, job.work, stages)
-    new = [step for step in down.steps if step.taken in down.added and step.taken not in _checked(stages)]
+    down, checked = _way_down(job.work, stages), _checked(stages)
+    new = [step for step in down.steps if step.taken in down.added and step.taken not in checked]
     if not new:
         return False
     names = stage_names(job.work, job.checkpoint.layout, down.added)
@@ -44,15 +43,15 @@ def take_steps_down(journal: Journal, job: JobRow, stages: Mapping[str, StageRow
     return True
 
 
-def added_to(job: JobRow, work: Work, stages: Mapping[str, StageRow]) -> tuple[str, ...]:
-    """The forms that take the place of others in a job that is to be done by `work`, by the checks that it has."""
-    return tuple(name for name in _way_down(job, work, stages).added if name in _checked(stages))
+def added_to(work: Work, stages: Mapping[str, StageRow]) -> tuple[str, ...]:
+    """The forms that take the place of others in a job with these stages that is to be done by `work`, by the checks that it has."""
+    checked = _checked(stages)
+    return tuple(name for name in _way_down(work, stages).added if name in checked)
 
 
 def _checked(stages: Mapping[str, StageRow]) -> set[str]:
     return {name.removeprefix(CHECK) for name in stages if name.startswith(CHECK)}
 
 
-def _way_down(job: JobRow, work: Work, stages: Mapping[str, StageRow]) -> WayDown:
-    found = tuple(StageFacts(name=one.name, state=one.state, result=one.result, fault=one.fault) for one in stages.values())
-    return way_down_of(JobFacts(export_id=job.id, created=job.created, checkpoint=job.checkpoint, work=work, stages=found))
+def _way_down(work: Work, stages: Mapping[str, StageRow]) -> WayDown:
+    return way_down_of(work, {name: stage.result for name, stage in stages.items()})

@@ -154,9 +154,9 @@ class Resumption:
 
     def _adopt(self, job: JobRow) -> JobRow:
         """Let the job follow the present configuration and the present plan; what these leave alone stays finished."""
-        work = self._work_of(job) or job.work
-        names = stage_names(work, job.checkpoint.layout, added_to(job, work, self._journal.stages.of(job.id)))
-        if work == job.work and names == list(self._journal.stages.of(job.id)):
+        work, stages = self._work_of(job) or job.work, self._journal.stages.of(job.id)
+        names = stage_names(work, job.checkpoint.layout, added_to(work, stages))
+        if work == job.work and names == list(stages):
             return job
         if self._journal.jobs.reconfigure(job.id, work, names):
             what = "configuration" if work != job.work else "plan"
@@ -181,11 +181,14 @@ class Resumption:
         """Finished stages whose key is another one now (a configuration, an upgrade, a changed base) are made again."""
         if not any(stage.key for stage in self._journal.stages.of(job.id).values()):
             return
-        for name in self._journal.stages.of(job.id):
-            stages = self._journal.stages.of(job.id)
+        stages = self._journal.stages.of(job.id)
+        keys = keys_of(job, stages, self._device)
+        for name in list(stages):
             stage = stages[name]
-            if stage.state == "succeeded" and stage.key and stage.key != keys_of(job, stages, self._device)[name]:
+            if stage.state == "succeeded" and stage.key and stage.key != keys[name]:
                 log.warning(
                     "what a finished stage was made of has changed; it is made again", event_id=Event.STAGE_REPEATED, job=job.id, stage=name
                 )
                 self._journal.stages.reopen(job.id, name)
+                stages = self._journal.stages.of(job.id)
+                keys = keys_of(job, stages, self._device)

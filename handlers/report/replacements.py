@@ -17,7 +17,7 @@ from handlers.report.model import Replaced, StepDown
 
 def replaced(facts: JobFacts, checks: tuple[ArtifactCheck, ...], base_bytes: int | None) -> tuple[Replaced, ...]:
     """The story of each variant asked for that other forms were tried for, in plan order."""
-    down = verdicts.way_down_of(facts)
+    down = verdicts.way_down_of(facts.work, verdicts.results_of(facts))
     found = {check.variant: check for check in checks}
     stages = {stage.name: stage for stage in facts.stages}
     stories = []

@@ -16,7 +16,7 @@ from typing import Any
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.jobs.points import MOST_STEPS, ArtifactPoint, StepPoint
-from daemon.contract.values import Json, digest_of
+from daemon.contract.values import Json, digest_of, number_at, text_at, value_at, whole_at
 
 METRICS: tuple[tuple[str, bool], ...] = (
     ("perplexity", False), ("accuracy", True), ("macro_f1", True), ("exact_match", True), ("chrf", True),
@@ -56,26 +56,27 @@ def point_of(report: object) -> StepPoint | None:
     """An export's point from its report.json; what is of another kind than expected counts as not measured. None where it is no report."""
     if not isinstance(report, Mapping):
         return None
-    step, export, artifacts = _at(report, "checkpoint", "step"), report.get("export_id"), report.get("artifacts")
-    if not isinstance(step, int) or isinstance(step, bool) or not isinstance(export, str) or not isinstance(artifacts, list):
+    step, export, artifacts = whole_at(report, "checkpoint", "step"), text_at(report, "export_id"), report.get("artifacts")
+    if step is None or export is None or not isinstance(artifacts, list):
         return None
-    metadata = _at(report, "checkpoint", "metadata")
+    metadata = value_at(report, "checkpoint", "metadata")
     rows = [one for one in artifacts if isinstance(one, Mapping) and isinstance(one.get("variant"), str)]
     return StepPoint(
-        export=export, step=step, ending=_at(report, "checkpoint", "ending") is True, status=_text(report, "status"),
-        finished=_text(report, "finished"), loss=_first(_number(metadata, "evaluation", "eval_loss"), _number(metadata, "loss")),
+        export=export, step=step, ending=value_at(report, "checkpoint", "ending") is True,
+        status=text_at(report, "status") or "", finished=text_at(report, "finished") or "",
+        loss=_first(number_at(metadata, "evaluation", "eval_loss"), number_at(metadata, "loss")),
         comparison=_comparison(report), artifacts={one["variant"]: _artifact(one) for one in rows},
     )  # fmt: skip
 
 
 def _artifact(row: Mapping[str, Any]) -> ArtifactPoint:
-    size, figures = row.get("size_bytes"), row.get("figures")
-    quality = {name: _first(_number(figures, name), _number(figures, "scores", name)) for name, _ in METRICS}
+    figures = row.get("figures")
+    quality = {name: _first(number_at(figures, name), number_at(figures, "scores", name)) for name, _ in METRICS}
     return ArtifactPoint(
-        verdict=_text(row, "verdict"), published=row.get("published") is True,
-        size_bytes=size if isinstance(size, int) and not isinstance(size, bool) else None, kl=_number(figures, "kl"),
-        agreement=_number(figures, "agreement"), speed_over_pytorch=_number(figures, "speed_over_pytorch"),
-        tokens_per_second=_number(figures, "tokens_per_second"),
+        verdict=text_at(row, "verdict") or "", published=row.get("published") is True,
+        size_bytes=whole_at(row, "size_bytes"), kl=number_at(figures, "kl"),
+        agreement=number_at(figures, "agreement"), speed_over_pytorch=number_at(figures, "speed_over_pytorch"),
+        tokens_per_second=number_at(figures, "tokens_per_second"),
         quality={name: value for name, value in quality.items() if value is not None},
     )  # fmt: skip
 
@@ -83,13 +84,17 @@ def _artifact(row: Mapping[str, Any]) -> ArtifactPoint:
 def _comparison(report: Json) -> str:
     """What must be equal for figures to be compared: the texts, how many tokens are decoded, the task and the reference's precision."""
     stages = report.get("stages")
-    reference = next((_at(one, "figures") for one in stages if _at(one, "name") == "reference"), None) if isinstance(stages, list) else None
-    texts = _at(reference, "texts", "digest") or _at(reference, "prompts")
+    reference = (
+        next((value_at(one, "figures") for one in stages if value_at(one, "name") == "reference"), None)
+        if isinstance(stages, list)
+        else None
+    )
+    texts = value_at(reference, "texts", "digest") or value_at(reference, "prompts")
     if not texts:
         return ""
-    settings = _at(report, "configuration", "validation")
+    settings = value_at(report, "configuration", "validation")
     return digest_of([
-        texts, _at(settings, "samples"), _at(settings, "new_tokens"), report.get("task"), _at(report, "reference", "dtype"),
+        texts, value_at(settings, "samples"), value_at(settings, "new_tokens"), report.get("task"), value_at(report, "reference", "dtype"),
     ])  # fmt: skip
 
 
@@ -180,23 +185,6 @@ def advice(points: Sequence[StepPoint], trainers_best: int | None, variant: str 
 def figure(value: float | None) -> str:
     """A figure with three digits, or four above 1000; "–" for none."""
     return "–" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-def _at(value: Any, *names: str) -> Any:
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _text(value: Any, name: str) -> str:
-    found = _at(value, name)
-    return found if isinstance(found, str) else ""
-
-
-def _number(value: Any, *names: str) -> float | None:
-    found = _at(value, *names)
-    right = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    return float(found) if right else None
 
 
 def _first(*values: float | None) -> float | None:

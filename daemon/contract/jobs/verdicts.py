@@ -12,8 +12,8 @@ from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.fallbacks import WayDown, way_down
 from daemon.contract.jobs.figures import CheckFigures, Checking, SpeedFigures, figures_of, stage_figures
-from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, Status, Verdict
-from daemon.contract.jobs.options import ValidateOptions
+from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Outcome, StageFacts, StageResult, Status, Verdict
+from daemon.contract.jobs.options import ValidateOptions, Work
 from daemon.contract.jobs.plan import CHECK, FORMER, check_of, effective_variants, find_spec, find_variant, variant_names
 from daemon.contract.values import Json
 
@@ -44,26 +44,35 @@ def status_that_follows(facts: JobFacts) -> Status:
 
 def asked_variants(facts: JobFacts) -> tuple[str, ...]:
     """The variants that the job was to publish, in plan order; last those that nobody has any more, since their package was removed."""
-    chosen = facts.work.export.variants
-    return (*effective_variants(chosen, facts.work.export.quantization), *(name for name in chosen if find_variant(name) is None))
+    return _asked(facts.work)
 
 
-def way_down_of(facts: JobFacts) -> WayDown:
-    """Which forms take the place of variants whose check failed, as far as the checks are there."""
-    seconds = {stage.name: stage.result.seconds for stage in facts.stages if stage.result}
-    return way_down(asked_variants(facts), _given(facts), seconds, facts.work.validation)
+def _asked(work: Work) -> tuple[str, ...]:
+    chosen = work.export.variants
+    return (*effective_variants(chosen, work.export.quantization), *(name for name in chosen if find_variant(name) is None))
+
+
+def way_down_of(work: Work, results: Mapping[str, StageResult | None]) -> WayDown:
+    """Which forms take the place of variants whose check failed, as far as the checks are there. `results`: by the stages' names."""
+    seconds = {name: result.seconds for name, result in results.items() if result}
+    return way_down(_asked(work), _given(results), seconds, work.validation)
+
+
+def results_of(facts: JobFacts) -> dict[str, StageResult | None]:
+    """Stage → its result, None where it has none."""
+    return {stage.name: stage.result for stage in facts.stages}
 
 
 def added_variants(facts: JobFacts) -> tuple[str, ...]:
     """The variants that took the place of others, as far as the job has their stages, in plan order."""
-    planned = {stage.name for stage in facts.stages}
-    added = set(way_down_of(facts).added) & planned
+    results = results_of(facts)
+    added = set(way_down_of(facts.work, results).added) & results.keys()
     return tuple(name for name in variant_names() if name in added)
 
 
 def replaced_by(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> dict[str, list[str]]:
     """Published variant → the variants asked for whose place it takes."""
-    down, found = way_down_of(facts), {check.variant: check for check in checks}
+    down, found = way_down_of(facts.work, results_of(facts)), {check.variant: check for check in checks}
     taken: dict[str, list[str]] = {}
     for asked in dict.fromkeys(step.asked for step in down.steps):
         last = down.chain(asked)[-1]
@@ -110,7 +119,7 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
     """One final check for each variant asked for, then for each that took the place of one: that of the stage that checks it where there
     is one, else what its absence means."""
     stages = {stage.name: stage for stage in facts.stages}
-    given = _given(facts)
+    given = _given(results_of(facts))
     found = stage_figures(facts, "speed", SpeedFigures)
     for variant, speed in found.speed.items() if found else ():
         if variant in given:
@@ -118,14 +127,14 @@ def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
     return tuple(_judged(variant, stages, given.get(variant)) for variant in (*asked_variants(facts), *added_variants(facts)))
 
 
-def _given(facts: JobFacts) -> dict[str, ArtifactCheck]:
+def _given(results: Mapping[str, StageResult | None]) -> dict[str, ArtifactCheck]:
     """Variant → the check that its stage gave."""
     return {
         check.variant: check
-        for stage in facts.stages
-        if stage.result
-        for check in stage.result.checks
-        if stage.name in FORMER or stage.name == _checker(check.variant)
+        for name, result in results.items()
+        if result
+        for check in result.checks
+        if name in FORMER or name == _checker(check.variant)
     }
 
 

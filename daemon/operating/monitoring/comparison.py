@@ -16,6 +16,7 @@ from typing import Any
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.values import number_at, text_at, value_at, whole_at
 from daemon.journal.rows import told_state
 from daemon.operating.monitoring.status import find, ids
 
@@ -137,13 +138,14 @@ def _read(file: Path) -> ComparedExport:
     samples = [known.sample for known in figures.values() if known.sample is not None]
     asked = next((one for one in samples if one.prompt), None)
     return ComparedExport(
-        id=_text(report, "export_id"), folder=str(file.parent), run=_text(report, "checkpoint", "run"),
-        step=_whole(report, "checkpoint", "step"), ending=_at(report, "checkpoint", "ending") is True, status=_text(report, "status"),
-        created=_text(report, "created"), base=_text(report, "base", "name"), base_digest=_text(report, "base", "digest"),
-        loss=_number(report, "checkpoint", "metadata", "loss"), epoch=_number(report, "checkpoint", "metadata", "epoch"),
-        best_metric=_number(report, "checkpoint", "metadata", "best_metric"), adapter_kl=_number(report, "reference", "adapter", "kl"),
-        adapter_agreement=_number(report, "reference", "adapter", "agreement"), wall_seconds=_number(report, "wall_seconds"),
-        cpu=_text(report, "machine", "cpu"), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
+        id=text_at(report, "export_id"), folder=str(file.parent), run=text_at(report, "checkpoint", "run"),
+        step=whole_at(report, "checkpoint", "step"), ending=value_at(report, "checkpoint", "ending") is True,
+        status=text_at(report, "status"), created=text_at(report, "created"),
+        base=text_at(report, "base", "name"), base_digest=text_at(report, "base", "digest"),
+        loss=number_at(report, "checkpoint", "metadata", "loss"), epoch=number_at(report, "checkpoint", "metadata", "epoch"),
+        best_metric=number_at(report, "checkpoint", "metadata", "best_metric"), adapter_kl=number_at(report, "reference", "adapter", "kl"),
+        adapter_agreement=number_at(report, "reference", "adapter", "agreement"), wall_seconds=number_at(report, "wall_seconds"),
+        cpu=text_at(report, "machine", "cpu"), prompt=asked.prompt if asked else None, live_text=asked.reference if asked else None,
         artifacts={one["variant"]: _artifact(one, figures[one["variant"]]) for one in rows},
     )  # fmt: skip
 
@@ -151,34 +153,13 @@ def _read(file: Path) -> ComparedExport:
 def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtifact:
     reasons = row.get("reasons")
     return ComparedArtifact(
-        verdict=_text(row, "verdict") or "unknown", reasons=tuple(map(str, reasons)) if isinstance(reasons, list) else (),
-        size_bytes=_whole(row, "size_bytes"), size_ratio=_number(row, "size_ratio"), agreement=figures.agreement, kl=figures.kl,
+        verdict=text_at(row, "verdict") or "unknown", reasons=tuple(map(str, reasons)) if isinstance(reasons, list) else (),
+        size_bytes=whole_at(row, "size_bytes"), size_ratio=number_at(row, "size_ratio"), agreement=figures.agreement, kl=figures.kl,
         error_max=figures.error_max, cosine_mean=figures.cosine_mean, greedy_identical=figures.greedy_identical,
         greedy_prompts=figures.greedy_prompts, tokens_per_second=figures.tokens_per_second, prefill_seconds=figures.prefill_seconds,
         speed_over_pytorch=figures.speed_over_pytorch, load_seconds=figures.load_seconds, peak_rss_bytes=figures.peak_rss_bytes,
         text=figures.sample.text if figures.sample else None,
     )  # fmt: skip
-
-
-def _at(value: Any, *names: str) -> Any:
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _text(value: Any, *names: str) -> str | None:
-    found = _at(value, *names)
-    return found if isinstance(found, str) else None
-
-
-def _number(value: Any, *names: str) -> float | None:
-    found = _at(value, *names)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
-
-
-def _whole(value: Any, *names: str) -> int | None:
-    found = _at(value, *names)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _notes(a: ComparedExport, b: ComparedExport) -> list[str]:

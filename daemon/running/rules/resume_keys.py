@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from daemon.contract import cpu, data_files
@@ -42,7 +42,13 @@ def stamp(folder: Path | None) -> list[tuple[str, int, int]]:
         return sorted((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries if entry.is_file())
 
 
-def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str) -> str:
+Stamp = Callable[[str], list[list[str | int]]]
+"""What the files that a setting names are stamped with."""
+
+
+def stage_key(
+    spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], base: object, device: str, stamp_of: Stamp = data_files.stamp
+) -> str:  # fmt: skip
     """The key of one stage. `inputs`: the key of each stage before it, None for one that gave no output; `base`: its stamp."""
     return digest_of({
         "stage": spec.name,
@@ -53,26 +59,26 @@ def stage_key(spec: StageSpec, job: JobRow, inputs: Mapping[str, str | None], ba
         "settings": {path: job.work.setting(path) for path in spec.settings},
         "libraries": {name: library_version(name) for name in spec.libraries},
         "cpu": cpu.here().key,
-        **({"texts": texts} if (texts := stamps_of_texts(spec, job)) else {}),
+        **({"texts": texts} if (texts := _stamps_of_texts(spec, job, stamp_of)) else {}),
         **({"toolchain": digest_for(spec.toolchain)} if spec.toolchain else {}),
         "device": device,
         "inputs": dict(inputs),
     })  # fmt: skip
 
 
-def stamps_of_texts(spec: StageSpec, job: JobRow) -> dict[str, list[list[str | int]]]:
+def _stamps_of_texts(spec: StageSpec, job: JobRow, stamp_of: Stamp) -> dict[str, list[list[str | int]]]:
     """Setting → stamp of the files that it names, of the settings with texts that a stage depends on: files change under their names."""
-    stamps = {path: data_files.stamp(job.work.setting(path)) for path in TEXTS if path in spec.settings}
+    stamps = {path: stamp_of(job.work.setting(path)) for path in TEXTS if path in spec.settings}
     return {path: stamp for path, stamp in stamps.items() if stamp}
 
 
 def keys_of(job: JobRow, stages: Mapping[str, StageRow], device: str) -> dict[str, str]:
     """Stage → key, for the stages of a job as they stand. Raises OSError where the base can't be looked at."""
-    base = stamp(job.base)
+    base, texts = stamp(job.base), functools.cache(data_files.stamp)  # several stages depend on the same files
     keys: dict[str, str] = {}
     for name in stages:
         spec = spec_of(name)
         before = [other for other in (*spec.needs, *spec.after) if other in stages]
         inputs = {other: keys.get(other) if stages[other].state not in ("failed", "skipped") else None for other in before}
-        keys[name] = stage_key(spec, job, inputs, base, device)
+        keys[name] = stage_key(spec, job, inputs, base, device, texts)
     return keys

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from handlers.models.probabilities import divergence, log_softmax
 from handlers.onnx.folder.playback import GraphRun, Player
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.graphs.sessions import MappedWeights
@@ -71,6 +72,7 @@ class Trial:
         self._weights = {weight.key: weight for weight in weights}
         self.schemes, self._rows = schemes, [list(row) for row in rows]
         self._values: dict[str, dict[str, onnxruntime.OrtValue]] = {one.file: {} for one in graphs.graphs}
+        self._chooses = any(port.name == "logits" for one in graphs.graphs for port in one.outputs)
         self._bits: dict[str, int] = {}
         self._blocks: dict[tuple[str, int], Blocks] = {}
         held = MappedWeights()
@@ -100,7 +102,7 @@ class Trial:
             self._set(key, wanted)
         total, positions = 0.0, 0
         for mine, theirs in zip(self._wanted, self._answers(), strict=True):
-            values = _kl(mine, theirs) if self._chooses else _relative(mine, theirs)
+            values = divergence(log_softmax(mine), log_softmax(theirs)) if self._chooses else _relative(mine, theirs)
             total, positions = total + float(values.sum()), positions + values.size
         found = total / max(1, positions)
         return found if np.isfinite(found) else float("inf")
@@ -117,8 +119,7 @@ class Trial:
 
     def _answers(self) -> list[np.ndarray]:
         """What comes out in the end, (positions, values) for each run that gives an answer."""
-        runs = [run for row in self._rows for run in self._player.play(row)]
-        self._chooses = any("logits" in run.outputs for run in runs)
+        runs = (run for row in self._rows for run in self._player.play(row))
         return [answer for run in runs if (answer := self._answer(run)) is not None]
 
     def _answer(self, run: GraphRun) -> np.ndarray | None:
@@ -127,19 +128,6 @@ class Trial:
         else:
             name = next((name for name in run.outputs if not name.startswith("present.")), None)
         return None if name is None else run.outputs[name].reshape(-1, run.outputs[name].shape[-1]).astype(np.float32)
-
-
-def _kl(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """KL in nats of each row."""
-    p, q = _log_softmax(mine), _log_softmax(theirs)
-    divergence: np.ndarray = np.maximum((np.exp(p) * (p - q)).sum(-1), 0)
-    return divergence
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
 
 
 def _relative(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

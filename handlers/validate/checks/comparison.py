@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daemon.contract.jobs.figures import Figures, Likeness
+from handlers.models.probabilities import divergence, log_softmax
 from handlers.validate.checks import intervals
 from handlers.validate.engines.task_profile import Head
 
@@ -126,7 +127,7 @@ class Comparison:
             agreeing += self._agreeing_rows(reference, start, mine, theirs)
             if self._head == "choice":
                 mine, theirs = log_softmax(mine), log_softmax(theirs)
-                divergences += _choice_divergence(mine, theirs).tolist()
+                divergences += divergence(mine, theirs).tolist()
                 for row, token in following:
                     if start <= row < start + len(mine):
                         text.tokens += 1
@@ -269,7 +270,7 @@ def distances(head: Head, reference: np.ndarray, other: np.ndarray) -> np.ndarra
     mine, theirs = reference.astype(np.float64), other.astype(np.float64)
     found: np.ndarray
     if head == "choice":
-        return _choice_divergence(log_softmax(mine), log_softmax(theirs))
+        return divergence(log_softmax(mine), log_softmax(theirs))
     if head == "labels":
         return _label_divergence(mine, theirs)
     found = np.square(mine - theirs).mean(axis=1) if head == "value" else np.maximum(1.0 - (_unit(mine) * _unit(theirs)).sum(axis=1), 0.0)
@@ -298,18 +299,12 @@ def in_deviations(value: float, deviation: float) -> float:
     return value / deviation if deviation > 0 else (0.0 if value == 0 else math.inf)
 
 
-def _choice_divergence(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """KL(mine ‖ theirs) in nats for each row of logarithms of probabilities (P, V) float64."""
-    divergence: np.ndarray = np.maximum((np.exp(mine) * (mine - theirs)).sum(axis=1), 0.0)
-    return divergence
-
-
 def _label_divergence(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Sum over the labels of KL(reference ‖ other) in nats, each label a coin of its own, for each row of logits (P, V) float64."""
     chance = 1 / (1 + np.exp(-reference))
     yes, no = _log_sigmoid(reference) - _log_sigmoid(other), _log_sigmoid(-reference) - _log_sigmoid(-other)
-    divergence: np.ndarray = np.maximum((chance * yes + (1 - chance) * no).sum(axis=1), 0.0)
-    return divergence
+    found: np.ndarray = np.maximum((chance * yes + (1 - chance) * no).sum(axis=1), 0.0)
+    return found
 
 
 def _log_sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -320,13 +315,6 @@ def _log_sigmoid(logits: np.ndarray) -> np.ndarray:
 def _unit(vectors: np.ndarray) -> np.ndarray:
     unit: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
     return unit
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Logarithms of the probabilities that rows (P, V) float64 of logits stand for."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normalized: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return normalized
 
 
 class Spread:
