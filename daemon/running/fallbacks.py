@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import structlog
 
 from daemon.contract.events import Event
-from daemon.contract.jobs.fallbacks import WayDown
 from daemon.contract.jobs.options import Work
 from daemon.contract.jobs.plan import CHECK, stage_names
 from daemon.contract.jobs.verdicts import way_down_of
@@ -28,7 +27,7 @@ def take_steps_down(journal: Journal, job: JobRow, stages: Mapping[str, StageRow
     report = stages.get("report")
     if report is not None and report.state != "waiting":
         return False
-    down, checked = _way_down(job.work, stages), _checked(stages)
+    down, checked = way_down_of(job.work, stages), _checked(stages)
     new = [step for step in down.steps if step.taken in down.added and step.taken not in checked]
     if not new:
         return False
@@ -46,12 +45,8 @@ def take_steps_down(journal: Journal, job: JobRow, stages: Mapping[str, StageRow
 def added_to(work: Work, stages: Mapping[str, StageRow]) -> tuple[str, ...]:
     """The forms that take the place of others in a job with these stages that is to be done by `work`, by the checks that it has."""
     checked = _checked(stages)
-    return tuple(name for name in _way_down(work, stages).added if name in checked)
+    return tuple(name for name in way_down_of(work, stages).added if name in checked)
 
 
 def _checked(stages: Mapping[str, StageRow]) -> set[str]:
     return {name.removeprefix(CHECK) for name in stages if name.startswith(CHECK)}
-
-
-def _way_down(work: Work, stages: Mapping[str, StageRow]) -> WayDown:
-    return way_down_of(work, {name: stage.result for name, stage in stages.items()})

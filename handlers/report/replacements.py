@@ -17,7 +17,7 @@ from handlers.report.model import Replaced, StepDown
 
 def replaced(facts: JobFacts, checks: tuple[ArtifactCheck, ...], base_bytes: int | None) -> tuple[Replaced, ...]:
     """The story of each variant asked for that other forms were tried for, in plan order."""
-    down = verdicts.way_down_of(facts.work, verdicts.results_of(facts))
+    down = verdicts.way_down_of(facts.work, verdicts.stages_of(facts))
     found = {check.variant: check for check in checks}
     stages = {stage.name: stage for stage in facts.stages}
     stories = []
@@ -38,8 +38,10 @@ def _sentence(
     base_bytes: int | None, stopped: str | None,
 ) -> str:  # fmt: skip
     missed = [name for name in chain if name != taken and name in found and found[name].reasons]
-    told = "; ".join((f"{name}: " if len(missed) > 1 else "") + found[name].reasons[0].rstrip(".") for name in missed)
-    start = f"{asked} was not exact enough ({told})."
+    inexact = [name for name in missed if found[name].of_precision]
+    told = "; ".join((f"{name}: " if len(inexact) > 1 else "") + found[name].reasons[0].rstrip(".") for name in inexact)
+    lost = "".join(f" {name} was tried next: {found[name].reasons[0].rstrip('.')}." for name in missed if name not in inexact)
+    start = f"{asked} was not exact enough ({told}).{lost}"
     if taken is None:
         return f"{start} Nothing takes its place{f': {stopped}' if stopped else ''}."
     stage = stages.get(taken)

@@ -18,9 +18,13 @@ def inexact(variant: str) -> ArtifactCheck:
 
 
 def down(
-    *checks: ArtifactCheck, asked: tuple[str, ...] = ("onnx-int8",), seconds: dict[str, float] | None = None, **options: object
+    *checks: ArtifactCheck,
+    asked: tuple[str, ...] = ("onnx-int8",),
+    seconds: dict[str, float] | None = None,
+    lost: dict[str, str] | None = None,
+    **options: object,
 ) -> WayDown:
-    return way_down(asked, {check.variant: check for check in checks}, seconds or {}, ValidateOptions.model_validate(options))
+    return way_down(asked, {check.variant: check for check in checks}, seconds or {}, ValidateOptions.model_validate(options), lost)
 
 
 def test_each_failed_check_leads_to_the_next_form_until_one_passes() -> None:  # R2.5
@@ -33,6 +37,19 @@ def test_each_failed_check_leads_to_the_next_form_until_one_passes() -> None:  #
     )  # fmt: skip
     passed = ArtifactCheck(variant="onnx-int8-weight", verdict=P)
     assert down(inexact("onnx-int8"), passed).added == ("onnx-int8-weight",)
+
+
+def test_a_form_that_can_not_be_made_or_checked_is_not_the_end_of_the_way() -> None:  # R2.5
+    killed = {"onnx-int8-weight": "it could not be made: not enough memory"}
+    found = down(inexact("onnx-int8"), lost=killed)
+    assert found.added == ("onnx-int8-weight", "onnx-fp16") and found.steps[1].reason == killed["onnx-int8-weight"]
+    unverified = ArtifactCheck(variant="onnx-int8-weight", verdict=U, reasons=("nothing here runs it",))
+    assert down(inexact("onnx-int8"), unverified, lost={"onnx-int8-weight": "x"}).steps[1].reason == "nothing here runs it"
+    assert down(lost={"onnx-int8": "it could not be made: not enough memory"}) == WayDown(), "nothing of it was measured"
+    wrong = inexact("onnx-int8-weight").model_copy(update={"of_precision": False})
+    assert down(inexact("onnx-int8"), wrong, lost=killed).added == ("onnx-int8-weight",), "a wrong tokenizer is wrong in each form"
+    few = down(inexact("onnx-int8"), lost=killed, fallback_tries=1)
+    assert few.added == ("onnx-int8-weight",) and "fallback_tries" in few.stopped["onnx-int8"]
 
 
 def test_no_step_is_taken_where_less_quantization_can_not_help() -> None:
@@ -62,20 +79,23 @@ def test_a_form_that_is_asked_for_anyway_is_not_added_again() -> None:
     st.lists(st.sampled_from(variant_names()), unique=True),
     st.dictionaries(st.sampled_from(variant_names()), st.sampled_from([P, F, U])),
     st.dictionaries(st.sampled_from(variant_names()), st.floats(0, 1e5)),
-    st.integers(1, 20), st.floats(0.1, 1e4),
+    st.integers(1, 20), st.floats(0.1, 1e4), st.sets(st.sampled_from(variant_names())),
 )  # fmt: skip
 def test_the_rule_always_ends_and_only_ever_grows_with_more_checks(
-    asked: list[str], verdicts: dict[str, Verdict], seconds: dict[str, float], tries: int, minutes: float
+    asked: list[str], verdicts: dict[str, Verdict], seconds: dict[str, float], tries: int, minutes: float, broken: set[str]
 ) -> None:
+    lost = dict.fromkeys(broken - {name for name, verdict in verdicts.items() if verdict is not U}, "it could not be made")
     options = ValidateOptions(fallback_tries=tries, fallback_minutes=minutes)
     checks = {name: ArtifactCheck(variant=name, verdict=verdict, of_precision=verdict is F) for name, verdict in verdicts.items()}
-    found = way_down(asked, checks, seconds, options)
+    found = way_down(asked, checks, seconds, options, lost)
     assert not set(found.added) & set(asked)
-    assert all(fallback(step.wanted) == step.taken and checks[step.wanted].verdict is F for step in found.steps)
+    assert all(fallback(step.wanted) == step.taken for step in found.steps)
+    assert all(step.wanted in lost or checks[step.wanted].verdict is F for step in found.steps)
+    assert all(checks[step.asked].verdict is F for step in found.steps)
     for first in asked:
         assert len(found.chain(first)) <= 1 + tries
     # What was decided stays decided when the check of the last form comes: its stages have been made by then.
     for name in found.added:
         if name not in checks:
-            later = way_down(asked, {**checks, name: ArtifactCheck(variant=name, verdict=P)}, seconds, options)
+            later = way_down(asked, {**checks, name: ArtifactCheck(variant=name, verdict=P)}, seconds, options, lost)
             assert name in later.added

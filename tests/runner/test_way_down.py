@@ -51,6 +51,20 @@ def test_the_next_forms_are_made_until_one_passes_and_all_say_so(make_toy: Calla
     assert [stage for stage in toy.stages_begun() if stage in MADE] == MADE
 
 
+def test_a_form_that_can_not_be_made_is_passed_over(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R2.5
+    toy = start(make_toy, pico_checkpoint, inexact="onnx-int8")
+    toy.environment["TOY_BROKEN"] = "onnx-int8-weight"
+    toy.start()
+    (job,) = toy.wait_ended()
+    assert toy.stop() == 0
+    assert job["artifacts"] == {"onnx-int8": "failed", "onnx-fp16": "passed"}
+    report = read_json(Path(job["target"]) / "report.json")
+    (story,) = report["replaced"]
+    assert (story["taken"], [step["taken"] for step in story["steps"]]) == ("onnx-fp16", ["onnx-int8-weight", "onnx-fp16"])
+    assert "onnx-int8-weight was tried next" in story["sentence"] and "this toy can't be made" in story["sentence"]
+    assert "use onnx-fp16" in next(one for one in report["failures"] if one["variant"] == "onnx-int8")["remedy"]
+
+
 @pytest.mark.parametrize("place", some(["before.reconfigure", "after.reconfigure"], 2))
 def test_a_daemon_killed_at_a_step_down_goes_on_there(make_toy: Callable[..., Toy], pico_checkpoint: Path, place: str) -> None:  # R6.5
     toy = start(make_toy, pico_checkpoint)

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 from daemon.contract import failpoints
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_file, sha256_file
 from daemon.contract.jobs.messages import ArtifactCheck, StageContext, Verdict
 from daemon.contract.jobs.plan import CHECK
@@ -62,6 +64,8 @@ def _merge(context: StageContext, reporter: Reporter) -> StageOutput:
 def _export(context: StageContext, reporter: Reporter) -> StageOutput:
     reporter.progress(0.5, "working")
     time.sleep(PAUSE)
+    if context.stage in os.environ.get("TOY_BROKEN", "").split(","):
+        raise Permanent(FaultCode.UNSUPPORTED_ARCHITECTURE, f"make {context.stage}", "this toy can't be made", "leave it out")
     made_of = {
         name: [sha256_file(file) for file in sorted(Path(folder).iterdir())]
         for name, folder in context.inputs.items() if name in ("merge", "onnx")

@@ -25,7 +25,7 @@ class Step:
     """The one that failed: the same, or a form that took its place."""
     taken: str
     reason: str
-    """Why `wanted` failed, the first reason of its check."""
+    """Why `wanted` failed, the first reason of its check; of a form that took a place, also why it could not be made or checked."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,18 @@ class WayDown:
 
 
 def way_down(
-    asked: Collection[str], checks: Mapping[str, ArtifactCheck], seconds: Mapping[str, float], options: ValidateOptions
-) -> WayDown:
-    """The steps down that follow from the `checks` there are. `seconds`: stage → what its last attempt took.
+    asked: Collection[str], checks: Mapping[str, ArtifactCheck], seconds: Mapping[str, float], options: ValidateOptions,
+    lost: Mapping[str, str] | None = None,
+) -> WayDown:  # fmt: skip
+    """The steps down that follow from the `checks` there are. `seconds`: stage → what its last attempt took; `lost`: variants that ended
+    without a verdict (they could not be made, or not be checked) → why.
 
     A form is taken where the check of a variant failed for reasons of precision, as long as the limits of tries and of time allow it; not
-    where that which the variant was made of, or the merged model, failed too, since then the fault is not in the quantization.
+    where that which the variant was made of, or the merged model, failed too, since then the fault is not in the quantization. Where the
+    form taken is lost, the next one is tried: it may need less memory, or operators that this model can have. A variant *asked for* that is
+    lost has no step: nothing was measured that a less quantized form would do better, and a retry may make it.
     """
+    lost = lost or {}
     if options.on_failed_check != "fallback":
         return WayDown()
     steps: list[Step] = []
@@ -60,7 +65,7 @@ def way_down(
     wanted = set(asked)
     for first in asked:
         current, tried, spent = first, {first}, 0.0
-        while (check := checks.get(current)) is not None and _falls(check, checks):
+        while (reason := _why_next(current, checks, lost if current != first else {})) is not None:
             following = fallback(current)
             if following is None or following in tried:
                 stopped[first] = f"there is no form after {current}"
@@ -71,7 +76,7 @@ def way_down(
             if spent > 60 * options.fallback_minutes and following not in checks:
                 stopped[first] = f"the forms before it took more than the {options.fallback_minutes:g} minutes of validate.fallback_minutes"
                 break
-            steps.append(Step(first, current, following, check.reasons[0] if check.reasons else "it failed its check"))
+            steps.append(Step(first, current, following, reason))
             if following in wanted:
                 break  # it is made anyway, and what follows it is its own
             tried.add(following)
@@ -80,9 +85,15 @@ def way_down(
     return WayDown(tuple(steps), stopped, tuple(dict.fromkeys(step.taken for step in steps if step.taken not in wanted)))
 
 
-def _falls(check: ArtifactCheck, checks: Mapping[str, ArtifactCheck]) -> bool:
-    """Whether a less quantized form may pass where this one failed."""
-    if check.verdict is not Verdict.FAILED or not check.of_precision:
-        return False
-    sources = {unquantized(check.variant), *(name for name, one in catalog().variants.items() if "merged" in one.traits)}
-    return not any(found.variant in sources and found.verdict is Verdict.FAILED for found in checks.values())
+def _why_next(variant: str, checks: Mapping[str, ArtifactCheck], lost: Mapping[str, str]) -> str | None:
+    """Why a less quantized form is to be tried after this one; None where none is, or where this one is not decided yet."""
+    check = checks.get(variant)
+    inexact = check is not None and check.verdict is Verdict.FAILED and check.of_precision
+    if not inexact and (variant not in lost or (check is not None and check.verdict is not Verdict.UNVERIFIED)):
+        return None
+    sources = {unquantized(variant), *(name for name, one in catalog().variants.items() if "merged" in one.traits)}
+    if any(found.variant in sources and found.verdict is Verdict.FAILED for found in checks.values()):
+        return None
+    if check is not None and check.reasons:
+        return check.reasons[0]
+    return lost.get(variant, "it failed its check")

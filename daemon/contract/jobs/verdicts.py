@@ -7,6 +7,7 @@ look at files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
@@ -52,27 +53,58 @@ def _asked(work: Work) -> tuple[str, ...]:
     return (*effective_variants(chosen, work.export.quantization), *(name for name in chosen if find_variant(name) is None))
 
 
-def way_down_of(work: Work, results: Mapping[str, StageResult | None]) -> WayDown:
-    """Which forms take the place of variants whose check failed, as far as the checks are there. `results`: by the stages' names."""
+class StageEnd(Protocol):
+    """What of a stage decides the way down: the journal's row and the facts of a report both have it."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def result(self) -> StageResult | None: ...
+    @property
+    def fault(self) -> Fault | None: ...
+
+
+def way_down_of(work: Work, stages: Mapping[str, StageEnd]) -> WayDown:
+    """Which forms take the place of variants whose check failed, as far as the checks are there. `stages`: by their names."""
+    results = {name: stage.result for name, stage in stages.items()}
+    given = _given(results)
     seconds = {name: result.seconds for name, result in results.items() if result}
-    return way_down(_asked(work), _given(results), seconds, work.validation)
+    return way_down(_asked(work), given, seconds, work.validation, _lost(work.validation, stages, given))
 
 
-def results_of(facts: JobFacts) -> dict[str, StageResult | None]:
-    """Stage → its result, None where it has none."""
-    return {stage.name: stage.result for stage in facts.stages}
+def _lost(rules: ValidateOptions, stages: Mapping[str, StageEnd], given: Mapping[str, ArtifactCheck]) -> dict[str, str]:
+    """Variant → why it ended without a verdict, or with none that publishes it: it was not made, or nothing here could check it."""
+    lost = {}
+    for variant in variant_names():
+        check = given.get(variant)
+        if check is not None:
+            if check.verdict is Verdict.UNVERIFIED and not is_published(check, rules):
+                lost[variant] = check.reasons[0] if check.reasons else "it could not be checked"
+            continue
+        for name, what in ((variant, "made"), (_checker(variant), "checked")):
+            stage = stages.get(name)
+            if stage is not None and stage.state in ("failed", "skipped"):
+                fault = stage.fault or (stage.result.fault if stage.result else None)
+                lost[variant] = f"it could not be {what}{f': {fault.cause}' if fault else ''}"
+                break
+    return lost
+
+
+def stages_of(facts: JobFacts) -> dict[str, StageFacts]:
+    """The stages of a job by their names."""
+    return {stage.name: stage for stage in facts.stages}
 
 
 def added_variants(facts: JobFacts) -> tuple[str, ...]:
     """The variants that took the place of others, as far as the job has their stages, in plan order."""
-    results = results_of(facts)
-    added = set(way_down_of(facts.work, results).added) & results.keys()
+    stages = stages_of(facts)
+    added = set(way_down_of(facts.work, stages).added) & stages.keys()
     return tuple(name for name in variant_names() if name in added)
 
 
 def replaced_by(facts: JobFacts, checks: Iterable[ArtifactCheck]) -> dict[str, list[str]]:
     """Published variant → the variants asked for whose place it takes."""
-    down, found = way_down_of(facts.work, results_of(facts)), {check.variant: check for check in checks}
+    down, found = way_down_of(facts.work, stages_of(facts)), {check.variant: check for check in checks}
     taken: dict[str, list[str]] = {}
     for asked in dict.fromkeys(step.asked for step in down.steps):
         last = down.chain(asked)[-1]
@@ -118,8 +150,8 @@ def culprit(variant: str, stages: Mapping[str, StageFacts]) -> tuple[str, Fault]
 def judge(facts: JobFacts) -> tuple[ArtifactCheck, ...]:
     """One final check for each variant asked for, then for each that took the place of one: that of the stage that checks it where there
     is one, else what its absence means."""
-    stages = {stage.name: stage for stage in facts.stages}
-    given = _given(results_of(facts))
+    stages = stages_of(facts)
+    given = _given({name: stage.result for name, stage in stages.items()})
     found = stage_figures(facts, "speed", SpeedFigures)
     for variant, speed in found.speed.items() if found else ():
         if variant in given:
