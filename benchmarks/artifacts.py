@@ -5,8 +5,8 @@
 The demo's base learns Python for `--seconds`, a LoRA adapter is trained on it for `--steps`, and `ckptd export` makes and validates the
 variants of the last checkpoint, as a user's command would; the figures are those of its report. `size_ratio`: bytes of the artifact over
 bytes of the base's weights, which are bf16. `speed_over_eager`: tokens a second over those of torch eager, in turns. `kl`: nats a token
-against base + adapter. `check_share`: the wall seconds of the stages that look whether artifacts are right (`reference`, `merged`, all
-`check-…`) over those of all stages of the export that ran; CPU seconds of stages are not recorded. The model is small: what a call costs
+against base + adapter. `check_share`: the CPU seconds of the stages that look whether artifacts are right (`reference`, `merged`, all
+`check-…`) over those of all stages of the export, `cpu_seconds` are those of each stage. The model is small: what a call costs
 weighs more in its speeds than arithmetic; `onnx.py` has larger ones.
 """
 
@@ -68,14 +68,6 @@ prompts = {json.dumps(str(prompts))}
     return json.loads(reports[0].read_text())  # type: ignore[no-any-return]
 
 
-def check_share(stages: list[dict[str, Any]]) -> float | None:
-    """The share of checking in the seconds of a report's stages; None where none took any time."""
-    checking = ("reference", "merged")
-    taken = {stage["name"]: stage["seconds"] or 0.0 for stage in stages}
-    whole = sum(taken.values())
-    return sum(one for name, one in taken.items() if name in checking or name.startswith("check-")) / whole if whole else None
-
-
 def main() -> None:
     """Train, export, print the table, write the JSON file."""
     parser = _common.parser("What each variant is worth beside the live model.")
@@ -88,7 +80,7 @@ def main() -> None:
         checkpoint = train(folder, options.seconds, options.steps)
         report = export(folder, checkpoint, options.variants)
     figures: dict[str, Any] = {"parameters": report["base"]["parameters"], "base_mb": report["base"]["size_bytes"] / 1e6}
-    figures["check_share"] = check_share(report["stages"])
+    figures |= {"check_share": report["checking_share"], "cpu_seconds": {stage["name"]: stage["cpu_seconds"] for stage in report["stages"]}}
     for artifact in report["artifacts"]:
         found = artifact["figures"]
         figures[artifact["variant"]] = {

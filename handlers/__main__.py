@@ -211,8 +211,11 @@ def main(job_file: str) -> int:
     started = time.monotonic()
     result = _attempt(context, reporter, stop)
     result = result.model_copy(
-        update={"attempt": context.attempt_id, "seconds": round(time.monotonic() - started, 3), "peak_rss": process.peak_rss()}
-    )
+        update={
+            "attempt": context.attempt_id, "seconds": round(time.monotonic() - started, 3),
+            "cpu_seconds": round(process.cpu_seconds(), 3), "peak_rss": process.peak_rss(),
+        }
+    )  # fmt: skip
     code = _write(context, result)
     failpoints.point(f"child.{context.stage}.done")
     return code

@@ -99,10 +99,15 @@ def staging_of(paths: Paths, attempt: AttemptId) -> Path:
     return paths.staging / attempt.job / f"{attempt.stage}.{attempt.number}"
 
 
+LEAST_MEMORY = 256 << 20
+"""Bytes that every child may use, however little limits.memory_fraction allows. It decides what may start; a child that has started
+must be able to load its modules and to write the report that says what could not start."""
+
+
 def bounds_of(limits: LimitSettings) -> Bounds:
     """What a child must keep to."""
     return Bounds(
         timeout=limits.stage_timeout, silence=limits.silence_seconds, grace=limits.stop_seconds,
-        memory=int(memory()[0] * limits.memory_fraction), memory_reserve=int(limits.memory_reserve), log_size=int(limits.log_size),
-        processes=limits.processes, pass_environment=limits.pass_environment,
+        memory=max(LEAST_MEMORY, int(memory()[0] * limits.memory_fraction)), memory_reserve=int(limits.memory_reserve),
+        log_size=int(limits.log_size), processes=limits.processes, pass_environment=limits.pass_environment,
     )  # fmt: skip

@@ -131,6 +131,12 @@ def peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it has started and waited for, user and system, in seconds; getrusage(2)."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def loaded_versions() -> dict[str, str]:
     """Versions of the libraries that this process has imported."""
     versions = {"python": sys.version.split()[0]}

@@ -27,6 +27,7 @@ from daemon.contract.jobs.figures import (
     unreadable,
 )
 from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, CheckpointRef, JobFacts, StageContext, StageFacts, Verdict
+from daemon.contract.jobs.plan import find_spec
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.models import hub
@@ -66,6 +67,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
     base = _base(facts, context.base, merge)
     stories = replaced(facts, checks, base.size_bytes)
     artifacts = tuple(_artifact(check, facts, base.size_bytes) for check in checks)
+    whole, checking = _cpu_seconds(facts)
     report = Report.model_construct(
         export_id=facts.export_id,
         status=status,
@@ -74,6 +76,8 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         started=facts.started,
         finished=moment.isoformat(timespec="seconds"),
         wall_seconds=_between(facts.started or facts.created, moment.isoformat()),
+        cpu_seconds=whole,
+        checking_share=round(checking / whole, 4) if whole and checking is not None else None,
         checkpoint=_checkpoint(facts.checkpoint),
         base=base,
         task=merge.task if merge else None,
@@ -152,6 +156,15 @@ def _versions(facts: JobFacts) -> dict[str, str]:
     return {name: " and ".join(versions) for name, versions in sorted(found.items())}
 
 
+def _cpu_seconds(facts: JobFacts) -> tuple[float | None, float | None]:
+    """Processor time of the export's stages, and of those of them that compare: the reference and the checks."""
+    used = {stage.name: stage.result.cpu_seconds for stage in facts.stages if stage.result and stage.result.cpu_seconds}
+    if not used:
+        return None, None
+    checking = (seconds for name, seconds in used.items() if name == "reference" or ((spec := find_spec(name)) and spec.checks))
+    return round(sum(used.values()), 3), round(sum(checking), 3)
+
+
 def _belongs(stage: StageFacts, context: StageContext) -> bool:
     """The report's own stage belongs to the report only when earlier attempts of it have ended."""
     return stage.name != context.stage or any(attempt.ended for attempt in stage.attempts)
@@ -165,6 +178,7 @@ def _stage(stage: StageFacts, context: StageContext) -> Stage:
         name=stage.name,
         state=stage.state,
         seconds=result.seconds if result else None,
+        cpu_seconds=(result.cpu_seconds or None) if result else None,
         peak_rss_bytes=(result.peak_rss or None) if result else None,
         estimated_bytes=estimates[-1] if estimates else None,
         strategy=result.strategy if result else None,

@@ -145,6 +145,8 @@ class Stage(ReportPart):
     """State in the journal when the report was written."""
     seconds: float | None
     """Time that the last attempt took, as the child measured it."""
+    cpu_seconds: float | None
+    """Processor time of the last attempt, that of the processes that it started included; null where it was not measured."""
     peak_rss_bytes: int | None
     """Largest resident set of the last attempt, interpreter and libraries included."""
     estimated_bytes: int | None
@@ -409,6 +411,10 @@ class Report(ReportPart):
     """When this report was written."""
     wall_seconds: float | None
     """From `started` (or `created`) to `finished`."""
+    cpu_seconds: float | None
+    """Processor time of all stages' last attempts, this report's excepted; null where none was measured."""
+    checking_share: float | None
+    """The share of it that the reference and the checks took, from 0 to 1."""
     checkpoint: Checkpoint
     """What was exported."""
     base: Base

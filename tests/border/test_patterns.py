@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +96,11 @@ def test_the_modules_that_a_target_names_are_pefts(targets: Any, modules: list[s
     ],
     ids=["whole paths", "dots for letters", "names"],
 )
-def test_two_hundred_thousand_names_take_no_more_than_a_second(keys: list[str]) -> None:
-    started = time.process_time()
+def test_two_hundred_thousand_names_are_compared_with_few_modules_each(keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing each with every module would take 112 million comparisons."""
+    monkeypatch.setattr(patterns, "MOST_WORK", 10_000)
     first_keys(keys, MODULES, "rank_pattern", FOLDER)
     named(keys, MODULES, "target_modules", FOLDER)
-    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize("field", ["rank_pattern", "target_modules", pytest.param("alpha_pattern", marks=pytest.mark.slow)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from daemon.contract import cpu
 from handlers.onnx.graphs.integer_products import examine
 from handlers.onnx.quantize import int8_rewriter
 from handlers.onnx.quantize.block_quantization import Scheme
@@ -18,6 +19,7 @@ from tests.portability.masking import LEVELS
 
 RunAs = Callable[[str, Path], Answers]
 SATURATING = ("avx2", "avx512")
+VNNI = {"avx_vnni", "avx512_vnni", "amx_int8"}
 SCHEMES = [Scheme(bits, 32, symmetric) for bits in (4, 8) for symmetric in (True, False)]
 WIDEST = 20.0
 """Largest value that the static graph's range has room for."""
@@ -68,4 +70,5 @@ def test_weights_of_the_whole_range_are_wrong_just_where_sums_end_at_16_bits(
     graphs.store(model, tmp_path / "whole", "dynamic", calls)
     answers = run_as(level, tmp_path / "whole")
     errors = [wrong(answers[f"dynamic.{number}"]["y"], graphs.right_answer(model, call)) for number, call in enumerate(calls)]
-    assert min(errors) > 0.1 if level in SATURATING else max(errors) < 1e-5, errors
+    saturates = not VNNI & set(cpu.here().features) if level == "own" else level in SATURATING
+    assert min(errors) > 0.1 if saturates else max(errors) < 1e-5, errors

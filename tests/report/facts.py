@@ -52,7 +52,7 @@ def done(name: str, start: float, seconds: float, *, sizes: tuple[int, ...] = ()
         log=f"/var/log/ckptd/{name}.log", estimate=2_100_000_000,
     )  # fmt: skip
     made = StageResult(
-        outcome=Outcome.SUCCEEDED, files=files(*sizes), seconds=seconds, peak_rss=1_600_000_000,
+        outcome=Outcome.SUCCEEDED, files=files(*sizes), seconds=seconds, cpu_seconds=2 * seconds, peak_rss=1_600_000_000,
         versions={"python": "3.11.2", "torch": "2.13.0"}, **result,
     )  # fmt: skip
     return StageFacts(name=name, state="succeeded", attempts=(*earlier, attempt), result=made)

@@ -97,7 +97,23 @@ def test_stages_carry_their_times_memory_attempts_and_fallbacks(tmp_path: Path) 
     assert (onnx.seconds, onnx.peak_rss_bytes, onnx.estimated_bytes) == (30.0, 1_600_000_000, 2_100_000_000)
     assert report.fallbacks == (("onnx", facts.FALLBACK),)
     assert report.wall_seconds == 96.0
+    assert onnx.cpu_seconds == 60.0
+    spent = {stage.name: stage.cpu_seconds for stage in report.stages}
+    assert report.cpu_seconds == sum(spent.values())
+    checks = [spent[name] for name in ("reference", "merged", "check-onnx", "check-onnx-int8")]
+    assert report.checking_share == round(sum(checks) / sum(spent.values()), 4)
     assert [(warning.source, warning.text) for warning in report.warnings] == [("onnx-int8", "1 MatMul has no constant weight")]
+
+
+def test_processor_time_that_earlier_versions_did_not_measure_is_not_stated(tmp_path: Path) -> None:
+    job = facts.succeeded()
+    stages = [
+        stage.model_copy(update={"result": stage.result and stage.result.model_copy(update={"cpu_seconds": 0.0})}) for stage in job.stages
+    ]
+    report = report_of(job.model_copy(update={"stages": tuple(stages)}), tmp_path)
+    assert (report.cpu_seconds, report.checking_share, report.stages[0].cpu_seconds) == (None, None, None)
+    assert "Processor time</dt>" not in html.render(report)
+    assert "Processor time</dt>" in html.render(report_of(facts.succeeded(), tmp_path))
 
 
 def test_a_stage_that_succeeded_at_its_second_attempt_is_no_failure(tmp_path: Path) -> None:

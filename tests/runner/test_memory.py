@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.settings import LimitSettings
+from daemon.running.job_file import LEAST_MEMORY, bounds_of
+from daemon.system import box
+
 ROOT = Path(__file__).parents[2]
 KEPT = """
 import sys, threading
@@ -61,3 +65,16 @@ def test_another_c_library_is_left_as_it_is(library: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: (library, ""))
     assert not allocator.give_back_early()
+
+
+@pytest.mark.parametrize("fraction", [1e-9, 1e-4, 1.0])
+def test_a_child_may_load_its_modules_however_little_is_allowed(fraction: float) -> None:
+    """What is too large for limits.memory_fraction does not start; the report that says so must still be written."""
+    allowed = bounds_of(LimitSettings(memory_fraction=fraction)).memory
+    assert allowed == max(LEAST_MEMORY, int(box.memory()[0] * fraction))
+
+
+def test_the_reports_modules_need_less_than_every_child_may_use() -> None:
+    script = "import psutil, handlers.__main__, handlers.report.stage; print(psutil.Process().memory_info().rss)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) < LEAST_MEMORY // 2

@@ -500,7 +500,9 @@ def test_every_onnx_form_stays_a_folder_that_the_librarys_onnx_backend_reads(
         assert module_files(made).items() >= module_files(folder).items(), name
         session = onnxruntime.InferenceSession(made / "model.onnx", providers=["CPUExecutionProvider"])
         assert "sentence_embedding" in [one.name for one in session.get_outputs()], name
-        ours[name] = np.array(run(made, *TEXTS)["embeddings"])
+        # One text at a time, as the library is asked below: int8 activations share a scale over the batch. The modules after the pooling
+        # are in fp32 in both, the graph's own in each form.
+        ours[name] = np.array([run(made, text)["embeddings"][0] for text in TEXTS])
         assert (ours[name] * ours["onnx"]).sum(axis=1).min() > 0.8, "normalized vectors that point the same way"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, onnx_library))}
     command = [sys.executable, "-W", "ignore", "-c", BACKEND, json.dumps(TEXTS), *map(str, forms.values())]

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -115,3 +117,18 @@ def test_a_process_that_ends_with_its_stage_gives_no_verdict(tmp_path: Path, mon
         os.kill(nested.pid, signal.SIGTERM)
         with pytest.raises(Interrupted if told else client.WorkerFailed):
             nested.load()
+
+
+def test_the_processor_time_of_a_child_counts_its_own_processes_too() -> None:
+    """Checks run engines in processes of their own; what these used belongs to the stage."""
+    before = process.cpu_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    of_another = process.cpu_seconds() - before
+    enough = time.process_time() + 0.2
+    while time.process_time() < enough:
+        pass
+    assert of_another >= 0.3 and process.cpu_seconds() - before >= of_another + 0.2
+
+
+def test_a_real_child_says_what_processor_time_it_took(start: Start) -> None:
+    assert wait(start("real")).cpu_seconds > 0

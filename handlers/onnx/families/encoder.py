@@ -21,10 +21,10 @@ from daemon.contract.fault_codes import FaultCode
 from handlers.models import sentence
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import OPERATION, Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
-from handlers.onnx.families.sentence import OUTPUT as SENTENCE
 from handlers.onnx.families.sentence import SentenceModules
 from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
+from handlers.onnx.graphs.rewriting import SENTENCE_OUTPUT as SENTENCE
 from handlers.onnx.graphs.signature import BATCH, SEQUENCE, Signature
 
 OUTPUTS: Mapping[str, tuple[str, ...]] = {

@@ -12,8 +12,6 @@ from safetensors.torch import load_file
 
 from handlers.models import sentence
 
-OUTPUT = "sentence_embedding"
-"""The library's name, and optimum's, of the vector of a text."""
 _FEWEST = 1e-9
 
 

@@ -17,6 +17,8 @@ import onnx_ir as ir
 from handlers.onnx.graphs.graph_file import weight_bytes
 from handlers.onnx.graphs.shared_weights import initializers
 
+SENTENCE_OUTPUT = "sentence_embedding"
+"""The output that holds the vector of a text: sentence-transformers' name for it, and optimum's."""
 MIN_SIDE = 16
 """Smaller matrices, such as the frequencies of rotary embeddings, stay in fp32: nothing to gain, much to lose."""
 MIN_TABLE_SHARE = 0.02
@@ -117,11 +119,34 @@ def _is_plain(node: ir.Node) -> bool:
     return node.op_type == "Gemm" and factors == (1.0, 1.0) and not node.attributes.get_int("transA", 0)
 
 
+def after_pooling(model: ir.Model) -> set[ir.Node]:
+    """Nodes that nothing but the vectors of texts is computed with: the modules that sentence-transformers has after its model.
+
+    They stay in fp32. They are a small part of the model, and a library that runs the graph for its vectors of tokens computes them in
+    fp32 itself, so that both give the same vectors.
+    """
+    outputs = [value for value in model.graph.outputs if value.name == SENTENCE_OUTPUT]
+    others = [value for value in model.graph.outputs if value.name != SENTENCE_OUTPUT]
+    return _ancestors(outputs) - _ancestors(others) if others else set()
+
+
+def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that values are computed with, outside of subgraphs."""
+    found: set[ir.Node] = set()
+    waiting = [node for value in values if (node := value.producer()) is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += [before for value in node.inputs if value is not None and (before := value.producer()) is not None]
+    return found
+
+
 def find_products(model: ir.Model) -> list[Product]:
-    """MatMul and plain Gemm nodes whose second factor is a constant matrix, seen through a Transpose."""
-    found = []
+    """MatMul and plain Gemm nodes whose second factor is a constant matrix, seen through a Transpose; not those after the pooling."""
+    found, kept = [], after_pooling(model)
     for node in model.graph.all_nodes():
-        if not _is_plain(node):
+        if not _is_plain(node) or node in kept:
             continue
         weight, turned = _through_transpose(node.inputs[1])
         transposed = turned != (node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0)))
@@ -158,6 +183,7 @@ def find_lookups(model: ir.Model) -> list[Lookup]:
 def left_behind(model: ir.Model, weights: set[ir.Value]) -> Counter[str]:
     """ "Operator: reason" → nodes that read one of `weights`, seen through a Transpose."""
     kept: Counter[str] = Counter()
+    pooled = after_pooling(model)
     for node in model.graph.all_nodes():
         for value in node.inputs if node.op_type != "Transpose" else ():
             weight, _ = _through_transpose(value)
@@ -166,6 +192,8 @@ def left_behind(model: ir.Model, weights: set[ir.Value]) -> Counter[str]:
             reason = _fault(weight.const_value.shape.numpy())
             if reason is None and _looks_up(node):
                 reason = "a table of little weight"
+            if reason is None and node in pooled:
+                reason = "a module after the pooling"
             kept[f"{node.op_type}: {reason or 'an operator that is not turned'}"] += 1
     return kept
 

@@ -21,6 +21,7 @@ from handlers.onnx.folder.playback import GraphRun, UnknownInputError
 from handlers.onnx.folder.playback import run as run_graph
 from handlers.onnx.graphs.derive import derive
 from handlers.onnx.graphs.graphset import Graph, GraphSet, read
+from handlers.onnx.graphs.rewriting import SENTENCE_OUTPUT
 from handlers.onnx.graphs.sessions import open_session
 from handlers.onnx.quantize.accuracy_levels import compare
 from handlers.onnx.quantize.activation_ranges import watch
@@ -38,10 +39,6 @@ FLUSHED = 0.01
 """Share of elements that became zero from which on it is worth a warning."""
 
 
-_SENTENCE = "sentence_embedding"
-"""Output of a graph that ends in the modules of sentence-transformers."""
-
-
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Convert the graphs of the onnx stage into the staging folder and copy the files beside them."""
     folder, staging = Path(context.inputs["onnx"]), Path(context.staging)
@@ -53,7 +50,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
 
     def halve(one: Graph, model: ir.Model) -> ir.Model:
         names = [port.name for port in one.outputs]
-        wide = frozenset(names if _SENTENCE in names else (name for name in names if name.endswith("logits")))
+        wide = frozenset(names if SENTENCE_OUTPUT in names else (name for name in names if name.endswith("logits")))
         found = _overflowing(context, one, model, calls)
         peaks.update(found)
         converted.append(HalfRewriter(model, wide, frozenset(found)).rewrite())
