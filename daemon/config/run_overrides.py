@@ -22,6 +22,7 @@ from daemon.config.settings import Settings
 from daemon.contract.data_files import MARK
 from daemon.contract.errors import Fault
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.options import PATH, ValidateOptions
 
 NAME = "ckptd.toml"
 SIZE_LIMIT = 1 << 16
@@ -32,7 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "validate": ("samples", "new_tokens", "prompts", "data"),
 }
 """The keys that a run may set, by section."""
-PATHS = ("prompts", "data")
+PATHS = tuple(name for name, field in ValidateOptions.model_fields.items() if PATH in field.metadata)
 """Those of `validate` that are paths, relative to the run."""
 
 

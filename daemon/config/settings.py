@@ -11,6 +11,7 @@ import os
 import re
 import string
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -21,7 +22,7 @@ from daemon.config import windows
 from daemon.config.presets import PRESETS, values_of
 from daemon.config.sources import CommandLine, ListFriendlyEnv, over, short_names
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.jobs.options import ExportOptions, MergeOptions, ValidateOptions, Work
+from daemon.contract.jobs.options import PATH, ExportOptions, MergeOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved
 
 PLACEHOLDERS = {
@@ -352,19 +353,22 @@ with warnings.catch_warnings():
         def anchored(self, folder: Path) -> Self:
             """The same settings with every path made absolute below `folder`. What was not set still counts as not set."""
 
-            def absolute(value: Any) -> Any:
+            def absolute(value: Any, metadata: Sequence[object] = ()) -> Any:
+                if PATH in metadata and isinstance(value, str) and value and "\0" not in value:
+                    return value if os.path.isabs(value) else str(absolute(Path(value)))
                 if isinstance(value, Path):
                     return Path(os.path.normpath(folder / value.expanduser()))
                 if isinstance(value, tuple):
                     return tuple(absolute(item) for item in value)
                 if isinstance(value, dict):
                     return {key: absolute(item) for key, item in value.items()}
-                if isinstance(value, Section):
+                if isinstance(value, Section | ValidateOptions):
                     return value.model_copy(update=changed(value))
                 return value
 
             def changed(values: BaseModel) -> dict[str, Any]:
-                found = {name: (old := getattr(values, name), absolute(old)) for name in type(values).model_fields}
+                fields = type(values).model_fields
+                found = {name: (old := getattr(values, name), absolute(old, field.metadata)) for name, field in fields.items()}
                 return {name: new for name, (old, new) in found.items() if new != old}
 
             return self.model_copy(update=changed(self))

@@ -98,6 +98,14 @@ def test_relative_paths_are_relative_to_the_file_and_the_home_is_expanded(loaded
     assert settings.base.map == {"a/b": tmp_path / "b"}
 
 
+def test_texts_to_compare_on_are_relative_to_the_file_too(loaded: Loaded, tmp_path: Path) -> None:
+    """Stages run in another working directory than the command line: a path left relative is another file for each."""
+    validate = loaded('[validate]\nprompts = "texts/held out.jsonl"\ndata = "~/set"\n').work.validation
+    assert (validate.prompts, validate.data) == (str(tmp_path / "etc" / "texts" / "held out.jsonl"), str(Path.home() / "set"))
+    assert loaded('[validate]\nprompts = ""\ndata = "/data/set"\n').work.validation.data == "/data/set"
+    assert loaded("").work.validation.prompts == ""
+
+
 def test_without_a_file_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load().output.directory == tmp_path / "exports"

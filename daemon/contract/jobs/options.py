@@ -105,6 +105,10 @@ class MergeOptions(Frozen):
     """Copy the Python files of a model's own code. They are never executed here, but whoever loads the model may execute them."""
 
 
+PATH = "path"
+"""Marks an option whose text is a path: relative to the configuration file, where it is set in one."""
+
+
 class ValidateOptions(Frozen):
     """`[validate]`: how artifacts are compared with the live model."""
 
@@ -112,10 +116,10 @@ class ValidateOptions(Frozen):
     """Prompts compared. Six give a few hundred positions in seconds on a small model."""
     new_tokens: int = Field(default=24, ge=1, le=1024)
     """Tokens decoded greedily for each prompt."""
-    prompts: str = ""
+    prompts: Annotated[str, PATH] = ""
     """UTF-8 text file with one prompt a line, a .jsonl or .json file of rows, or a folder of them; "" uses `data`, else the built-in ones.
     The first ones are compared, and the others calibrate. Give lines of the run's own data for a truer verdict."""
-    data: str = ""
+    data: Annotated[str, PATH] = ""
     """The training's own data set: a folder or a file of arrow, parquet, .jsonl, .json or .txt; "" for none. A digest of each text decides
     whether it is compared or calibrates, so that none does both."""
     speed_tokens: int = Field(default=64, ge=0, le=4096)
