@@ -74,7 +74,7 @@ def refuse_unknown(state: Path, wanted: str) -> None:
 
 def _not_one(wanted: str, found: Sequence[str]) -> UsageError:
     listed = ", ".join(found[:_LISTED]) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
-    cause = f"{len(found)} jobs begin with {wanted!r}: {listed}" if found else f"no job begins with {wanted!r}"
+    cause = f"{len(found)} jobs are meant by {wanted!r}: {listed}" if found else f"no job's id begins or ends with {wanted!r}"
     return UsageError(FaultCode.NO_SUCH_JOB, "find the job", cause, "take an id from `ckptd list`, or the last part of one")
 
 

@@ -144,8 +144,11 @@ def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
 
 
 def is_meant(id: str, wanted: str) -> bool:
-    """Whether a job may be called so: by the beginning of its id, or of the id's last part, after run and step, in LEAST_HANDLE letters."""
-    return id.startswith(wanted) or (len(wanted) >= LEAST_HANDLE and id.rpartition("-")[2].startswith(wanted))
+    """Whether a job may be called so: by the beginning of its id, or, in LEAST_HANDLE letters or more, by its end or the beginning of the
+    id's last part, after run and step."""
+    if id.startswith(wanted):
+        return True
+    return len(wanted) >= LEAST_HANDLE and (id.endswith(wanted) or id.rpartition("-")[2].startswith(wanted))
 
 
 def job_of_id(connection: sqlite3.Connection, id: str) -> JobView | None:

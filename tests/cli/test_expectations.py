@@ -291,8 +291,10 @@ def test_a_beginning_that_several_jobs_share_names_them_all_and_the_last_part_fi
     config = tmp_path / "config.toml"
     config.write_text(f'[state]\ndirectory = "{state}"\n')
     answer = ckptd(tmp_path, "show", "run", "--config", config)
-    assert answer.returncode == 2 and "3 jobs begin with 'run': run-0-abcdef00, run-1-abcdef10, run-2-abcdef20" in answer.stderr
-    assert "id          run-1-abcdef10" in ckptd(tmp_path, "show", "abcdef1", "--config", config).stdout
+    assert answer.returncode == 2 and "3 jobs are meant by 'run': run-0-abcdef00, run-1-abcdef10, run-2-abcdef20" in answer.stderr
+    for ending in ("abcdef1", "cdef10", "1-abcdef10"):
+        assert "id          run-1-abcdef10" in ckptd(tmp_path, "show", ending, "--config", config).stdout
+    assert "no job's id begins or ends with 'bcdef1'" in ckptd(tmp_path, "show", "bcdef1", "--config", config).stderr
     log = [
         {"event": f"e{number}", "job": f"run-{number % 3}-abcdef{number % 3}0", "timestamp": "2026-05-01T12:34:56Z"} for number in range(9)
     ]

@@ -104,7 +104,7 @@ def test_all_verbs_find_it(make_service: Make) -> None:
     for verb in ("list", "formats", "prune"):
         told(service, verb)
     for verb in ("show", "retry", "cancel", "first"):
-        assert service.run_verb(verb, "x") == 2 and "no job begins with 'x'" in service.said
+        assert service.run_verb(verb, "x") == 2 and "no job's id begins or ends with 'x'" in service.said
 
 
 def test_a_journal_of_before_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

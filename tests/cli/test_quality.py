@@ -59,7 +59,7 @@ def test_an_export_that_is_gone_is_marked_and_not_chosen(run: Path) -> None:
     value = quality_of(run)
     assert value.best_step == 2 and value.exports[0].folder is None
     lines = [" ".join(line.plain.split()) for line in run_quality_lines(value, 80)]
-    assert lines[2].startswith("1 - onnx-int4") and "- the export is no longer there" in lines
+    assert lines[2].startswith("1 - onnx-int4") and "- there is no export of this step now: it failed, or it was removed" in lines
 
 
 def test_the_verb_answers_for_people_and_programs_and_names_the_runs_that_there_are(run: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_every_verb_says_the_same_of_a_job_that_is_not_there_and_of_an_empty_id(
     monkeypatch.setenv("CKPTD_STATE__DIRECTORY", str(state))
     monkeypatch.setenv("CKPTD_OUTPUT__DIRECTORY", str(tmp_path / "out"))
     for words in (["show"], ["logs", "--json", "--job"], ["logs", "--job"], ["pause"], ["resume"], ["retry"], ["cancel"], ["first"]):
-        for wanted, said in (("nope", "no job begins with 'nope'"), ("", "the id is empty. Fix: give the id of a job")):
+        for wanted, said in (("nope", "no job's id begins or ends with 'nope'"), ("", "the id is empty. Fix: give the id of a job")):
             with pytest.raises(UsageError, match=said):
                 app([*words, wanted], standalone_mode=False)
     assert capsys.readouterr().out == ""

@@ -216,6 +216,39 @@ def test_a_size_alone_gives_the_most_exact_graphs_that_are_no_larger(qwen3: Expo
         stage.run(both, silent())
 
 
+def test_where_4_bits_suffice_everywhere_it_is_no_larger_than_onnx_int4(qwen3: Exported, trained: Path, tmp_path: Path) -> None:
+    from handlers.onnx.quantize.weight_only import int4
+
+    def zero_points(folder: Path) -> int:
+        nodes = [node for node in ir.load(folder / "model.onnx").graph.all_nodes() if node.op_type == "MatMulNBits"]
+        return sum(len(node.inputs) > 3 and node.inputs[3] is not None for node in nodes)
+
+    options = {"block_size": 32, "symmetric": True}
+    mixed, figures = made(context_of(trained, qwen3.folder, tmp_path / "mixed", kl=10.0, **options))
+    context = make_context(tmp_path / "int4", "onnx-int4", {"onnx": qwen3.folder, "merge": trained}, trained)
+    work = context.work.with_options(OnnxOptions.model_validate({"accuracy_level": 1, **options}))
+    int4(context.model_copy(update={"work": work}), silent())
+    plain = Path(context.staging)
+    assert zero_points(mixed) == zero_points(plain) == 0
+    assert graphset.read(mixed).size(mixed) <= graphset.read(plain).size(plain)
+    said = json.loads((mixed / stage.FILE).read_bytes())
+    assert said["schemes"]["4"]["symmetric"] is True
+    assert said["divergence_nats"] == figures["kl_on_calibration"] == figures["kl_with_4_bits_everywhere"]
+    # What only zero points keep to gets them: the limit lies between the two.
+    other, found = made(context_of(trained, qwen3.folder, tmp_path / "other", kl=10.0, block_size=32, symmetric=False))
+    assert zero_points(other) > 0
+    limits = sorted([float(str(figures["kl_on_calibration"])), float(str(found["kl_on_calibration"]))])
+    between, _ = made(context_of(trained, qwen3.folder, tmp_path / "between", kl=sum(limits) / 2, **options))
+    assert (zero_points(between) > 0) == (found["kl_on_calibration"] == limits[0])
+
+
+def test_a_limit_that_leaves_no_weight_smaller_is_told(qwen3: Exported, trained: Path, tmp_path: Path) -> None:
+    context = context_of(trained, qwen3.folder, tmp_path / "made", kl=1e-15)
+    with pytest.raises(Permanent, match="export.target.kl is 1e-15, and no layer can have fewer than 32 bits") as error:
+        stage.run(context, silent())
+    assert error.value.fault.code == "budget-missed"
+
+
 def test_an_encoder_is_measured_by_its_vectors(tmp_path: Path) -> None:
     onnx = bert(tmp_path / "bert")
     context = context_of(onnx, onnx, tmp_path / "made", kl=1e-4)

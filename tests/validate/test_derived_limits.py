@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from benchmarks import _limits
 from benchmarks._limits import EARLIER, EARLIER_ITSELF, GOOD, Judge, Record
-from benchmarks.artifacts import check_share
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
@@ -135,15 +134,6 @@ def test_every_variant_whose_earlier_limits_are_named_is_declared() -> None:
     for name, (limit, part) in EARLIER_ITSELF.items():
         limits = catalog().variants[name].limits
         assert limits.cache == limits.padding < limit and limits.noise_share <= part, f"{name} is wider than it was"
-
-
-def test_the_share_of_checking_is_that_of_the_stages_that_look_whether_artifacts_are_right() -> None:
-    stages = [
-        {"name": name, "seconds": seconds}
-        for name, seconds in (("merge", 3.0), ("reference", 1.0), ("onnx", 4.0), ("merged", 0.5), ("check-onnx", 1.5), ("speed", None))
-    ]
-    assert check_share(stages) == 0.3
-    assert check_share([]) is None
 
 
 def test_a_benchmark_that_runs_as_a_script_imports_the_library_onnx() -> None:

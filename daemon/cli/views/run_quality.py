@@ -34,7 +34,7 @@ def run_quality_lines(value: RunQuality, width: int | None) -> list[Text]:
     lines = hanging("run", value.run, width, style="bold")
     lines += [line for row in table(columns, list(_rows(value, metric)), width) for line in row]
     if any(one.folder is None for one in value.exports):
-        lines += hanging(_GONE, "the export is no longer there", width)
+        lines += hanging(_GONE, "there is no export of this step now: it failed, or it was removed", width)
     if value.best is not None:
         lines += hanging(_BEST, f"the best export by the {(metric or '').replace('_', ' ')} of {value.variant}", width)
     return lines + hanging("", value.sentence, width)

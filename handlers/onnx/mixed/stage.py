@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,8 @@ FILE = "quantization.json"
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
     """Choose the bits, write the graphs, and say what was kept more exact.
 
-    Permanent `nothing-to-quantize` where no graph has a weight to turn, `budget-missed` where no choice keeps to both limits.
+    Permanent `nothing-to-quantize` where no graph has a weight to turn, `budget-missed` where no choice keeps to the limits, or only that
+    of leaving all weights as they are.
     """
     folder, options = Path(context.inputs["onnx"]), context.work.options(OnnxOptions)
     source = read(folder)
@@ -69,6 +71,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         trial, groups, limits, notes.known(), source.size(folder), lambda share: reporter.progress(0.7 * share, "measuring layers")
     )
     notes.keep(choice.sensitivity)
+    if options.symmetric and options.algorithm == "rtn":
+        choice, schemes = _without_zero_points(trial, groups, choice, limits, schemes)
     bits = {key: choice.bits[group.name] for group in groups for key in group.keys}
     made, counts = written(context, reporter, trial, weights, bits)
     level = options.accuracy_level
@@ -110,7 +114,7 @@ def _chosen(
     costs = [Cost(group.name, {bits: sum(trial.bytes(key, bits) for key in group.keys) for bits in (4, 8, FULL)}) for group in groups]
     rest = max(0, source_bytes - sum(cost.bytes[FULL] for cost in costs))
     try:
-        return search(
+        found = search(
             costs, lambda bits: trial.divergence({key: bits[name] for name in bits for key in keys[name]}),
             divergence=limits.divergence, size=None if limits.size is None else limits.size - rest, known=known, look=look,
         )  # fmt: skip
@@ -125,6 +129,30 @@ def _chosen(
             )
         remedy = "raise export.target.size or export.target.kl"
         raise Permanent(FaultCode.BUDGET_MISSED, OPERATION, cause, remedy) from None
+    if set(found.bits.values()) == {FULL}:
+        cause = f"{limits.told}, and no layer can have fewer than 32 bits within that: the graphs would be those of onnx"
+        raise Permanent(FaultCode.BUDGET_MISSED, OPERATION, cause, "raise export.target.kl, or deploy onnx")
+    return found
+
+
+def _without_zero_points(
+    trial: Trial, groups: list[Group], choice: Choice, limits: _Limits, schemes: dict[int, Scheme]
+) -> tuple[Choice, dict[int, Scheme]]:
+    """Where 4 bits are enough in all layers, the same without zero points if that is enough too: it is smaller, and is what onnx-int4 is.
+
+    Leaves `trial` with the schemes that it gives.
+    """
+    if limits.divergence is None or set(choice.bits.values()) != {4}:
+        return choice, schemes
+    plain = {**schemes, 4: replace(schemes[4], symmetric=True)}
+    bits = {key: 4 for group in groups for key in group.keys}
+    trial.use(plain)
+    found = trial.divergence(bits)
+    if found > limits.divergence:
+        trial.use(schemes)
+        return choice, schemes
+    size = sum(trial.bytes(key, 4) for key in bits)
+    return replace(choice, divergence=found, lowest=found, size=size, trials=choice.trials + 1), plain
 
 
 def schemes_of(context: StageContext) -> dict[int, Scheme]:
@@ -199,7 +227,7 @@ def _described(choice: Choice, groups: list[Group], schemes: Mapping[int, Scheme
     """quantization.json."""
     return {
         "schemes": {
-            str(bits): {"block_size": one.block_size, "symmetric": False, "algorithm": one.algorithm} for bits, one in schemes.items()
+            str(bits): {"block_size": one.block_size, "symmetric": one.symmetric, "algorithm": one.algorithm} for bits, one in schemes.items()
         },
         "divergence_nats": choice.divergence,
         "layers": [{"name": group.name, "bits": choice.bits[group.name], "weights": list(group.keys)} for group in groups],

@@ -83,6 +83,13 @@ class Trial:
         })  # fmt: skip
         self._wanted = self._answers()
 
+    def use(self, schemes: Mapping[int, Scheme]) -> None:
+        """Quantize by other schemes from now on."""
+        other = {bits for bits in self.schemes if schemes[bits] != self.schemes[bits]}
+        self._blocks = {place: made for place, made in self._blocks.items() if place[1] not in other}
+        self._bits = {key: bits for key, bits in self._bits.items() if bits not in other}
+        self.schemes = schemes
+
     def bytes(self, key: str, bits: int) -> int:
         """Bytes of a weight in the file."""
         return self._weights[key].array.size * 4 if bits == FULL else self.blocks(key, bits).nbytes
