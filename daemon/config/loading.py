@@ -5,9 +5,10 @@ Relative paths are relative to the configuration file, or to the working directo
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,10 @@ def _conflicts_of_the_rest(values: dict[str, Any], error: ValidationError, path:
 
 def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     """Values that are each right but do not go together, each with a value that would."""
-    problems: list[str] = []
+    problems = [
+        f"{key}: is {value}, which is no number to count with; write one, for example 1e9 for no limit"
+        for key, value in _not_finite(settings.model_dump())
+    ]
     for name in settings.export.variants:
         if name not in variant_names():
             left_out = "".join(f"; {problem}" for problem in catalog().problems)
@@ -191,3 +195,12 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
                     f"{key}: {folder} lies inside the watched root {root}, where only trainers may write; for example {str(beside)!r}"
                 )
     return problems
+
+
+def _not_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Dotted path and value of every number below that is infinite or none: JSON, in which jobs are written, has no such number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _not_finite(one, f"{path}.{key}" if path else str(key))

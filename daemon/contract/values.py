@@ -42,8 +42,13 @@ def text_at(value: Any, *names: str) -> str | None:
 def number_at(value: Any, *names: str) -> float | None:
     """The finite number there; None for anything else."""
     found = value_at(value, *names)
-    right = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    return float(found) if right else None
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return None
+    try:
+        number = float(found)
+    except OverflowError:  # a whole number may have any number of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def whole_at(value: Any, *names: str) -> int | None:

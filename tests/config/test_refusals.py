@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,23 @@ def test_a_wrong_value_in_the_environment_does_not_hide_conflicts_in_the_file(
 def test_an_unknown_limit_of_a_threshold_is_named_with_the_nearest_one(refusal: Refusal) -> None:  # R5.5
     said = refusal("[validate.thresholds.onnx]\nagrement = 0.9\n")
     assert "validate.thresholds.onnx.agrement: is not a known key; did you mean 'agreement'?" in said
+
+
+def _floats(values: Mapping[str, object], path: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _floats(value, f"{path}{key}.")
+        elif isinstance(value, float):
+            yield path + key
+
+
+FLOATS = [*_floats(Settings().model_dump()), "validate.thresholds.onnx.kl"]
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_number_that_json_does_not_have_is_refused(refusal: Refusal, key: str, value: str) -> None:  # R5.5
+    assert f"{key}: " in refusal(f"{key} = {value}\n")
 
 
 def test_thresholds_of_an_unknown_variant_are_named_with_the_nearest_one(refusal: Refusal) -> None:  # R5.5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -28,7 +29,7 @@ from pydantic import (
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target as DeployTarget
 from daemon.contract.formats.declaration import Thresholds
-from daemon.contract.values import Frozen, digest_of
+from daemon.contract.values import Frozen, digest_of, value_at
 
 Options = TypeVar("Options", bound=Frozen)
 
@@ -213,13 +214,36 @@ class Work(Frozen):
 
     @classmethod
     def recovered(cls, text: str) -> Work:
-        """The configuration in a JSON text; of one that another version wrote, the sections that this one understands."""
+        """The configuration in a JSON text; of one that another version wrote, every key that this one understands."""
         try:
             return cls.model_validate_json(text)
         except ValidationError:
             sections: dict[str, Any] = {"export": ExportOptions(), "validation": ValidateOptions(), "merge": MergeOptions()}
             sections |= {name: kind() for name, kind in catalog().sections.items()}
-            for name, default in sections.items():
-                with contextlib.suppress(ValidationError, ValueError, KeyError, TypeError):
-                    sections[name] = type(default).model_validate(json.loads(text)[name])
+            with contextlib.suppress(ValueError):
+                found = json.loads(text)
+                sections |= {name: _understood(type(default), value_at(found, name)) for name, default in sections.items()}
             return cls(**sections)
+
+
+def _understood(kind: type[Frozen], value: Any) -> Frozen:
+    """What of a section is valid: a key that isn't has its default, alone."""
+    left = dict(value) if isinstance(value, dict) else {}
+    while left:
+        try:
+            return kind.model_validate(left)
+        except ValidationError as error:
+            wrong = {item["loc"] for item in error.errors()}
+            if not any(_without(left, place) for place in wrong):
+                break
+    return kind()
+
+
+def _without(value: Any, place: Sequence[int | str]) -> bool:
+    """Take the value at a place out of nested objects, or all of the list in which it lies; whether it was there."""
+    if not place or not isinstance(value, dict) or place[0] not in value:
+        return False
+    if len(place) > 1 and _without(value[place[0]], place[1:]):
+        return True
+    del value[place[0]]
+    return True
