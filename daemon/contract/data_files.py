@@ -21,7 +21,7 @@ from daemon.contract.answers import ask
 
 MARK = "/./"
 """Between the folder that is trusted and what a run named in it."""
-SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".arrow", ".feather", ".parquet")
+SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".arrow", ".feather", ".parquet", ".csv", ".tsv")
 """How the names of files with texts end."""
 NO_TEXTS = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "README.txt"})
 """What lies beside the files of a data set and describes it."""
@@ -29,6 +29,11 @@ MOST_FILES = 1024
 MOST_ENTRIES = 1 << 14
 DEPTH = 3
 """Folders below the named one that are looked into: a data set has one for each split, and a hub's has one more."""
+_OTHER = {
+    b"\x1f\x8b": "packed by gzip", b"\x28\xb5\x2f\xfd": "packed by zstd", b"PK\x03\x04": "packed by zip", b"\xfd7zXZ": "packed by xz",
+    b"BZh": "packed by bzip2", b"SQLite f": "an SQLite database", b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text",
+}  # fmt: skip
+"""First bytes of files that hold no rows as they are → what they are."""
 EXPECTED = (
     'expected "text", "prompt" and "completion", "messages", "conversations", "instruction" and "output", "question" and "answer",'
     ' "source" and "target", "translation", or a text with "label"'
@@ -144,6 +149,12 @@ class DataPlace:
 def holds_texts(name: str) -> bool:
     """Whether a file of this name in a data set's folder holds rows: descriptions do not, nor do the caches of the library datasets."""
     return Path(name).suffix.lower() in SUFFIXES and name not in NO_TEXTS and not name.startswith("cache-")
+
+
+def other_kind(beginning: bytes) -> str | None:
+    """Why a file that begins so, with 8 bytes or more, can hold no rows, as a clause; None where it can."""
+    found = next((name for magic, name in _OTHER.items() if beginning.startswith(magic)), None)
+    return found and f"it is {found}; write its rows as UTF-8 text, for example as .jsonl"
 
 
 def stamp(value: str) -> list[list[str | int]]:

@@ -525,7 +525,7 @@ class FaultCode(StrEnum):
     DATA_UNREADABLE = "data-unreadable"
     """The files that `validate.data` names can't be read as arrow, parquet, JSON or text.
 
-    To do: Set `validate.data` to a folder or file of a data set (arrow, parquet, .jsonl, .json or .txt), or to "".
+    To do: Set `validate.data` to a folder or file of a data set (arrow, parquet, .jsonl, .json, .csv or .txt), or to "".
     """
     FILE_MISSING = "file-missing"
     """A file that the folder should contain does not exist.

@@ -1,20 +1,27 @@
-"""Rows of text files: lines, JSON lines, and a JSON list. Called by `sources`, one generator a file; `tables` reads arrow and parquet.
+"""Rows of text files: lines, JSON lines, a JSON list, and separated values; `tables` reads arrow and parquet.
+
+Called by `sources`, one generator a file.
 
 Nothing below a root is trusted: bytes, lines and nesting are bounded, and whatever a file holds becomes rows or a `BadRow`. Of a file that
-is larger than its share of bytes, pieces at even distances are read, without the lines that they cut.
+is larger than its share of bytes or rows, pieces at even distances are read, without the lines that they cut.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, BinaryIO
 
 from daemon.contract.data_files import EXPECTED
 
-PIECE = 1 << 20
+PIECE, LEAST_PIECE = 1 << 20, 1 << 16
 """Bytes that are read in one place of a large file."""
+PLACES = 32
+"""Places of a large file that are read, where pieces of LEAST_PIECE allow it."""
 LONGEST_LINE = 4 << 20
 """Bytes of a line; a longer one is no row."""
 LARGEST_LIST = 64 << 20
@@ -41,9 +48,29 @@ class FileRefused(ValueError):
     """Why a file holds no rows at all, as a clause."""
 
 
-def lines(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
-    """The lines of a text file that are not blank, from its beginning, as far as `budget` bytes go."""
-    for where, line in _from(stream, 0, min(size, budget), first=True):
+@dataclass
+class Share:
+    """How much of a file is read: what each row costs in Python is more than its bytes, where they are few."""
+
+    bytes: int
+    rows: int
+    cut: bool = False
+    """Whether there is more in the file than that; set while it is read."""
+
+    def some(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
+        """As many of the rows, from the first on."""
+        yield from islice(rows, self.rows)
+        self.cut = self.cut or next(rows, None) is not None
+
+
+def lines(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
+    """The lines of a text file that are not blank, from its beginning."""
+    share.cut = size > share.bytes
+    yield from share.some(_lines(stream, min(size, share.bytes)))
+
+
+def _lines(stream: BinaryIO, length: int) -> Iterator[Row | BadRow]:
+    for where, line in _from(stream, 0, length, first=True):
         text = _decoded(line, where)
         if isinstance(text, BadRow):
             yield text
@@ -53,16 +80,23 @@ def lines(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
                 yield Row(where, part)
 
 
-def json_lines(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+def json_lines(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
     """The values of a file with one JSON value a line."""
-    places = _places(size, budget)
+    beginning = stream.read(PIECE)
+    of_rows = share.rows * max(1, len(beginning)) // (beginning.count(b"\n") + 1)
+    budget = min(share.bytes, of_rows)
+    share.cut = size > budget
+    yield from share.some(_json_lines(stream, _places(size, budget)))
+
+
+def _json_lines(stream: BinaryIO, places: list[tuple[int, int]]) -> Iterator[Row | BadRow]:
     for start, length in places:
         for where, line in _from(stream, start, length, first=start == 0):
             if line.strip():
                 yield _value(line, where)
 
 
-def json_list(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+def json_list(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
     """The values of a JSON list; of an object with one list of objects (`{"data": […]}`), those of that list. FileRefused for others."""
     if size > LARGEST_LIST:
         raise FileRefused(f"it has {size:,} bytes, and a .json file is read as a whole, up to {LARGEST_LIST:,}; write it as .jsonl")
@@ -79,8 +113,41 @@ def json_list(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow
         value = inside[0] if len(inside) == 1 else value
     if not isinstance(value, list):
         raise FileRefused(f"it is no JSON list of rows; {EXPECTED}")
-    for number, row in enumerate(value, 1):
-        yield Row(f"row {number}", row)
+    share.cut = len(value) > share.rows
+    step = -(-len(value) // share.rows)
+    for number in range(0, len(value), step or 1):
+        yield Row(f"row {number + 1}", value[number])
+
+
+def separated(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
+    """The rows of separated values (.csv, .tsv) from the beginning on, by the names in the first line. What separates them is the
+    character among comma, semicolon and tab that the first line has most often."""
+    share.cut = size > share.bytes
+    data = stream.read(share.bytes)
+    if share.cut:
+        data = data[: data.rfind(b"\n") + 1]
+    text = _decoded(data, "line 1")
+    if isinstance(text, BadRow):
+        raise FileRefused("it is not UTF-8 text")
+    first = text.partition("\n")[0]
+    yield from share.some(_separated(text, max(",;\t", key=first.count)))
+
+
+def _separated(text: str, separator: str) -> Iterator[Row | BadRow]:
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    while True:
+        where = f"the row after line {rows.line_num}"
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            yield BadRow(where, _short(error))
+            continue
+        if row is None:
+            return
+        if None in row:
+            yield BadRow(where, "it has more fields than the first line has names")
+        else:
+            yield Row(where, {str(name).strip(): value for name, value in row.items() if value is not None})
 
 
 def _all_lines(data: bytes) -> Iterator[Row | BadRow]:
@@ -93,9 +160,10 @@ def _places(size: int, budget: int) -> list[tuple[int, int]]:
     """Start and length of the pieces to read: all of it where that fits, else pieces at even distances, the first at the beginning."""
     if size <= budget:
         return [(0, size)]
-    count = max(1, budget // PIECE)
-    step = (size - PIECE) // max(1, count - 1) if count > 1 else 0
-    return [(number * step, PIECE) for number in range(count)]
+    piece = min(PIECE, max(LEAST_PIECE, budget // PLACES))
+    count = max(1, budget // piece)
+    step = (size - piece) // max(1, count - 1) if count > 1 else 0
+    return [(number * step, piece) for number in range(count)]
 
 
 def _from(stream: BinaryIO, start: int, length: int, *, first: bool) -> Iterator[tuple[str, bytes]]:
@@ -134,9 +202,10 @@ def _skip_line(stream: BinaryIO, most: int) -> int:
 
 def _decoded(line: bytes, where: str) -> str | BadRow:
     try:
-        return line.decode("utf-8-sig" if where == "line 1" else "utf-8")
+        text = line.decode("utf-8-sig" if where == "line 1" else "utf-8")
     except UnicodeDecodeError:
         return BadRow(where, "it is not UTF-8 text, or too long for a row")
+    return BadRow(where, "it holds the character NUL, which no text does") if "\0" in text else text
 
 
 def _value(line: bytes, where: str) -> Row | BadRow:

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from daemon.contract.data_files import SUFFIXES, DataFile, DataPlace
+from daemon.contract.data_files import SUFFIXES, DataFile, DataPlace, other_kind
 from daemon.contract.errors import Permanent, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from handlers.texts import readers, tables
-from handlers.texts.readers import BadRow, FileRefused, Row
+from handlers.texts.readers import BadRow, FileRefused, Row, Share
 from handlers.texts.rows import RowRefused, Text, text_of
 
-BUDGET = 32 << 20
-"""Bytes that are read of a setting's files, together: enough for a hundred thousand rows, in about a second."""
+BUDGET, ROWS = 32 << 20, 100_000
+"""Bytes and rows that are read of a setting's files, together."""
 LEAST_SHARE = 1 << 20
 """Bytes of each file that is read at all: of more files than fit, some at even distances are read."""
 MOST_BAD = 1000
 """Rows that are no texts after which a file is given up."""
 _ARROW, _PARQUET = (b"ARROW1", b"\xff\xff\xff\xff"), b"PAR1"
-Reader = Callable[[BinaryIO, int, int], Iterator[Row | BadRow]]
+Reader = Callable[[BinaryIO, int, Share], Iterator[Row | BadRow]]
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Source:
         """What to do where nothing can be read."""
         what = "a UTF-8 text file with one prompt a line, to a .jsonl or .json file, or to a folder of them"
         if not self.is_prompts:
-            what = "a folder or file of a data set (arrow, parquet, .jsonl, .json or .txt)"
+            what = "a folder or file of a data set (arrow, parquet, .jsonl, .json, .csv or .txt)"
         return f'set {self.setting} to {what}, or to ""'
 
     def texts(self) -> Iterator[Text]:
@@ -78,7 +78,7 @@ class Source:
             refused: list[str] = []
             for file in files:
                 try:
-                    yield from self._of(file, share)
+                    yield from self._of(file, share, len(files))
                 except FileRefused as error:
                     refused.append(f"{file.name}: {error}")
         except (OSError, ValueError) as error:
@@ -111,13 +111,14 @@ class Source:
             )
         return files
 
-    def _of(self, file: DataFile, share: int) -> Iterator[Text]:
+    def _of(self, file: DataFile, share: int, files: int) -> Iterator[Text]:
         bad, first, good = 0, "", 0
+        part = Share(share, max(1, ROWS // files))
         with file.open() as stream:
             kind, names_rows = _reader(stream, file)
             self.of_lines = not names_rows and self.is_prompts and not file.parts
             stream.seek(0)
-            for row in kind(stream, file.size, share):
+            for row in kind(stream, file.size, part):
                 reason = row.reason if isinstance(row, BadRow) else ""
                 if isinstance(row, Row):
                     try:
@@ -135,6 +136,8 @@ class Source:
                 first = first or f"{row.where}: {reason}"
                 if bad >= MOST_BAD and not good:
                     break
+        if part.cut and not self.read:
+            self.read = f"{self.rows:,} texts of more than that"
         if bad:
             rows = "row was" if bad == 1 else "rows were"
             self.warnings.append(f"{bad} {rows} left out of {file.name}; the first is {first}.")
@@ -145,7 +148,10 @@ class Source:
         if isinstance(error, FileNotFoundError):
             return Permanent(missing, operation, "there is no such file or folder", self.remedy, path=self.shown)
         if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENOTDIR, None):
-            cause = "a link is on the way, which is not followed below a run" if error.errno == errno.ELOOP else str(error.strerror)
+            cause = str(error.strerror)
+            if error.errno == errno.ELOOP:
+                inside = self.place.inner is not None
+                cause = "a link is on the way, which is not followed below a run" if inside else "its links lead round in a circle"
             return Permanent(unreadable, operation, cause, self.remedy, path=self.shown)
         if isinstance(error, OSError):
             found = from_oserror(error, operation, self.shown)
@@ -156,6 +162,8 @@ class Source:
 def _reader(stream: BinaryIO, file: DataFile) -> tuple[Reader, bool]:
     """What reads the file, and whether its rows have fields: not those of a plain text file."""
     beginning = stream.read(8)
+    if other := other_kind(beginning):
+        raise FileRefused(other)
     if beginning.startswith(_PARQUET):
         return tables.parquet, True
     if beginning.startswith(_ARROW) or file.suffix in (".arrow", ".feather"):
@@ -164,6 +172,8 @@ def _reader(stream: BinaryIO, file: DataFile) -> tuple[Reader, bool]:
         raise FileRefused("it does not begin as a Parquet file does")
     if file.suffix in (".jsonl", ".ndjson"):
         return readers.json_lines, True
+    if file.suffix in (".csv", ".tsv"):
+        return readers.separated, True
     return (readers.json_list, True) if file.suffix == ".json" else (readers.lines, False)
 
 

@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from handlers.texts.readers import BadRow, FileRefused, Row
+from handlers.texts.readers import BadRow, FileRefused, Row, Share
 
 if TYPE_CHECKING:
     import pyarrow
 
-ROWS = 256
+ROWS = 32
 """Rows that are turned into Python objects at a time."""
 LARGEST_GROUP = 1 << 30
 """Bytes of a parquet file's row group, uncompressed: a larger one is left out."""
+DENSE, FEW = 200, 32 << 20
+"""A column of a row group that is packed to less than one in DENSE bytes is no text that a person wrote, and is left out from FEW bytes on:
+a page is unpacked as a whole, so that a file of a kilobyte could take all memory."""
 _ARROW_FILE = b"ARROW1"
 
 
-def arrow(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+def arrow(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
     """The rows of an IPC stream (what `save_to_disk` writes) or of an IPC file (feather). FileRefused where it is neither."""
     import pyarrow
     import pyarrow.ipc
@@ -35,9 +38,16 @@ def arrow(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
             batches: Any = (file.get_batch(number) for number in range(file.num_record_batches))
         else:
             batches = iter(pyarrow.ipc.open_stream(source))
+    yield from share.some(_batches(stream, batches, share))
+
+
+def _batches(stream: BinaryIO, batches: Any, share: Share) -> Iterator[Row | BadRow]:
     names: dict[str, str] = {}
     number = 0
-    while stream.tell() <= budget:
+    while True:
+        if stream.tell() > share.bytes:
+            share.cut = True
+            return
         with _refusing("Arrow"):
             batch = next(batches, None)
             if batch is None:
@@ -50,7 +60,7 @@ def arrow(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
             number += 1
 
 
-def parquet(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
+def parquet(stream: BinaryIO, size: int, share: Share) -> Iterator[Row | BadRow]:
     """The rows of a parquet file; of a large one those of row groups at even distances. FileRefused where it is none."""
     import pyarrow
     import pyarrow.parquet
@@ -59,17 +69,20 @@ def parquet(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
         file = pyarrow.parquet.ParquetFile(pyarrow.PythonFile(stream, mode="r"), pre_buffer=False)
         schema = file.schema_arrow
         columns = [field.name for field in schema if _may_hold_texts(field.type)]
-        groups = [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
+        groups = [_bytes_of(file.metadata.row_group(number)) for number in range(file.metadata.num_row_groups)]
     if not columns:
         raise FileRefused("it has no column with texts")
     names = _class_names(schema)
+    chosen = _spread(groups, share.bytes)
+    if groups and not chosen:
+        raise FileRefused(f"each of its row groups has more than {LARGEST_GROUP >> 20} MiB, or is packed as no text is")
     spent = number = 0
-    for group in _spread(groups, budget):
-        if spent > budget:
-            return
+    for place, group in enumerate(chosen, 1):
         with _refusing("Parquet"):
             batches = file.iter_batches(batch_size=ROWS, row_groups=[group], columns=columns)
-        while spent <= budget:
+        while True:
+            if spent > share.bytes or number >= share.rows * place // len(chosen):  # of each group as many as of the others
+                break
             with _refusing("Parquet"):
                 batch = next(batches, None)
                 if batch is None:
@@ -79,6 +92,16 @@ def parquet(stream: BinaryIO, size: int, budget: int) -> Iterator[Row | BadRow]:
             for row in _rows(batch, number, names):
                 yield row
                 number += 1
+    share.cut = number < file.metadata.num_rows
+
+
+def _bytes_of(group: Any) -> int:
+    """Uncompressed bytes of a parquet file's row group; more than LARGEST_GROUP where it is not to be unpacked."""
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.total_uncompressed_size > max(FEW, DENSE * column.total_compressed_size):
+            return LARGEST_GROUP + 1
+    return int(group.total_byte_size)
 
 
 def _spread(groups: list[int], budget: int) -> list[int]:

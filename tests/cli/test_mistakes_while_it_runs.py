@@ -29,8 +29,8 @@ from tests.service import Service
 
 STEERING = {
     ("status",): 0, ("status", "--json"): 0, ("list",): 0, ("list", "--json"): 0, ("logs",): 0, ("pause",): 0, ("resume",): 0,
-    ("show", "x"): "no job's id begins or ends with", ("cancel", "x"): "no job's id begins or ends with", ("pause", "x"): "no job's id begins or ends with",
-    ("resume", "x"): "no job's id begins or ends with", ("first", "x"): "no job's id begins or ends with", ("compare", "x", "y"): "no job id begins with",
+    ("show", "x"): "no job's id begins", ("cancel", "x"): "no job's id begins", ("pause", "x"): "no job's id begins",
+    ("resume", "x"): "no job's id begins", ("first", "x"): "no job's id begins", ("compare", "x", "y"): "no job id begins with",
 }  # fmt: skip
 """Verbs that need a state directory alone → what they end with here."""
 OTHERS = {

@@ -24,7 +24,7 @@ def problems(path: Path, key: str = "data") -> list[str]:
         ("a.jsonl", b"", 'is empty; expected "text"'),
         ("a.json", b"text", "is not JSON"),
         ("a.parquet", b"text", "does not begin as a file of that kind does"),
-        ("a.txt", b"\xff\xfe\n", "is not UTF-8 text"),
+        ("a.txt", b"\xff\xff\n", "is not UTF-8 text"), ("a.txt", b"\xff\xfea\0", "is UTF-16 text"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_a_problem_with_its_key(name: str, content: bytes | None, said: str, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def test_a_key_that_is_not_understood_has_its_default_alone(place: tuple[str, ..
     assert Work.recovered(json.dumps(written)) == expected
 
 
-@pytest.mark.parametrize("text", ["[]", "null", '{"validation": 3, "export": []}', '{"elsewhere": {}}', "{", '{"validation": {"thresholds": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "null", '{"validation": 3, "export": []}', '{"elsewhere": {}}', "{", '{"validation": {"thresholds": 1}}']
+)
 def test_a_text_of_which_nothing_is_understood_is_all_defaults(text: str) -> None:
     assert Work.recovered(text) == Work.recovered("{}")
     assert Work.recovered("{}").validation.samples > 0

@@ -244,7 +244,7 @@ def test_where_4_bits_suffice_everywhere_it_is_no_larger_than_onnx_int4(qwen3: E
 
 def test_a_limit_that_leaves_no_weight_smaller_is_told(qwen3: Exported, trained: Path, tmp_path: Path) -> None:
     context = context_of(trained, qwen3.folder, tmp_path / "made", kl=1e-15)
-    with pytest.raises(Permanent, match="export.target.kl is 1e-15, and no layer can have fewer than 32 bits") as error:
+    with pytest.raises(Permanent, match=r"export\.target\.kl is 1e-15, and no layer can have fewer than 32 bits") as error:
         stage.run(context, silent())
     assert error.value.fault.code == "budget-missed"
 

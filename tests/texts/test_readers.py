@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from daemon.config.settings import Settings
 from daemon.contract.data_files import DataPlace, stamp
 from daemon.contract.errors import CkptdError
+from daemon.operating.diagnosis.texts import problems_of_texts
 from handlers.texts import readers, sources
 from handlers.texts.sources import Source
 
@@ -38,6 +44,13 @@ def store(folder: Path, rows: list[Any], kind: str) -> Path:
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     elif kind == "json":
         path.write_text(json.dumps(rows), "utf-8")
+    elif kind in ("csv", "tsv"):
+        with path.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]), delimiter="," if kind == "csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif kind == "txt":
+        path.write_text("".join(row["text"] + "\n" for row in rows))
     elif kind == "parquet":
         pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=16)
     elif kind == "arrow":
@@ -237,11 +250,91 @@ def test_no_json_ends_in_a_traceback(tmp_path: Path, rows: list[Any]) -> None:
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.binary(max_size=300), st.sampled_from(["txt", "jsonl", "json", "arrow", "parquet"]), st.sampled_from([b"", b"PAR1", b"ARROW1"]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from(["txt", "jsonl", "json", "arrow", "parquet", "csv", "tsv"]),
+    st.sampled_from([b"", b"PAR1", b"ARROW1"]),
+)
 def test_no_bytes_end_in_a_traceback(tmp_path: Path, content: bytes, kind: str, beginning: bytes) -> None:
     path = tmp_path / f"a.{kind}"
     path.write_bytes(beginning + content)
     texts_or_fault(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "arrow", "feather", "parquet", "csv", "tsv", "txt"])
+def test_of_many_small_rows_a_bounded_number_is_read(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "ROWS", 500)
+    monkeypatch.setattr(readers, "LEAST_PIECE", 512)
+    path = store(tmp_path, [{"text": f"text {number}", "label": number % 2} for number in range(5000)], kind)
+    texts, source = read(path)
+    assert 350 <= len(texts) <= 560 and source.read.startswith(f"{len(texts)} texts of more")
+    last = max(int(one.text.split()[1].rstrip(",").split(",")[0]) for one in texts)
+    assert (last > 4500) == (kind in ("jsonl", "json", "parquet")), "they are from all over the file"
+    monkeypatch.setattr(sources, "ROWS", 5001)
+    texts, source = read(path)
+    assert len(texts) == 5000 and not source.read
+
+
+def test_separated_values_are_rows_by_the_names_in_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes('\ufeffid;text;label\r\n1;"one; ""two""\nthree";pos\r\n2;four\r\n3;a;b;c\r\n'.encode())
+    texts, source = read(path)
+    assert [(one.text, one.label) for one in texts] == [('one; "two"\nthree', "pos"), ("four", None)]
+    assert source.warnings == [
+        f"1 row was left out of {path}; the first is the row after line 4: it has more fields than the first line has names."
+    ]
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    (gzip.compress(b'{"text": "a"}'), "it is packed by gzip; write"), ("one\ntwo".encode("utf-16"), "it is UTF-16 text; write"),
+    (b"PK\x03\x04" + bytes(30), "it is packed by zip; write"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.xlsx", "a.json"])
+@pytest.mark.parametrize("setting", ["validate.data", "validate.prompts"])
+def test_a_file_of_another_kind_is_named_as_such(tmp_path: Path, name: str, content: bytes, why: str, setting: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CkptdError, match=why):
+        read(path, setting)
+    key = setting.partition(".")[2]
+    (problem,) = problems_of_texts(Settings(validate={key: str(path)}))
+    assert why in problem
+
+
+def test_links_that_lead_round_are_said_to(tmp_path: Path) -> None:
+    path = tmp_path / "loop"
+    path.symlink_to(path)
+    with pytest.raises(CkptdError, match="its links lead round in a circle"):
+        read(path)
+
+
+def test_a_text_with_nul_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\nt\0wo\n")
+    texts, source = read(path)
+    assert [one.text for one in texts] == ["one"] and "line 2: it holds the character NUL" in source.warnings[0]
+
+
+@pytest.mark.parametrize("rows", [4, 4000])
+def test_a_table_that_is_packed_as_no_text_is_is_not_unpacked(tmp_path: Path, rows: int) -> None:
+    """A page is unpacked as a whole, and a dictionary's value once for each row: a kilobyte could take all memory."""
+    path = tmp_path / "bomb.parquet"
+    if rows == 4:
+        texts: Any = pa.array(["a" * (64 << 20), *"bcd"])
+    else:
+        texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["a" * (1 << 20)])
+    pyarrow.parquet.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=rows > 4)
+    assert path.stat().st_size < 20_000
+    code = (
+        "import resource, sys; from handlers.texts.sources import Source; import pyarrow.parquet\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: print(sum(1 for _ in Source('validate.data', sys.argv[1]).texts()))\n"
+        "except Exception as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    said, more = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert int(more) < 400 << 10, f"{said}; {more} KiB"
+    assert ("packed as no text is" in said) == (rows == 4)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -257,5 +350,5 @@ def test_no_damaged_table_ends_in_a_traceback(tmp_path: Path, kind: str, place: 
 def test_lines_end_where_they_always_ended() -> None:
     """A form feed and a paragraph separator end a line too, as `str.splitlines` has it."""
     data = "one\x0ctwo\u2029three\r\nfour".encode()
-    found = [row.value for row in readers.lines(io.BytesIO(data), len(data), 1 << 20) if isinstance(row, readers.Row)]
+    found = [row.value for row in readers.lines(io.BytesIO(data), len(data), readers.Share(1 << 20, 9)) if isinstance(row, readers.Row)]
     assert found == ["one", "two", "three", "four"]

@@ -121,7 +121,8 @@ class ValidateOptions(Frozen):
     """UTF-8 text file with one prompt a line, a .jsonl or .json file of rows, or a folder of them; "" uses `data`, else the built-in ones.
     The first ones are compared, and the others calibrate. Give lines of the run's own data for a truer verdict."""
     data: Annotated[str, PATH] = ""
-    """The training's own data set: a folder or a file of arrow, parquet, .jsonl, .json or .txt; "" for none. A digest of each text decides
+    """The training's own data set: a folder or a file of arrow, parquet, .jsonl, .json, .csv or .txt; "" for none. A digest of each text
+    decides
     whether it is compared or calibrates, so that none does both."""
     speed_tokens: int = Field(default=64, ge=0, le=4096)
     """Tokens decoded to measure speed, in turns with PyTorch. 0 leaves speed out."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from daemon.config.settings import Settings
 from daemon.contract.answers import ask
-from daemon.contract.data_files import EXPECTED, SUFFIXES, DataFile, DataPlace
+from daemon.contract.data_files import EXPECTED, SUFFIXES, DataFile, DataPlace, other_kind
 
 BEGINNING = 1 << 16
 """Bytes that are looked at."""
@@ -53,8 +53,10 @@ def _unusable(file: DataFile) -> str | None:
     where = f"{file.name} " if file.parts else "it "
     if not data.strip():
         return f"{where}is empty; {EXPECTED}"
-    if data.startswith((b"PAR1", *_ARROW)):
+    if data.startswith((b"PAR1", *_ARROW[:1])) or (file.suffix in (".arrow", ".feather") and data.startswith(_ARROW)):
         return None
+    if other := other_kind(data):
+        return other.replace("it ", where, 1)
     if file.suffix in (".parquet", ".arrow", ".feather"):
         return f"{where}does not begin as a file of that kind does; write it again"
     whole = data if len(data) < BEGINNING else data[: data.rfind(b"\n") + 1] or data

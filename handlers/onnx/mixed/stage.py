@@ -227,7 +227,8 @@ def _described(choice: Choice, groups: list[Group], schemes: Mapping[int, Scheme
     """quantization.json."""
     return {
         "schemes": {
-            str(bits): {"block_size": one.block_size, "symmetric": one.symmetric, "algorithm": one.algorithm} for bits, one in schemes.items()
+            str(bits): {"block_size": one.block_size, "symmetric": one.symmetric, "algorithm": one.algorithm}
+            for bits, one in schemes.items()
         },
         "divergence_nats": choice.divergence,
         "layers": [{"name": group.name, "bits": choice.bits[group.name], "weights": list(group.keys)} for group in groups],
