@@ -48,6 +48,11 @@ class Judge:
     """As in EARLIER_ITSELF."""
 
 
+def key(record: Record) -> tuple[Any, ...]:
+    """What a record is of: no two of a file have the same."""
+    return tuple(record.get(name, 0) for name in ("model", "variant", "kind", "live", "seed"))
+
+
 def value(record: Record, figure: str) -> float | None:
     """A figure of a record; infinite where the outputs were not finite, None where the task does not have it."""
     if figure == "disagreement":
@@ -160,6 +165,8 @@ REAL = {
 
 def figures(records: Sequence[Record], declared: Mapping[str, Judge]) -> dict[str, Any]:
     """What `thresholds.py` writes, of records of any number of models."""
+    left_out = [one for one in records if "left_out" in one]
+    records = [one for one in records if "left_out" not in one]
     good, bad = split(records)
     earlier = earlier_of(declared)
     result: dict[str, Any] = {
@@ -179,8 +186,13 @@ def figures(records: Sequence[Record], declared: Mapping[str, Judge]) -> dict[st
         kind: {"of": len(own), **_rates(own, earlier, declared)}
         for kind in sorted({one["kind"] for one in bad}) if (own := [one for one in bad if one["kind"] == kind])
     }  # fmt: skip
+    result["of_models"] = {
+        name: _of_model([one for one in records if one["model"] == name], earlier, declared)
+        for name in sorted({one["model"] for one in records})
+    }  # fmt: skip
     result["missed"] = [f"{one['model']}, {one['variant']}, {one['kind']}" for one in bad if not fails(one, declared[one["variant"]])]
     result["false_alarms"] = [f"{one['model']}, {one['variant']}, {one['live']}" for one in good if fails(one, declared[one["variant"]])]
+    result["left_out"] = sorted({f"{one['model']}, {one['variant']}, {one['kind']}: {one['left_out']}" for one in left_out})
     return result
 
 
@@ -200,6 +212,20 @@ def _rates(records: Sequence[Record], earlier: Mapping[str, Judge], declared: Ma
             found[f"{told}_{name}"] = share(crosses(one, judges[one["variant"]].thresholds) for one in part)
             found[f"{told}_whole_{name}"] = share(fails(one, judges[one["variant"]]) for one in part)
     return {key: one for key, one in found.items() if one is not None}
+
+
+def _of_model(records: Sequence[Record], earlier: Mapping[str, Judge], declared: Mapping[str, Judge]) -> dict[str, Any]:
+    """Of one architecture in one size: rates, and by variant the largest figures of its good artifacts."""
+    good, bad = split(records)
+    largest = {
+        variant: {
+            figure: max(values)
+            for figure in FIGURES if (values := [found for one in own if (found := value(one, figure)) is not None])
+        }
+        for variant in EARLIER if (own := [one for one in good if one["variant"] == variant])
+    }  # fmt: skip
+    told = {name: sorted({one[name] for one in records})[0] for name in ("parameters", "loss")}
+    return {**told, "good": len(good), "bad": len(bad), **_rates(records, earlier, declared), "largest_good": largest}
 
 
 def _of_variant(

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from handlers.demo import corpus, make_base
 
-SIZES = {"1M": (128, 3), "6M": (256, 6), "30M": (512, 9), "100M": (768, 14)}
-"""Name → hidden size and layers; the names are those of the decoders with gates."""
+SIZES = {"1M": (128, 3), "6M": (256, 6), "12M": (320, 8), "30M": (512, 9), "100M": (768, 12)}
+"""Name → hidden size and layers; the names are those of the decoders with gates. An encoder-decoder has half as many on each side."""
+VOCABULARIES = {"12M": 8192, "30M": 8192, "100M": 24576}
+"""Tokens, where they are not the demo's; classifiers have 320."""
 SMALL, LARGE = ("1M", "6M"), ("30M", "100M")
-KINDS = ("qwen3", "llama", "gpt2", "bert")
+ENCODERS = ("bert", "modernbert")
+KINDS = ("qwen3", "llama", "gpt2", *ENCODERS, "t5")
 BATCH, LENGTH = 8, 64
 LORA_STEPS = 30
-PROMPTS = {"bert": 16}
-"""Texts compared, where it is not 6: a classifier gives one answer for a text."""
+PROMPTS = {"bert": 16, "modernbert": 16, "t5": 12}
+"""Texts compared, where it is not 6: a classifier gives one answer for a text, and an encoder-decoder is compared in what it writes."""
 CHARACTERS = 140
 
 Loss = Callable[[Any], Any]
@@ -39,6 +43,7 @@ class Trained:
     """Of the base's last steps, in nats."""
     prompts: tuple[str, ...]
     calibration: tuple[str, ...]
+    seed: int = 0
 
     @property
     def name(self) -> str:
@@ -53,31 +58,42 @@ class Trained:
         run, step = {"sound": ("run", LORA_STEPS), "stale": ("run", LORA_STEPS // 3), "other": ("other", LORA_STEPS)}[source]
         return self.folder / run / f"checkpoint-{step}"
 
+    def save(self) -> None:
+        """Write it beside what it names; `kept` gives it back."""
+        told = {**asdict(self), "folder": None}
+        (self.folder / KEPT).write_text(json.dumps(told))
 
-def train(folder: Path, kind: str, size: str, seconds: float) -> Trained:
-    """Make all of it in `folder`; the base learns for `seconds` of CPU time."""
+
+KEPT = "trained.json"
+
+
+def kept(folder: Path) -> Trained | None:
+    """What `train` made in a folder and `save` wrote; None where it did not come to its end."""
+    if not (folder / KEPT).is_file():
+        return None
+    told = json.loads((folder / KEPT).read_text())
+    return Trained(**{**told, "folder": folder, "prompts": tuple(told["prompts"]), "calibration": tuple(told["calibration"])})
+
+
+def train(folder: Path, kind: str, size: str, *, seconds: float = math.inf, steps: int = 10**9, seed: int = 0) -> Trained:
+    """Make all of it in `folder`; the base learns for `seconds` of CPU time, or for `steps`."""
     import torch
     from peft import LoraConfig, get_peft_model
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     texts = corpus.base_texts()
-    if kind == "bert":
-        from tests.validate.zoo import encoder_tokenizer
-
-        tokenizer = encoder_tokenizer()
-    else:
-        tokenizer = make_base.make_tokenizer(texts[:2000])
+    tokenizer = _tokenizer(kind, size, texts)
     model = _untrained(kind, size)
-    rate = {"1M": 2e-3, "6M": 1e-3}.get(size, 5e-4) / (4 if kind == "bert" else 1)  # norms after the layers: faster, it learns nothing
-    loss = _fit(model, _loss_of(kind, tokenizer, texts, 0), rate, seconds=seconds)
+    rate = {"1M": 2e-3, "6M": 1e-3, "12M": 1e-3}.get(size, 5e-4) / (4 if kind == "bert" else 1)  # norms after the layers: not faster
+    loss = _fit(model, _loss_of(kind, tokenizer, texts, 0), rate, seconds=seconds, steps=steps)
     model.to(torch.bfloat16).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     tuning = corpus.finetune_texts()
     many = PROMPTS.get(kind, 6)
     held, rest = tuning[: 2 * many], tuning[2 * many :]
     for run, part in (("run", rest[::2]), ("other", rest[1::2])):
-        torch.manual_seed(len(run))
-        lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="SEQ_CLS" if kind == "bert" else "CAUSAL_LM")
+        torch.manual_seed(len(run) + seed)
+        lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type=_task(kind))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tuned = get_peft_model(_loaded(kind, folder / "base"), lora)
@@ -88,49 +104,86 @@ def train(folder: Path, kind: str, size: str, seconds: float) -> Trained:
 
         _fit(tuned, _loss_of(kind, tokenizer, part, 1), 2e-3, steps=LORA_STEPS, after=save)
     short = [text[:CHARACTERS] for text in held]
-    return Trained(folder, kind, size, model.num_parameters(), loss, tuple(short[:many]), tuple(short[many:]))
+    return Trained(folder, kind, size, model.num_parameters(), loss, tuple(short[:many]), tuple(short[many:]), seed)
+
+
+def _tokenizer(kind: str, size: str, texts: list[str]) -> Any:
+    if kind in ENCODERS:
+        from tests.validate.zoo import encoder_tokenizer
+
+        return encoder_tokenizer()
+    tokens = VOCABULARIES.get(size, make_base.VOCABULARY)
+    tokenizer = make_base.make_tokenizer(texts if size in VOCABULARIES else texts[:2000], tokens)
+    if kind == "t5":
+        from tokenizers import processors
+
+        end = processors.TemplateProcessing(single=f"$A {make_base.END}", special_tokens=[(make_base.END, 1)])
+        tokenizer.backend_tokenizer.post_processor = end
+    return tokenizer
 
 
 def _untrained(kind: str, size: str) -> Any:
     import transformers
 
     hidden, layers = SIZES[size]
-    heads = hidden // 32
+    head = 64 if hidden >= 512 else 32
+    heads = hidden // head
+    tokens: dict[str, Any] = {"vocab_size": VOCABULARIES.get(size, make_base.VOCABULARY), "pad_token_id": 0, "eos_token_id": 1}
     if kind == "gpt2":
-        sizes: dict[str, Any] = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 512}
-        tokens: dict[str, Any] = {"vocab_size": make_base.VOCABULARY, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
-    elif kind == "bert":
+        sizes: dict[str, Any] = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": 512, "bos_token_id": 1}
+    elif kind in ENCODERS:
         sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": 4 * hidden}
         tokens = {"vocab_size": 320, "pad_token_id": 0, "num_labels": 4, "max_position_embeddings": 512}
+        if kind == "modernbert":
+            sizes["intermediate_size"] = 3 * hidden
+            tokens |= {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
+    elif kind == "t5":
+        sizes = {
+            "d_model": hidden, "d_kv": head, "d_ff": 2 * hidden, "num_layers": max(2, layers // 2), "num_heads": heads,
+            "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0, "decoder_start_token_id": 0,
+        }  # fmt: skip
     else:
         sizes = {
             "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads // 2,
-            "intermediate_size": 3 * hidden, "head_dim": 32, "max_position_embeddings": 512, "tie_word_embeddings": kind == "qwen3",
+            "intermediate_size": 3 * hidden, "head_dim": head, "max_position_embeddings": 512, "tie_word_embeddings": kind == "qwen3",
+            "bos_token_id": None,
         }  # fmt: skip
-        tokens = {"vocab_size": make_base.VOCABULARY, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    auto = transformers.AutoModelForSequenceClassification if kind == "bert" else transformers.AutoModelForCausalLM
-    return auto.from_config(transformers.AutoConfig.for_model(kind, **sizes, **tokens))
+    return _class(kind).from_config(transformers.AutoConfig.for_model(kind, **sizes, **tokens))
+
+
+def _class(kind: str) -> Any:
+    import transformers
+
+    if kind in ENCODERS:
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForSeq2SeqLM if kind == "t5" else transformers.AutoModelForCausalLM
+
+
+def _task(kind: str) -> str:
+    """PEFT's name of it."""
+    return "SEQ_CLS" if kind in ENCODERS else "SEQ_2_SEQ_LM" if kind == "t5" else "CAUSAL_LM"
 
 
 def _loaded(kind: str, folder: Path) -> Any:
     import torch
-    import transformers
 
-    auto = transformers.AutoModelForSequenceClassification if kind == "bert" else transformers.AutoModelForCausalLM
-    return auto.from_pretrained(folder, dtype=torch.float32)
+    return _class(kind).from_pretrained(folder, dtype=torch.float32)
 
 
 def _loss_of(kind: str, tokenizer: Any, texts: list[str], rule: int) -> Loss:
-    """Of random batches of `texts`: the next token, or of a classifier the label that `rule` gives."""
+    """Of random batches of `texts`: the next token, of an encoder-decoder the second half, of a classifier the label that `rule` gives."""
     import torch
 
-    if kind != "bert":
+    if kind not in ENCODERS:
         stream = make_base.token_stream(tokenizer, texts)
 
         def predicting(model: Any) -> Any:
             places = torch.randint(0, len(stream) - LENGTH, (BATCH,)).tolist()
             rows = torch.stack([stream[place : place + LENGTH] for place in places])
-            return model(input_ids=rows, labels=rows).loss
+            if kind != "t5":
+                return model(input_ids=rows, labels=rows).loss
+            sources = torch.nn.functional.pad(rows[:, : LENGTH // 2], (0, 1), value=tokenizer.eos_token_id)
+            return model(input_ids=sources, labels=rows[:, LENGTH // 2 :].contiguous()).loss
 
         return predicting
     chosen = random.Random(rule)

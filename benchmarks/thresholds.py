@@ -1,12 +1,16 @@
 """Where the limits of the checks come from: sound artifacts and damaged ones of trained models, and what tells them apart.
 
-    python benchmarks/thresholds.py [--json FILE] [--kinds qwen3 llama gpt2 bert] [--sizes 1M 6M] [--large] [--records FILE] …
+    python benchmarks/thresholds.py [--json FILE] [--kinds qwen3 t5 …] [--sizes 1M 12M …] [--records FILE] [--work DIR] …
 
-Bases of four architectures learn Python's standard library for `--seconds` of CPU time each, and two LoRA runs learn other functions on
-each. The stages' own code makes every form of three checkpoints of each; each is compared with its own live model ("good"), with six texts
-that nothing was trained on (classifiers: 16). Then forms are made of damaged weights or of other checkpoints, and graphs are damaged, as in
-tests/validate/sabotage.py. `--large` adds models of 30 and 100 million parameters. What was measured is added to `--records`, a line for
-each artifact, so that a run that was cut off counts; `--only-read` measures nothing and reads that file.
+Bases of several architectures learn Python's standard library for `--seconds` of CPU time each (or `--steps`), and two LoRA runs learn
+other functions on each. The stages' own code makes every form of three checkpoints of each; each is compared with its own live model
+("good"), with texts that nothing was trained on: six, for encoder-decoders 12, for classifiers 16. Then forms are made of damaged weights
+or of other checkpoints, and graphs are damaged, as in tests/validate/sabotage.py. `--large` adds models of 30 and 100 million parameters.
+`--variants`, `--lives` and `--damages` leave out what takes long for them.
+
+What was measured is added to `--records`, a line for each artifact, and what is there already is not measured again; with `--work`, models
+and artifacts are kept too. So a run that was cut off goes on where it was. `--only-read` measures nothing and reads the records. `--lock`
+names a file whose lock (flock) is held for each training and each artifact, and given back in between.
 
 By variant: `good` and `bad`, artifacts; of each figure the spread of good artifacts and of each damage, and where they part
 (`largest_good`, `smallest_bad_above` it, and how many of the damaged ones lie `below`). `detection_…` and `false_alarms_…`: shares of the
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import io
 import json
 import math
@@ -26,8 +31,9 @@ import os
 import pkgutil
 import shutil
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +49,8 @@ from handlers.onnx.options import OnnxOptions
 
 GRAPHS = ("onnx-fp16", "onnx-int8", "onnx-int8-static", "onnx-int8-weight", "onnx-int4", "onnx-int4-fine", "onnx-mixed")
 FOLDERS = ("pytorch-fp16", "pytorch-bf16", "pytorch-bnb-int8", "pytorch-bnb-nf4", "pytorch-w8a8", "pytorch-w4a16")
-NOT_FOR_GPT2 = ("pytorch-w8a8", "pytorch-w4a16")
+VARIANTS = ("pytorch", "onnx", *GRAPHS, *FOLDERS)
+NOT_FOR = dict.fromkeys(("gpt2", "t5"), ("pytorch-w8a8", "pytorch-w4a16"))
 GOOD = ("sound", "stale", "other")
 FOREIGN = {"stale": "an earlier step", "other": "another run's checkpoint", "unmerged": "without its adapter"}
 """Source → what its artifacts are called where "sound" is the live model."""
@@ -55,11 +62,57 @@ OF_FILES = ("wrong tokenizer", "wrong end token", "wrong padding token")
 LOOSE = Thresholds(agreement=0, kl=math.inf, error=math.inf)
 
 
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is measured of a model."""
+
+    variants: tuple[str, ...] = VARIANTS
+    lives: tuple[str, ...] = GOOD
+    damages: tuple[str, ...] | None = None
+    """None: all."""
+    threads: int = 1
+    lock: Path | None = None
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the lock, where there is one."""
+        if self.lock is None:
+            yield
+            return
+        with self.lock.open("a") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+
+class Records:
+    """The lines of a file: what was measured, and what could not be."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, known = path, read(path)
+        path.write_text("".join(json.dumps(one) + "\n" for one in known))  # without a line that was cut off
+        self._known = {_limits.key(one) for one in known}
+
+    def __contains__(self, found: _limits.Record) -> bool:
+        return _limits.key(found) in self._known
+
+    def add(self, found: _limits.Record) -> None:
+        """Write a line."""
+        self._known.add(_limits.key(found))
+        with self._path.open("a") as stream:
+            print(json.dumps(found), file=stream)
+
+
+def read(path: Path) -> list[_limits.Record]:
+    """The records of a file, without a last line that was cut off."""
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 class Model:
     """The artifacts of a trained model, made as they are asked for, and checked."""
 
-    def __init__(self, trained: _trained.Trained) -> None:
-        self.trained, self.folder = trained, trained.folder
+    def __init__(self, trained: _trained.Trained, choice: Choice) -> None:
+        self.trained, self.folder, self.choice = trained, trained.folder, choice
         texts = self.folder / "texts.jsonl"
         texts.write_text("".join(json.dumps(row) + "\n" for row in _trained.rows((*trained.prompts, *trained.calibration))))
         self._validation = ValidateOptions(prompts=str(texts), samples=len(trained.prompts), new_tokens=8, speed_tokens=0)
@@ -67,8 +120,8 @@ class Model:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Those that the architecture has."""
-        return tuple(one for one in ("pytorch", "onnx", *GRAPHS, *FOLDERS) if self.trained.kind != "gpt2" or one not in NOT_FOR_GPT2)
+        """Those that were asked for and that the architecture has."""
+        return tuple(one for one in self.choice.variants if one not in NOT_FOR.get(self.trained.kind, ()))
 
     @property
     def damages(self) -> tuple[str, ...]:
@@ -81,15 +134,24 @@ class Model:
         """An artifact of "sound", "stale", "other", "unmerged" or a damage to the weights. Read only."""
         target = self.folder / "made" / source / variant
         if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
             if variant == "pytorch":
-                self._merged(source, target)
+                scratch = self._empty(self.folder / "scratch" / f"{source}-merge")
+                self._merged(source, scratch / "merged")
+                (scratch / "merged").replace(target)
             else:
                 declared = catalog().variants[variant]
                 inputs = {
                     need: self.made(source, "pytorch" if need == "merge" else need) for need in declared.needs if need != "calibration"
                 }
-                self._staged(variant, inputs, self.folder / "scratch" / f"{source}-{variant}").replace(target)
+                self._staged(variant, inputs, self._empty(self.folder / "scratch" / f"{source}-{variant}")).replace(target)
         return target
+
+    @staticmethod
+    def _empty(folder: Path) -> Path:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
     def bench(self, source: str) -> Any:
         """The live model of a checkpoint, measured."""
@@ -97,7 +159,8 @@ class Model:
 
         if source not in self._benches:
             pin, base, merged = self.trained.checkpoint(source), self.trained.base, self.made(source, "pytorch")
-            self._benches[source] = measured(pin, base, merged, self.folder / f"bench-{source}", self.trained.prompts)
+            scratch = self._empty(self.folder / f"bench-{source}") / "outputs"
+            self._benches[source] = measured(pin, base, merged, scratch, self.trained.prompts)
         return self._benches[source]
 
     def damaged(self, name: str, variant: str) -> Path:
@@ -127,7 +190,7 @@ class Model:
     def _staged(self, variant: str, inputs: dict[str, Path], scratch: Path) -> Path:
         from handlers.child.progress import Reporter
 
-        limits = ChildLimits(threads=1, nice=0, idle=False)
+        limits = ChildLimits(threads=self.choice.threads, nice=0, idle=False)
         onnx = OnnxOptions(optimize="none")
         cache = scratch / "cache"
         path = _stages.job_file(
@@ -144,7 +207,7 @@ class Model:
         from handlers.validate.workers.client import WorkerFailed
 
         bench = self.bench(live)
-        source = self.made(live, "onnx") if variant in GRAPHS and (folder / "model.onnx").is_file() else None
+        source = self.made(live, "onnx") if variant in GRAPHS and any(folder.glob("*.onnx")) else None
         try:
             limits = dataclasses.replace(catalog().variants[variant].limits, cache=math.inf, padding=math.inf)
             check = judge(variant, limits, bench.examined(variant, folder, source), LOOSE)
@@ -153,53 +216,74 @@ class Model:
         figures, unit = check.figures, check.figures.get("logit_std") or 1.0
         inner = {key: figures.get(f"{key}_error_max_absolute") for key in ("cache", "padding", "merged")}
         return {
-            "model": self.trained.name, "parameters": self.trained.parameters, "loss": self.trained.loss, "variant": variant, "kind": kind,
-            "live": live, "otherwise": list(check.reasons),
+            **self._named(variant, kind, live), "parameters": self.trained.parameters, "loss": self.trained.loss,
+            "otherwise": list(check.reasons),
             **{key: figures.get(key) for key in ("kl", "agreement", "error_max", "fine_tuning", "growth", "cache_growth", "positions")},
             **{key: None if value is None else value / unit for key, value in inner.items()},
         }  # fmt: skip
 
-    def records(self, *, only_good: bool) -> Iterator[_limits.Record]:
-        """All of them, the good ones first; what can't be made or damaged so is left out and told."""
-        for source in GOOD:
+    def measure(self, records: Records) -> None:
+        """Add a record of each artifact that has none yet, the good ones first."""
+        for source in self.choice.lives:
             for variant in self.variants:
-                yield from self._tried(variant, _limits.GOOD, lambda: self.made(source, variant), source)  # noqa: B023 (called at once)
-        if only_good:
-            return
+                self._tried(records, variant, _limits.GOOD, lambda: self.made(source, variant), source)  # noqa: B023 (called at once)
         for source in (*FOREIGN, *self.damages):
-            for variant in self.variants:
-                yield from self._tried(variant, FOREIGN.get(source, source), lambda: self.made(source, variant))  # noqa: B023
+            kind = FOREIGN.get(source, source)
+            for variant in self.variants if self._wanted(kind) else ():
+                self._tried(records, variant, kind, lambda: self.made(source, variant))  # noqa: B023
+            if source not in self.choice.lives:
+                shutil.rmtree(self.folder / "made" / source, ignore_errors=True)
         for variant in self.variants:
             graphs = OF_GRAPHS if variant.startswith("onnx") else ()
             for name in (*graphs, *OF_FILES):
-                if self._has(name, variant):
-                    yield from self._tried(variant, name, lambda: self.damaged(name, variant))  # noqa: B023
+                if self._has(name, variant) and self._wanted(name):
+                    self._tried(records, variant, name, lambda: self.damaged(name, variant))  # noqa: B023
+
+    def _named(self, variant: str, kind: str, live: str) -> _limits.Record:
+        return {"model": self.trained.name, "seed": self.trained.seed, "variant": variant, "kind": kind, "live": live}
+
+    def _wanted(self, damage: str) -> bool:
+        return self.choice.damages is None or damage in self.choice.damages
 
     def _has(self, damage: str, variant: str) -> bool:
         if damage.startswith("zeroed scales"):
             return variant in GRAPHS and variant != "onnx-fp16"
+        if self.trained.kind == "t5" and "positions" in damage:
+            return False
         if damage == "wrong end token" or "cache" in damage:
-            return self.trained.kind != "bert"
+            return self.trained.kind not in _trained.ENCODERS
         return True
 
-    def _tried(self, variant: str, kind: str, make: Any, live: str = "sound") -> Iterator[_limits.Record]:
-        try:
-            yield self.record(variant, kind, make(), live)
-        except Exception as error:
-            traceback.print_exc(limit=-3)
-            print(
-                f"left out: {self.trained.name}, {variant}, {kind}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr, flush=True
-            )
+    def _tried(self, records: Records, variant: str, kind: str, make: Callable[[], Path], live: str = "sound") -> None:
+        """Measure one; what can't be made or damaged so gets a record that says why."""
+        named = self._named(variant, kind, live)
+        if named in records:
+            return
+        with self.choice.turn():
+            began = time.monotonic()
+            try:
+                found = self.record(variant, kind, make(), live)
+            except Exception as error:
+                traceback.print_exc(limit=-3)
+                found = {**named, "left_out": f"{type(error).__name__}: {str(error)[:200]}"}
+            records.add(found)
+        seconds, told = time.monotonic() - began, [found.get(one) for one in ("left_out", "kl", "agreement", "error_max", "otherwise")]
+        print(f"{seconds:6.1f} s {self.trained.name}, {variant}, {kind}, {live}: {str(told)[:200]}", flush=True)
 
 
-def measure(kind: str, size: str, seconds: float, records: Path, *, only_good: bool) -> None:
-    """Train one model, and add a line for each of its artifacts."""
-    with _common.scratch("thresholds") as folder, records.open("a") as stream:
-        with contextlib.redirect_stdout(io.StringIO()):
-            model = Model(_trained.train(folder, kind, size, seconds))
-        print(f"{model.trained.name}: {model.trained.parameters / 1e6:.1f} M parameters, loss {model.trained.loss:.2f}", flush=True)
-        for record in model.records(only_good=only_good):
-            print(json.dumps(record), file=stream, flush=True)
+def measure(kind: str, size: str, records: Records, choice: Choice, *, work: Path | None, **length: Any) -> None:
+    """Train one model, or take it as it was kept, and add a line for each of its artifacts."""
+    with contextlib.nullcontext(work) if work else _common.scratch("thresholds") as root:
+        folder = root / f"{kind}-{size}-{length['seed']}"
+        trained = _trained.kept(folder)
+        if trained is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            with choice.turn(), contextlib.redirect_stdout(io.StringIO()):
+                trained = _trained.train(folder, kind, size, **length)
+            trained.save()
+        print(f"{trained.name}: {trained.parameters / 1e6:.1f} M parameters, loss {trained.loss:.2f}", flush=True)
+        Model(trained, choice).measure(records)
 
 
 def declared() -> dict[str, _limits.Judge]:
@@ -219,27 +303,33 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=30.0, help="CPU seconds of each base; four times as long for classifiers and large ones"
     )
+    parser.add_argument("--steps", type=int, help="steps of each base instead of seconds")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=Path, help="add what is measured to this file, and read all of it; default: a new one")
-    parser.add_argument("--only-good", action="store_true", help="make no damaged artifacts: what larger models add for less time")
+    parser.add_argument("--work", type=Path, help="keep models and artifacts here, and take those that are there")
+    parser.add_argument("--lock", type=Path, help="hold the lock of this file for each training and each artifact")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--lives", nargs="+", choices=GOOD, default=list(GOOD), help="checkpoints of which good artifacts are made")
+    parser.add_argument("--damages", nargs="*", metavar="NAME", help="damages by their names; without a name none; default: all")
     parser.add_argument("--only-read", action="store_true", help="measure nothing, read --records")
     options = parser.parse_args()
     taken_on = _common.machine()
     with _common.scratch("records") as folder:
-        records = options.records or folder / "records.jsonl"
+        path = options.records or folder / "records.jsonl"
         if not options.only_read:
             import torch
 
-            torch.set_num_threads(1)
+            torch.set_num_threads(options.threads)
+            records = Records(path)
+            damages = None if options.damages is None else tuple(options.damages)
+            choice = Choice(tuple(options.variants), tuple(options.lives), damages, options.threads, options.lock)
             for size in (*options.sizes, *(_trained.LARGE if options.large else ())):
                 for kind in options.kinds:
-                    measure(
-                        kind,
-                        size,
-                        options.seconds * (4 if size in _trained.LARGE or kind == "bert" else 1),
-                        records,
-                        only_good=options.only_good,
-                    )
-        found = [json.loads(line) for line in records.read_text().splitlines()]
+                    seconds = options.seconds * (4 if size in _trained.LARGE or kind in _trained.ENCODERS else 1)
+                    length = {"steps": options.steps} if options.steps else {"seconds": seconds}
+                    measure(kind, size, records, choice, work=options.work, seed=options.seed, **length)
+        found = read(path)
     figures = _limits.figures(found, declared())
     libraries = ("torch", "transformers", "peft", "onnxruntime", "bitsandbytes", "compressed-tensors")
     _common.write("thresholds", figures, options.json, libraries=libraries, taken_on=taken_on)

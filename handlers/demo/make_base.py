@@ -35,8 +35,8 @@ STEPS_AT_LEAST, LONGEST = 200, 1.6
 REPORT_SECONDS = 0.5
 
 
-def make_tokenizer(texts: list[str]) -> Any:
-    """Byte-level BPE of 2,048 tokens learnt from `texts`, as a PreTrainedTokenizerFast with a chat template."""
+def make_tokenizer(texts: list[str], tokens: int = VOCABULARY) -> Any:
+    """Byte-level BPE of so many tokens learnt from `texts`, as a PreTrainedTokenizerFast with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -44,7 +44,7 @@ def make_tokenizer(texts: list[str]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[PAD, END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=tokens, special_tokens=[PAD, END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)

@@ -76,7 +76,8 @@ class Bench:
         if variant == "pytorch":
             examination.weights = weights.difference(folder, self.merged)
         if source is not None:
-            examination.weights = rounded_weights.difference(*(ir.load(one / "model.onnx") for one in (folder, source)), nearest=True)
+            pairs = ([ir.load(one / path.name) for one in (folder, source)] for path in sorted(folder.glob("*.onnx")))
+            examination.weights = next((told for pair in pairs if (told := rounded_weights.difference(*pair, nearest=True))), None)
         return examination
 
     def outputs(self, folder: Path) -> Path:

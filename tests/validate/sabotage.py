@@ -113,8 +113,8 @@ def _edit_tensors(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
     save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
 
 
-_LAYER = re.compile(r"\.(layers|layer|h)\.(\d+)\.")
-"""The number of a layer in a tensor's name: Qwen3 and Llama, BERT, GPT-2."""
+_LAYER = re.compile(r"\.(layers|layer|h|block)\.(\d+)\.")
+"""The number of a layer in a tensor's name: Qwen3 and Llama, BERT, GPT-2, T5."""
 
 
 def _first(tensors: dict[str, Any], layer: str, parts: str) -> str:
@@ -129,14 +129,15 @@ def _swap_layers(folder: Path) -> None:
     def swap(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if (found := _LAYER.search(name)) and found[2] == "0"]:
             other = _LAYER.sub(r".\1.1.", name, count=1)
-            tensors[name], tensors[other] = tensors[other], tensors[name]
+            if other in tensors:  # only the first layer of T5 has the biases of distances, only the second one of ModernBERT a norm
+                tensors[name], tensors[other] = tensors[other], tensors[name]
 
     _edit_tensors(folder, swap)
 
 
 def _zero_a_norm(folder: Path) -> None:
     def zero(tensors: dict[str, Any]) -> None:
-        tensors[_first(tensors, "1", r"input_layernorm|ln_1|attention\.output\.LayerNorm")] *= 0
+        tensors[_first(tensors, "1", r"input_layernorm|ln_1|attention\.output\.LayerNorm|attn_norm|layer\.0\.layer_norm")] *= 0
 
     _edit_tensors(folder, zero)
 
@@ -146,7 +147,7 @@ def _corrupt_a_block(folder: Path) -> None:
     import torch
 
     def corrupt(tensors: dict[str, Any]) -> None:
-        flat = tensors[_first(tensors, "0", r"gate_proj|c_fc|intermediate\.dense")].view(-1)
+        flat = tensors[_first(tensors, "0", r"gate_proj|c_fc|intermediate\.dense|mlp\.Wi|DenseReluDense\.wi_0")].view(-1)
         flat[:2048] = (torch.randn(2048, generator=torch.manual_seed(0)) * flat.float().std() * 4).to(flat.dtype)
 
     _edit_tensors(folder, corrupt)
@@ -163,13 +164,18 @@ WEIGHTS: dict[str, Callable[[Path], None]] = {
 """Source → what is done to the merged model before graphs are made of it."""
 
 
+def _decoder(folder: Path) -> Path:
+    """The graph of a folder that is damaged: of an encoder-decoder, the one that has a past."""
+    return next(path for name in ("model.onnx", "decoder_with_past_model.onnx") if (path := folder / name).is_file())
+
+
 def _zero_a_scale(folder: Path) -> None:
     """The scales of one quantized matrix, in the middle of the graph."""
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(_decoder(folder))
     scales = [one for one in model.graph.initializer if "scale" in one.name and np.prod(one.dims) > 1]
     scale = scales[len(scales) // 2]
     scale.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(scale)), scale.name))
-    onnx.save(model, folder / "model.onnx")
+    onnx.save(model, _decoder(folder))
 
 
 def _other_tokenizer(folder: Path) -> None:
@@ -208,7 +214,7 @@ def _shift_cached_positions(folder: Path) -> None:
 
 def _lose_a_token(folder: Path) -> None:
     """The first token of each cache given back is overwritten by the one after it."""
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(_decoder(folder))
     names = [value.name for value in model.graph.output if value.name.startswith("present.")]
     for node in model.graph.node:
         node.output[:] = [f"whole_{made}" if made in names else made for made in node.output]
@@ -219,12 +225,12 @@ def _lose_a_token(folder: Path) -> None:
         model.graph.node.append(helper.make_node("Slice", [f"whole_{name}", "from_1", "to_end", "axis_2"], [f"rest_{name}"]))
         model.graph.node.append(helper.make_node("Slice", [f"whole_{name}", "from_1", "from_2", "axis_2"], [f"second_{name}"]))
         model.graph.node.append(helper.make_node("Concat", [f"second_{name}", f"rest_{name}"], [name], axis=2))
-    onnx.save(model, folder / "model.onnx")
+    onnx.save(model, _decoder(folder))
 
 
 def _drop_a_token(folder: Path) -> None:
     """Each cache given back lacks its first token."""
-    model = onnx.load(folder / "model.onnx")
+    model = onnx.load(_decoder(folder))
     names = [value.name for value in model.graph.output if value.name.startswith("present.")]
     for node in model.graph.node:
         node.output[:] = [f"whole_{made}" if made in names else made for made in node.output]
@@ -233,11 +239,12 @@ def _drop_a_token(folder: Path) -> None:
         model.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), key))
     for name in names:
         model.graph.node.append(helper.make_node("Slice", [f"whole_{name}", "from_1", "to_end", "axis_2"], [name]))
-    onnx.save(model, folder / "model.onnx")
+    onnx.save(model, _decoder(folder))
 
 
 def _ignore_the_mask(folder: Path) -> None:
-    artifacts.ignore_input(folder, "attention_mask", 1)
+    plain = (folder / "model.onnx").is_file()
+    artifacts.ignore_input(folder, "attention_mask", 1, "model.onnx" if plain else "encoder_model.onnx")
 
 
 def _nothing(folder: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import _limits
+from benchmarks import _limits, thresholds
 from benchmarks._limits import EARLIER, EARLIER_ITSELF, GOOD, Judge, Record
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Thresholds
@@ -28,8 +28,8 @@ GOODS = st.lists(st.tuples(st.floats(0, 1), VALUES, VALUES), min_size=1, max_siz
 
 
 def record(kind: str = GOOD, *, agreement: float | None = 1.0, kl: float | None = 0.0, error: float | None = 0.0, **values: Any) -> Record:
-    known = {"agreement": agreement, "kl": kl, "error_max": error, "otherwise": [], "model": "a", "parameters": 1, "live": "sound"}
-    return {"kind": kind, "variant": "onnx-int4", **known, **values}
+    known = {"agreement": agreement, "kl": kl, "error_max": error, "otherwise": [], "model": "a", "parameters": 1}
+    return {"kind": kind, "variant": "onnx-int4", "live": "sound", "loss": 3.0, **known, **values}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,40 @@ def test_rates_count_the_damaged_and_the_good_ones_apart() -> None:
         "of": 1, "detection_earlier": 0.0, "detection_declared": 0.0, "detection_whole_earlier": 1.0, "detection_whole_declared": 1.0,
     }  # fmt: skip
     assert found["missed"] == ["a, onnx-int4, missed"]
+
+
+def test_each_model_has_its_own_rates_and_largest_figures() -> None:
+    records = [
+        record(kl=0.01), record(kl=0.03, agreement=0.9), record("damaged", kl=0.2),
+        record(model="b", parameters=2, kl=0.5),
+    ]  # fmt: skip
+    found = _limits.figures(records, {"onnx-int4": JUDGE})["of_models"]
+    assert list(found) == ["a", "b"]
+    assert (found["a"]["good"], found["a"]["bad"], found["a"]["loss"]) == (2, 1, 3.0)
+    assert found["a"]["largest_good"]["onnx-int4"] == {"kl": 0.03, "disagreement": pytest.approx(0.1), "error_max": 0.0}
+    assert (found["a"]["false_alarms_whole_declared"], found["b"]["false_alarms_whole_declared"]) == (0.0, 1.0)
+    assert "detection_declared" not in found["b"]
+
+
+def test_what_was_left_out_is_told_and_counts_as_nothing() -> None:
+    left = {"model": "a", "variant": "onnx-int4", "kind": "swapped layers", "live": "sound", "seed": 0, "left_out": "KeyError: 'x'"}
+    found = _limits.figures([record(), left], {"onnx-int4": JUDGE})
+    assert (found["good"], found["bad"], found["detection_rate"]) == (1, 0, None)
+    assert found["left_out"] == ["a, onnx-int4, swapped layers: KeyError: 'x'"]
+
+
+def test_a_run_that_was_cut_off_measures_nothing_again(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert thresholds.read(path) == []
+    thresholds.Records(path).add(record(seed=0))
+    with path.open("a") as stream:
+        stream.write('{"model": "a", "vari')
+    records = thresholds.Records(path)
+    assert record() in records, "an early record, which says no seed"
+    for other in (record("damaged"), record(seed=1), record(model="b"), record(live="stale"), record(variant="onnx")):
+        assert other not in records
+    records.add(record("damaged"))
+    assert [one["kind"] for one in thresholds.read(path)] == [GOOD, "damaged"]
 
 
 @given(st.floats(1e-9, 1e9))
