@@ -22,6 +22,7 @@ SMALL, LARGE = ("1M", "6M"), ("30M", "100M")
 ENCODERS = ("bert", "modernbert")
 KINDS = ("qwen3", "llama", "gpt2", *ENCODERS, "t5")
 BATCH, LENGTH = 8, 64
+BATCHES = {"100M": 4}
 LORA_STEPS = 30
 PROMPTS = {"bert": 16, "modernbert": 16, "t5": 12}
 """Texts compared, where it is not 6: a classifier gives one answer for a text, and an encoder-decoder is compared in what it writes."""
@@ -82,10 +83,10 @@ def train(folder: Path, kind: str, size: str, *, seconds: float = math.inf, step
 
     torch.manual_seed(seed)
     texts = corpus.base_texts()
-    tokenizer = _tokenizer(kind, size, texts)
+    tokenizer, batch = _tokenizer(kind, size, texts), BATCHES.get(size, BATCH)
     model = _untrained(kind, size)
     rate = {"1M": 2e-3, "6M": 1e-3, "12M": 1e-3}.get(size, 5e-4) / (4 if kind == "bert" else 1)  # norms after the layers: not faster
-    loss = _fit(model, _loss_of(kind, tokenizer, texts, 0), rate, seconds=seconds, steps=steps)
+    loss = _fit(model, _loss_of(kind, tokenizer, texts, 0, batch), rate, seconds=seconds, steps=steps)
     model.to(torch.bfloat16).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     tuning = corpus.finetune_texts()
@@ -102,7 +103,7 @@ def train(folder: Path, kind: str, size: str, *, seconds: float = math.inf, step
             if step in (LORA_STEPS // 3, LORA_STEPS):
                 tuned.save_pretrained(folder / run / f"checkpoint-{step}")
 
-        _fit(tuned, _loss_of(kind, tokenizer, part, 1), 2e-3, steps=LORA_STEPS, after=save)
+        _fit(tuned, _loss_of(kind, tokenizer, part, 1, batch), 2e-3, steps=LORA_STEPS, after=save)
     short = [text[:CHARACTERS] for text in held]
     return Trained(folder, kind, size, model.num_parameters(), loss, tuple(short[:many]), tuple(short[many:]), seed)
 
@@ -170,7 +171,7 @@ def _loaded(kind: str, folder: Path) -> Any:
     return _class(kind).from_pretrained(folder, dtype=torch.float32)
 
 
-def _loss_of(kind: str, tokenizer: Any, texts: list[str], rule: int) -> Loss:
+def _loss_of(kind: str, tokenizer: Any, texts: list[str], rule: int, batch: int) -> Loss:
     """Of random batches of `texts`: the next token, of an encoder-decoder the second half, of a classifier the label that `rule` gives."""
     import torch
 
@@ -178,7 +179,7 @@ def _loss_of(kind: str, tokenizer: Any, texts: list[str], rule: int) -> Loss:
         stream = make_base.token_stream(tokenizer, texts)
 
         def predicting(model: Any) -> Any:
-            places = torch.randint(0, len(stream) - LENGTH, (BATCH,)).tolist()
+            places = torch.randint(0, len(stream) - LENGTH, (batch,)).tolist()
             rows = torch.stack([stream[place : place + LENGTH] for place in places])
             if kind != "t5":
                 return model(input_ids=rows, labels=rows).loss
@@ -189,9 +190,9 @@ def _loss_of(kind: str, tokenizer: Any, texts: list[str], rule: int) -> Loss:
     chosen = random.Random(rule)
 
     def classifying(model: Any) -> Any:
-        some = [text[:CHARACTERS] for text in chosen.sample(texts, 2 * BATCH)]
-        batch = tokenizer(some, padding=True, return_tensors="pt")
-        return model(**batch, labels=torch.tensor([label(text, rule) for text in some])).loss
+        some = [text[:CHARACTERS] for text in chosen.sample(texts, 2 * batch)]
+        rows = tokenizer(some, padding=True, return_tensors="pt")
+        return model(**rows, labels=torch.tensor([label(text, rule) for text in some])).loss
 
     return classifying
 

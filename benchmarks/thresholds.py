@@ -10,7 +10,7 @@ or of other checkpoints, and graphs are damaged, as in tests/validate/sabotage.p
 
 What was measured is added to `--records`, a line for each artifact, and what is there already is not measured again; with `--work`, models
 and artifacts are kept too. So a run that was cut off goes on where it was. `--only-read` measures nothing and reads the records. `--lock`
-names a file whose lock (flock) is held for each training and each artifact, and given back in between.
+names a file whose lock (flock) is held while a model learns or an artifact is made and checked, and given back in between each minute.
 
 By variant: `good` and `bad`, artifacts; of each figure the spread of good artifacts and of each damage, and where they part
 (`largest_good`, `smallest_bad_above` it, and how many of the damaged ones lie `below`). `detection_…` and `false_alarms_…`: shares of the
@@ -33,7 +33,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +66,33 @@ LOOSE = Thresholds(agreement=0, kl=math.inf, error=math.inf)
 class Choice:
     """What is measured of a model."""
 
+    turn: contextlib.AbstractContextManager[object]
+    """Entered for each step."""
     variants: tuple[str, ...] = VARIANTS
     lives: tuple[str, ...] = GOOD
     damages: tuple[str, ...] | None = None
     """None: all."""
     threads: int = 1
-    lock: Path | None = None
 
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the lock, where there is one."""
-        if self.lock is None:
-            yield
-            return
-        with self.lock.open("a") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
+
+class Turn:
+    """The lock of a file, held for a step, and for further ones until SECONDS have passed; then others get their turn."""
+
+    SECONDS = 60.0
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("a")
+        self._began: float | None = None
+
+    def __enter__(self) -> None:
+        if self._began is None:
+            fcntl.flock(self._stream, fcntl.LOCK_EX)
+            self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._began is not None and time.monotonic() - self._began > self.SECONDS:
+            fcntl.flock(self._stream, fcntl.LOCK_UN)
+            self._began = None
 
 
 class Records:
@@ -259,7 +270,7 @@ class Model:
         named = self._named(variant, kind, live)
         if named in records:
             return
-        with self.choice.turn():
+        with self.choice.turn:
             began = time.monotonic()
             try:
                 found = self.record(variant, kind, make(), live)
@@ -279,7 +290,7 @@ def measure(kind: str, size: str, records: Records, choice: Choice, *, work: Pat
         if trained is None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            with choice.turn(), contextlib.redirect_stdout(io.StringIO()):
+            with choice.turn, contextlib.redirect_stdout(io.StringIO()):
                 trained = _trained.train(folder, kind, size, **length)
             trained.save()
         print(f"{trained.name}: {trained.parameters / 1e6:.1f} M parameters, loss {trained.loss:.2f}", flush=True)
@@ -307,7 +318,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=Path, help="add what is measured to this file, and read all of it; default: a new one")
     parser.add_argument("--work", type=Path, help="keep models and artifacts here, and take those that are there")
-    parser.add_argument("--lock", type=Path, help="hold the lock of this file for each training and each artifact")
+    parser.add_argument("--lock", type=Path, help="work under the lock of this file, in turns of a minute")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--lives", nargs="+", choices=GOOD, default=list(GOOD), help="checkpoints of which good artifacts are made")
@@ -323,7 +334,8 @@ def main() -> None:
             torch.set_num_threads(options.threads)
             records = Records(path)
             damages = None if options.damages is None else tuple(options.damages)
-            choice = Choice(tuple(options.variants), tuple(options.lives), damages, options.threads, options.lock)
+            turn = Turn(options.lock) if options.lock else contextlib.nullcontext()
+            choice = Choice(turn, tuple(options.variants), tuple(options.lives), damages, options.threads)
             for size in (*options.sizes, *(_trained.LARGE if options.large else ())):
                 for kind in options.kinds:
                     seconds = options.seconds * (4 if size in _trained.LARGE or kind in _trained.ENCODERS else 1)

@@ -69,7 +69,7 @@ FORMAT = Format(
             also_for=frozenset({"nvidia", "laptop", "browser"}),
         ),
         Variant(
-            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 3, arithmetic="integers",
+            "onnx-int8-static", "handlers.onnx.quantize.int8_static:run", 4, arithmetic="integers",
             about="the ONNX graph with int8 weights, and activations with ranges measured on texts",
             needs=("onnx", "calibration"), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.7,
             settings=("onnx.calibration_samples", *TEXTS), libraries=RUNTIME,

@@ -2,7 +2,8 @@
 
 Called where an accuracy level is chosen, ranges are calibrated, or a derived graph is compared with the one it was made of. Each
 text goes through the folder's graphs in the order in which they work together: a pass without a past, then, where there is a
-cache, one further token on top of it. Free of torch and transformers.
+cache, further tokens on top of it. The decoder of an encoder-decoder gets the text as it would write it: from its start token on.
+Free of torch and transformers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from handlers.onnx.graphs.sessions import MappedWeights, open_session
 OPERATION = "feed texts to the ONNX graphs"
 MAX_TOKENS = 128
 """Tokens of a text that are used."""
+STEPS = 8
+"""Tokens that a graph which can only go on with a cache is given, at most: it sees no others, and one would be the end of the text."""
 _ORDER = ("encoder", "model", "decoder", "decoder_with_past", "decoder_merged")
 
 
@@ -101,27 +104,35 @@ class Player:
             strange = sorted({graph.role for graph in graphs.graphs} - set(_ORDER))
             raise UnknownInputError(f"graphs with the roles {strange} are not known")
         self._graphs = known
+        self._start = _start_token(folder)
         weights = MappedWeights()
         self._sessions = sessions or {graph.role: open_session(folder / graph.file, threads, weights) for graph in known}
 
     def play(self, ids: Sequence[int]) -> Iterator[GraphRun]:
-        """Every graph's call for one text. All but its last token go first, the last one on top of the cache."""
+        """Every graph's calls for one text. All but its last tokens go first, the last ones on top of the cache."""
         pool: dict[str, np.ndarray] = {}
         if self._chain:
             for tokens, past in ((ids[:-1], 0), (ids[-1:], len(ids) - 1)):
                 for graph in self._graphs:
                     yield self._call(graph, list(tokens), pool, past)
             return
+        goes_on = any(graph.role == "decoder_with_past" for graph in self._graphs)
         for graph in self._graphs:
             cached = any(port.name.startswith("past_key_values.") for port in graph.inputs)
-            own = _known(graph, ids)
+            own = _known(graph, self._written(graph, ids))
+            steps = min(STEPS, len(own) // 2)
             if not cached:
-                yield self._call(graph, own, pool, 0)
+                yield self._call(graph, own[:-steps] if goes_on and graph.role == "decoder" else own, pool, 0)
             elif graph.role == "decoder_with_past":
-                yield self._call(graph, own[-1:], pool, len(ids))
+                for place in range(len(own) - steps, len(own)):
+                    yield self._call(graph, own[place : place + 1], pool, place)
             else:
                 yield self._call(graph, own[:-1], pool, 0)
                 yield self._call(graph, own[-1:], pool, len(ids) - 1)
+
+    def _written(self, graph: Graph, ids: Sequence[int]) -> list[int]:
+        """A text's ids as a graph reads them: a decoder beside an encoder reads its start token first, and the end never."""
+        return list(ids) if self._start is None or not graph.role.startswith("decoder") else [self._start, *ids[:-1]]
 
     def _call(self, graph: Graph, ids: list[int], pool: dict[str, np.ndarray], past: int) -> GraphRun:
         feeds = {port.name: _filled(port, ids, past, pool) for port in graph.inputs}
@@ -132,6 +143,13 @@ class Player:
         if graph.role == "encoder":
             pool["encoder_attention_mask"] = np.ones((1, len(ids)), np.int64)
         return GraphRun(graph.role, feeds, outputs)
+
+
+def _start_token(folder: Path) -> int | None:
+    """What an encoder-decoder begins to write with; None where the folder does not say it."""
+    paths = [path for name in ("generation_config.json", "config.json") if (path := folder / name).is_file()]
+    found = (setting(read_json(path, OPERATION), "decoder_start_token_id") for path in paths)
+    return next((token for token in found if isinstance(token, int)), None)
 
 
 def run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
