@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from daemon.contract.errors import Permanent
 from handlers.merge import merge_adapter
@@ -18,7 +21,10 @@ from handlers.onnx.export import family_choice, stage
 from handlers.onnx.families.base import Tracing
 from handlers.onnx.graphs.comparison import GraphMismatchError
 from handlers.onnx.options import OnnxOptions
+from handlers.onnx.quantize import int8_static
 from handlers.onnx.tracing.strategies import STRATEGIES
+from handlers.texts.rows import Text
+from handlers.texts.selection import Texts
 from tests import marian
 from tests.onnx import seq2seq
 from tests.onnx.conftest import Exported, make_context, silent
@@ -322,3 +328,43 @@ def test_an_adapter_merged_into_its_base_translates_as_the_two_together(tmp_path
     assert wanted.tolist() != seq2seq.generated(base, ids, mask, TOKENS).tolist()
     for dummy in WAYS.values():
         assert seq2seq.Translator(one.folder).translate(ids, mask, TOKENS, dummy=dummy).tolist() == wanted.tolist()
+
+
+def test_with_a_cache_static_int8_says_what_it_says_without_one(exported: Export, tmp_path: Path) -> None:
+    """Both graphs of the decoder round over the same ranges, though each has seen other calls."""
+    one = exported("marian")
+    shutil.copytree(one.folder, tmp_path / "onnx")
+    words = {f"w{number}": number for number in range(60)}
+    tokenizer = Tokenizer(models.WordLevel({**words, "?": 60}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "onnx/tokenizer.json"))
+    context = make_context(tmp_path / "made", "onnx-int8-static", {"onnx": tmp_path / "onnx"}, one.source)
+    chance = random.Random(1)
+    texts = tuple(Text(" ".join(chance.choices(list(words), k=12))) for _ in range(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8_static, "calibration_texts", lambda *_: Texts(texts, (("test", 8),)))
+        int8_static.run(context, silent())
+    session = {role: scales(Path(context.staging) / f"{role}_model.onnx") for role in ("decoder", "decoder_with_past")}
+    shared = session["decoder"].keys() & session["decoder_with_past"].keys()
+    assert len(shared) >= 8
+    assert {key: session["decoder"][key] for key in shared} == {key: session["decoder_with_past"][key] for key in shared}
+
+
+def scales(path: Path) -> dict[bytes, set[float]]:
+    """A product's int8 weight → the scales of what is multiplied with it."""
+    model = ir.load(path)
+    found: dict[bytes, set[float]] = {}
+    for node in model.graph.all_nodes():
+        if node.op_type != "MatMul":
+            continue
+        makers = [value.producer() for value in node.inputs if value is not None]
+        if len(makers) == 2 and all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers):
+            factor, weight = makers
+            while weight.op_type in ("DequantizeLinear", "Transpose"):  # type: ignore[union-attr]
+                value = weight.inputs[0]  # type: ignore[union-attr]
+                if value.const_value is not None:  # type: ignore[union-attr]
+                    break
+                weight = value.producer()  # type: ignore[union-attr]
+            scale = factor.inputs[1].const_value.numpy().item()  # type: ignore[union-attr]
+            found.setdefault(value.const_value.numpy().tobytes(), set()).add(scale)  # type: ignore[union-attr]
+    return found

@@ -54,6 +54,13 @@ class Activation:
         self._seen += [part.copy() for part in parts]
         self._weights += [np.full(part.size, weight, np.float32) for part, weight in zip(parts, (1, step, 1), strict=True)]
 
+    def with_all_of(self, other: Activation) -> Activation:
+        """What both saw."""
+        lowest, highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
+        return Activation(
+            self.extremes_only and other.extremes_only, lowest, highest, self._seen + other._seen, self._weights + other._weights
+        )
+
     def extremes(self) -> tuple[float, float]:
         """Smallest and largest value, 0 included."""
         return self.lowest, self.highest

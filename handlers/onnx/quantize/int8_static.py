@@ -4,12 +4,13 @@ Run by `handlers/__main__.py` on the output of the onnx stage. Products with con
 quantize all operators ruins language models. They are written as QuantizeLinear and DequantizeLinear pairs, which every
 runtime reads and onnxruntime fuses; weights have a scale a column, and tables are shared as in onnx-int8. Ranges come from texts on which
 nothing is compared (`handlers.texts`). Of two ranges, all that was seen and all but outliers, the one is taken that comes nearer to the
-fp32 graph on texts that were not calibrated with. Free of torch.
+fp32 graph on texts that were not calibrated with. The two graphs of an encoder-decoder's decoder share their ranges. Free of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,10 +124,16 @@ def calibrate(context: StageContext, source: GraphSet) -> Calibration:
     return result
 
 
+ONE_DECODER = ("decoder", "decoder_with_past")
+"""Roles of graphs that go on with each other's caches: what one rounded over other ranges than the other would not fit."""
+
+
 class _Chooser:
     """Quantizes one graph with either range and keeps the better one."""
 
-    def __init__(self, context: StageContext, calibration: Calibration) -> None:
+    def __init__(self, context: StageContext, calibration: Calibration, source: GraphSet) -> None:
+        self._together = [one for one in source.graphs if one.role in ONE_DECODER]
+        self._shared: dict[str, dict[str, Activation]] = {}
         self.counts = Counts()
         self.ranges: dict[str, str] = {}
         self.errors: dict[str, dict[str, float]] = {}
@@ -136,16 +143,43 @@ class _Chooser:
 
     def __call__(self, one: Graph, model: ir.Model) -> ir.Model:
         path = Path(self._context.inputs["onnx"]) / one.file
-        names = [product.factor.name or "" for product in find_products(model)]
-        calls = [call for call in self._calibration.measured if call.role == one.role]
-        seen = watch(path, names, calls, self._scratch, threads=self._context.limits.threads)
+        seen = self._activations(one, model)
         ways = {"min-max": _ranges(seen, narrow=False), "percentile": _ranges(seen, narrow=True)}
         errors = {name: self._error(one, path, ranges) for name, ranges in ways.items()}
         best = min(errors, key=lambda name: errors[name])
+        if one.role in ONE_DECODER:
+            best = next((way for role, way in self.ranges.items() if role in ONE_DECODER), best)
         self.ranges[one.role] = best
         self.errors[one.role] = {name: round(error, 6) for name, error in errors.items()}
         self.counts.add(StaticRewriter(model, ways[best]).rewrite())
         return model
+
+    def _activations(self, one: Graph, model: ir.Model) -> Mapping[str, Activation]:
+        if len(self._together) < 2 or one.role not in ONE_DECODER:
+            return self._watched(one, [product.factor.name or "" for product in find_products(model)])
+        if not self._shared:
+            products = {graph.role: self._products(graph) for graph in self._together}
+            self._shared = {graph.role: self._watched(graph, products[graph.role].values()) for graph in self._together}
+            (first, keys), (second, others) = ((self._shared[role], by_key) for role, by_key in products.items())
+            for key in keys.keys() & others.keys():
+                mine, theirs = first.get(keys[key]), second.get(others[key])
+                if mine is not None and theirs is not None and mine is not theirs:  # several products read one value
+                    first[keys[key]] = second[others[key]] = mine.with_all_of(theirs)
+        return self._shared[one.role]
+
+    def _products(self, one: Graph) -> dict[tuple[str, int], str]:
+        """Digest of a product's weight, and how many products before it have the same → the value that it multiplies."""
+        found: dict[tuple[str, int], str] = {}
+        for product in find_products(ir.load(Path(self._context.inputs["onnx"]) / one.file)):
+            assert product.weight.const_value is not None
+            digest = hashlib.sha256(product.weight.const_value.numpy().tobytes()).hexdigest()
+            found[digest, sum(key[0] == digest for key in found)] = product.factor.name or ""
+        return found
+
+    def _watched(self, one: Graph, names: Iterable[str]) -> dict[str, Activation]:
+        calls = [call for call in self._calibration.measured if call.role == one.role]
+        path = Path(self._context.inputs["onnx"]) / one.file
+        return watch(path, names, calls, self._scratch, threads=self._context.limits.threads)
 
     def _error(self, one: Graph, path: Path, ranges: Ranges) -> float:
         """Of the graph with such ranges against the fp32 one, on texts that were held out."""
@@ -171,7 +205,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     source = read(folder)
     reporter.progress(0.02, "running the calibration texts")
     calibration = calibrate(context, source)
-    chooser = _Chooser(context, calibration)
+    chooser = _Chooser(context, calibration, source)
     made = derive(context, reporter, chooser, dtype="int8", operation=OPERATION, doing="measuring ranges")
     counts = chooser.counts
     if not counts.quantized:
