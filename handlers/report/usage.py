@@ -39,7 +39,7 @@ class Usage:
         self._facts = {
             "prompt": _prompt(report), "task": task.name, "auto": task.auto,
             "generates": task.kind != "encoder", "pairs": task.kind == "seq2seq",
-            "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": QUESTION,
+            "chat": task.kind == "causal" and _said(report, "chat_template") is True, "question": _question(report),
             "transformers": _transformers(_said(report, "transformers"), _said(report, "transformers_why")),
             "install": lambda *names: f"```shell\npip install {self.requirements(*names)}\n```", "requirements": self.requirements,
         }  # fmt: skip
@@ -132,10 +132,18 @@ def _transformers(minimum: Any, why: Any) -> str:
 
 
 def _prompt(report: Report) -> str:
-    """The first line of validation's own sample that can stand in every example, a shell's command too; a prompt of ours without one.
+    """The first line of validation's own sample that can stand in every example, a shell's command too; a prompt of ours without one. Of a
+    conversation it is the last question, without what the chat template puts around it.
 
     One prompt for all: whoever runs the examples of two artifacts sees whether they agree.
     """
     samples = (artifact.measured.sample for artifact in report.artifacts)
-    lines = (line for sample in samples if sample and sample.prompt for line in sample.prompt.splitlines())
+    texts = (sample.question or sample.prompt for sample in samples if sample)
+    lines = (line for text in texts if text for line in text.splitlines())
     return next((line for line in lines if line.strip() and line.isprintable() and "`" not in line), PROMPT)
+
+
+def _question(report: Report) -> str:
+    """A question for a model with a chat template: the data's, else one of ours."""
+    asked = any(artifact.measured.sample and artifact.measured.sample.question for artifact in report.artifacts)
+    return _prompt(report) if asked else QUESTION

@@ -107,7 +107,8 @@ class Rendering:
         last = turns[-1]
         prompt = template.render(turns[:-1], answer=True) if last.role == "assistant" and len(turns) > 1 else None
         prompt = prompt if prompt is not None and whole.startswith(prompt) else None
-        made = Text(whole, prompt, last.content.strip() if prompt is not None else None, tuple(spans))
+        asked = next((turn.content for turn in reversed(turns[:-1]) if turn.role == "user"), None) if prompt is not None else None
+        made = Text(whole, prompt, last.content.strip() if prompt is not None else None, tuple(spans), question=asked)
         return _without(made, self.begins)
 
 

@@ -51,6 +51,8 @@ class Text:
     """What a classifier should choose: a name, or its number."""
     turns: tuple[Turn, ...] = field(default=(), compare=False)
     """The messages that it was made of; still to be rendered where there are some and `text` is empty."""
+    question: str | None = None
+    """The last question of a conversation, as it was asked."""
     whole: bool = True
     """False where `text` was cut."""
 

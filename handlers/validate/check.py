@@ -23,7 +23,7 @@ from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood, external, optimum_reader, portability, scoring
+from handlers.validate.checks import answers, base_likelihood, external, optimum_reader, portability, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
@@ -85,10 +85,11 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         examination = examine(
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
         )
-        scores = scoring.score(worker, reference, partial(logits_file, outputs))
+        said = answers.given(worker, reference.samples)
         stats = worker.ask(AskStats())
-    marked = scoring.completion(reference, partial(logits_file, outputs))
-    examination.figures = scoring.told(examination.figures, scores, marked)
+    rows_of, went_on = partial(logits_file, outputs), [one.tokens for one in examination.prompts]
+    scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
+    examination.figures = scoring.told(answers.told(examination.figures, went_on, reference, said), scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)

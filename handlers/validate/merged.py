@@ -13,7 +13,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
-from handlers.validate.checks import scoring, weights
+from handlers.validate.checks import answers, scoring, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec, as_taken, engine_for
@@ -53,10 +53,11 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     with EngineWorker(published or "merge", spec, Path(context.temporary), context.limits) as worker:
         logits = record.logits_folder(staging)
         examination = examine(worker, reference, logits, None, tokenizer=published is not None, progress=reporter.progress)
-        scores = scoring.score(worker, reference, partial(logits_file, logits))
+        said = answers.given(worker, reference.samples)
         stats = worker.ask(AskStats())
-    marked = scoring.completion(reference, partial(logits_file, logits))
-    examination.figures = scoring.told(examination.figures, scores, marked)
+    rows_of, went_on = partial(logits_file, logits), [one.tokens for one in examination.prompts]
+    scores, marked = scoring.score(reference, said, rows_of), scoring.completion(reference, rows_of)
+    examination.figures = scoring.told(answers.told(examination.figures, went_on, reference, said), scores, marked)
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if published:
         examination.weights = weights.difference(Path(folder), Path(context.inputs["merge"]))

@@ -19,7 +19,7 @@ from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
-from handlers.validate.checks import base_likelihood, scoring, special_tokens
+from handlers.validate.checks import answers, base_likelihood, scoring, special_tokens
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for
@@ -44,7 +44,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         reference=reference.figures,
         checked_on=record.processor(),
         prompts=tuple(sample.text for sample in reference.samples),
-        samples=tuple(LiveSample(prompt=one.text, base=one.base, text=one.continuation) for one in _shown(reference)),
+        samples=tuple(LiveSample(prompt=one.asked or one.text, base=one.base, text=one.continuation) for one in _shown(reference)),
     )
     if described is not None:
         figures = figures.plus(texts=described)
@@ -95,8 +95,11 @@ def _measured(context: StageContext, reporter: Reporter, texts: Texts, subject: 
             model = LiveModel(live, subject, base_likelihood.taken(context))
             reference = measure(model, texts.plain, context.work.validation, logits, reporter.progress)
             reference.samples = scoring.mark(live, reference, texts.texts, context.work.validation.new_tokens)
-            scores = scoring.score_live(live, reference)
-            bare = scoring.score_bare(live, reference, scratch) if scores and reference.adapter else None
+            said = answers.of_live(live, reference)
+            scores = scoring.score(reference, said, lambda number: reference.samples[number].logits)
+            bare = None
+            if scores and reference.adapter:
+                bare = scoring.score_bare(live, reference, answers.of_base(live, reference), scratch)
             stats = live.ask(AskStats())
             reference.bases = base_likelihood.compare(live, reference, context, scratch, reporter.progress)
         except WorkerFailed as error:

@@ -362,14 +362,14 @@ def test_a_classifier_and_its_artifact_are_scored_against_the_labels_of_the_data
     texts = [Text(one, label=f"label_{number % 3}" if number else "9") for number, one in enumerate(models.TEXTS)]
     live = cast(EngineWorker, Direct("live", EngineSpec(engine="live", folder=str(model.adapter), base=str(model.base))))
     bench.reference.samples = scoring.mark(live, bench.reference, texts, 8)
-    scores = scoring.score(live, bench.reference, lambda number: bench.reference.samples[number].logits)
+    scores = scoring.score(bench.reference, {}, lambda number: bench.reference.samples[number].logits)
     assert scores is not None and scores.texts == 5, "the halves have no label, nor has the text with one that the model does not know"
     assert scores.accuracy == 1.0 == scores.macro_f1, "it was trained on them"
     bench.examine("onnx", model.onnx)
-    assert scoring.score(live, bench.reference, lambda number: logits_file(bench.outputs(model.onnx), number)) == scores
+    assert scoring.score(bench.reference, {}, lambda number: logits_file(bench.outputs(model.onnx), number)) == scores
     wrong = [replace(text, label=str((number + 1) % 3)) for number, text in enumerate(texts)]
     bench.reference.samples = scoring.mark(live, bench.reference, wrong, 8)
-    found = scoring.score(live, bench.reference, lambda number: bench.reference.samples[number].logits)
+    found = scoring.score(bench.reference, {}, lambda number: bench.reference.samples[number].logits)
     assert found is not None and found.accuracy == 0
 
 

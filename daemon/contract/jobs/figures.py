@@ -342,6 +342,8 @@ class SampleFigures(Figures):
 
     prompt: str | None = None
     """The prompt."""
+    question: str | None = None
+    """The last question of a conversation, as it was asked; null for other prompts."""
     reference: str | None = None
     """What the live model says; null for a task that gives no text."""
     text: str | None = None

@@ -36,6 +36,12 @@ class Sample:
     """Token ids after which a model is to say `answer`; None where the data has none."""
     answer: str | None = None
     """What the data says that the model should say, as far as it is decoded."""
+    asked: str | None = None
+    """The text of `prompt`, where a language model is to answer it; None where the sample goes on with all of its text."""
+    question: str | None = None
+    """The last question of a conversation, without what the chat template puts around it."""
+    said: list[int] | None = None
+    """Tokens that the live model answers to `prompt`."""
     steps: int = 0
     """Tokens that are decoded for it at most."""
     label: int | None = None

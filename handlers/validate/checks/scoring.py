@@ -16,12 +16,13 @@ import numpy as np
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Likeness, Scores
 from handlers.texts.rows import Text
+from handlers.validate.checks.answers import Answers
 from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Reference, teacher_forced
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import Decode, Encode, Greedy
+from handlers.validate.workers.protocol import Decode, Encode
 
 MARGIN = 8
 """Tokens beyond the reference's that a model may say."""
@@ -52,7 +53,11 @@ def _marked(live: EngineWorker, subject: ValidatedTask, sample: Sample, text: Te
     answer = live.ask(Encode(texts=[text.completion])).ids[0]
     said = text.completion if len(answer) <= new_tokens else live.ask(Decode(ids=answer[:new_tokens])).text
     prompt = sample.ids if text.prompt is None else live.ask(Encode(texts=[text.prompt])).ids[0]
-    return replace(sample, prompt=prompt, answer=said, steps=min(new_tokens, len(answer) + MARGIN)) if prompt else sample
+    if not prompt:
+        return sample
+    asked = text.prompt if subject.kind == "causal" else None
+    steps = min(new_tokens, len(answer) + MARGIN)
+    return replace(sample, prompt=prompt, answer=said, steps=steps, asked=asked, question=text.question)
 
 
 def _completion(live: EngineWorker, sample: Sample, text: Text) -> list[int]:
@@ -91,52 +96,31 @@ def completion(reference: Reference, logits: Callable[[int], Path]) -> Likeness 
     return comparison.figures(reference.logit_std) if comparison.positions else None
 
 
-def score(worker: EngineWorker, reference: Reference, logits: Callable[[int], Path]) -> Scores | None:
-    """A model's scores, whose rows of each sample lie in the file `logits`; None where the data has neither labels nor references.
-
-    Raises WorkerFailed where the worker fails.
-    """
+def score(reference: Reference, answers: Answers, logits: Callable[[int], Path]) -> Scores | None:
+    """A model's scores, whose rows of each sample lie in the file `logits`; None where the data has neither labels nor references."""
     labelled = [(number, sample.label) for number, sample in enumerate(reference.samples) if sample.label is not None]
     if labelled:
         return of_labels([int(np.load(logits(number))[0].argmax()) for number, _ in labelled], [label for _, label in labelled])
-    return _of_texts(worker, reference.samples, bare=False)
+    return _of_answers(reference.samples, answers)
 
 
-def score_live(live: EngineWorker, reference: Reference) -> Scores | None:
-    """The live model's scores. Where it can't answer, as at the end of a short context, no model is asked, and a warning says so."""
-    try:
-        return score(live, reference, lambda number: reference.samples[number].logits)
-    except WorkerFailed as error:
-        if error.code == FaultCode.WORKER_LOST:
-            raise
-        reference.samples = [replace(sample, prompt=None, answer=None) for sample in reference.samples]
-        reference.warnings.append(f"The live model could not answer the prompts of the data, so nothing was scored on them: {error.cause}.")
-        return None
-
-
-def score_bare(live: EngineWorker, reference: Reference, scratch: Path) -> Scores | None:
+def score_bare(live: EngineWorker, reference: Reference, answers: Answers | None, scratch: Path) -> Scores | None:
     """The same of the base without the adapter, for people to compare with; None where that can't be run."""
     try:
         labelled = [sample for sample in reference.samples if sample.label is not None]
         if labelled:
             rows = [teacher_forced(live, sample, scratch / "bare.npy", bare=True) for sample in labelled]
             return of_labels([int(one[0].argmax()) for one in rows], [sample.label for sample in labelled if sample.label is not None])
-        return _of_texts(live, reference.samples, bare=True)
+        return _of_answers(reference.samples, answers or {})
     except WorkerFailed as error:
         if error.code == FaultCode.WORKER_LOST:
             raise
         return None
 
 
-def _of_texts(worker: EngineWorker, samples: Sequence[Sample], *, bare: bool) -> Scores | None:
-    said, wanted = [], []
-    for sample in samples:
-        if sample.prompt is None or sample.answer is None:
-            continue
-        tokens = worker.ask(Greedy(ids=sample.prompt, tokens=sample.steps, least=1, stop=True, bare=bare)).tokens
-        said.append(worker.ask(Decode(ids=tokens)).text)
-        wanted.append(sample.answer)
-    return of_texts(said, wanted) if said else None
+def _of_answers(samples: Sequence[Sample], answers: Answers) -> Scores | None:
+    pairs = [(answer.text, samples[number].answer or "") for number, answer in answers.items()]
+    return of_texts(*zip(*pairs, strict=True)) if pairs else None
 
 
 def of_labels(said: Sequence[int], wanted: Sequence[int]) -> Scores:

@@ -1,0 +1,98 @@
+"""What models answer where the data has a prompt with its answer: a question of a conversation, or the beginning of a text.
+
+Called by the stages `reference`, `merged` and `check-VARIANT` while a worker holds the model. The comparison reads the whole row, with the
+answer that stands in the data; what a model would go on with after that answer tells nobody anything. So people are shown, and greedy texts
+are counted by, what each model answers to the prompt alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.figures import CheckFigures, SampleFigures
+from handlers.validate.checks.reference import Reference, greedy_likeness
+from handlers.validate.checks.samples import SHOWN, Sample
+from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import Decode, Greedy
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says after a sample's prompt."""
+
+    tokens: list[int]
+    text: str
+
+
+Answers = Mapping[int, Answer]
+"""By the sample's number; nothing for a sample without a prompt."""
+
+
+def given(worker: EngineWorker, samples: Sequence[Sample], *, bare: bool = False) -> Answers:
+    """A model's greedy answers; `bare`: without the adapter. Raises WorkerFailed where the worker fails."""
+    found = {}
+    for number, sample in enumerate(samples):
+        if sample.prompt is None or sample.answer is None:
+            continue
+        tokens = worker.ask(Greedy(ids=sample.prompt, tokens=sample.steps, least=1, stop=True, bare=bare)).tokens
+        found[number] = Answer(tokens, worker.ask(Decode(ids=tokens)).text)
+    return found
+
+
+def of_live(live: EngineWorker, reference: Reference) -> Answers:
+    """Ask the live model and keep its answers with the samples. Where it can't answer, as at the end of a short context, no model is
+    asked, and a warning says so. Raises WorkerFailed where the worker is lost."""
+    try:
+        answers = given(live, reference.samples)
+    except WorkerFailed as error:
+        if error.code == FaultCode.WORKER_LOST:
+            raise
+        reference.samples = [replace(sample, prompt=None, answer=None, asked=None) for sample in reference.samples]
+        reference.warnings.append(f"The live model could not answer the prompts of the data, so nothing was scored on them: {error.cause}.")
+        return {}
+    for number, answer in answers.items():
+        sample = replace(reference.samples[number], said=answer.tokens)
+        reference.samples[number] = sample if sample.asked is None else replace(sample, continuation=answer.text)
+    return answers
+
+
+def of_base(live: EngineWorker, reference: Reference) -> Answers | None:
+    """The same of the base without the adapter, for people to compare with; None where it can't answer."""
+    try:
+        answers = given(live, reference.samples, bare=True)
+    except WorkerFailed as error:
+        if error.code == FaultCode.WORKER_LOST:
+            raise
+        return None
+    shown = [number for number in answers if number < SHOWN and reference.samples[number].asked is not None]
+    for number in shown:
+        reference.samples[number] = replace(reference.samples[number], base=answers[number].text)
+    if shown and reference.adapter is not None:
+        pairs = [(answers[number].tokens, reference.samples[number].said or []) for number in shown]
+        reference.adapter = reference.adapter.plus(**greedy_likeness(pairs).given)
+    return answers
+
+
+def told(figures: CheckFigures, tokens: Sequence[list[int] | None], reference: Reference, answers: Answers) -> CheckFigures:
+    """The figures of a check with an artifact's answers in place of what it went on with after whole rows, in `tokens`."""
+    asked = {number for number in answers if reference.samples[number].asked is not None}
+    if not asked:
+        return figures
+    pairs = [
+        (answers[number].tokens, sample.said or []) if number in asked else (tokens[number] or [], sample.tokens)
+        for number, sample in enumerate(reference.samples)
+    ]
+    samples = tuple(
+        SampleFigures(prompt=sample.asked, question=sample.question, reference=sample.continuation, text=answers[number].text)
+        if number in asked else one
+        for number, (one, sample) in enumerate(zip(figures.samples, reference.samples, strict=False))
+    )  # fmt: skip
+    return figures.plus(
+        greedy_identical=sum(mine == theirs for mine, theirs in pairs),
+        greedy_prompts=len(pairs),
+        **greedy_likeness(pairs).given,
+        sample=samples[0] if samples else None,
+        samples=samples,
+    )
