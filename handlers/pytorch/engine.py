@@ -9,6 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from handlers.pytorch.weights.difference import difference
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.torch_causal import POOLER, TorchEngine, TorchModel, load_model
 from handlers.validate.engines.torch_tasks import TorchEncoder, TorchSeq2Seq
@@ -20,6 +23,12 @@ processors don't have and that refuses layers whose outputs 32 does not divide. 
 
 class _Stored(TorchModel):
     """A folder in its own dtype."""
+
+    @staticmethod
+    def weights_difference(spec: EngineSpec, merged: Path) -> str | None:
+        """Why its weights are not those of the merged model, as a clause; None where they are. Nothing is loaded for it."""
+        torch.set_num_threads(spec.threads)
+        return difference(Path(spec.folder), merged)
 
     def _load(self, spec: EngineSpec) -> Any:
         model = load_model(Path(spec.folder), spec.task, POOLER if spec.sentence else (), dtype="auto")

@@ -23,13 +23,13 @@ from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
-from handlers.validate.checks import answers, base_likelihood, external, optimum_reader, portability, scoring
+from handlers.validate.checks import answers, base_likelihood, configs, external, optimum_reader, portability, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
-from handlers.validate.workers.protocol import AskStats
+from handlers.validate.workers.protocol import AskStats, CompareWeights
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -56,14 +56,15 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
         check = ArtifactCheck(variant=variant.name, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=remedy)
         record.add_check(staging, output, check, None, reporter)
         return output
+    weights: list[str] = []
     try:
-        examination = _examined(context, reporter, reference, variant, output)
+        examination = _examined(context, reporter, reference, variant, output, weights)
     except WorkerFailed as error:
         reporter.checkpoint()
         if error.details:
             print(error.details, flush=True)  # into the attempt's log, which the remedy names
         output.reusable = False
-        record.add_check(staging, output, unrunnable(variant.name, error), None, reporter)
+        record.add_check(staging, output, unrunnable(variant.name, error, *weights), None, reporter)
         return output
     limits = context.work.validation.thresholds.get(variant.name)
     record.add_check(staging, output, judge(variant.name, variant.limits, examination, limits), examination, reporter)
@@ -72,7 +73,10 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     return output
 
 
-def _examined(context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput) -> Examination:
+def _examined(
+    context: StageContext, reporter: Reporter, reference: Reference, variant: Variant, output: StageOutput, weights: list[str]
+) -> Examination:
+    """Run the artifact. Into `weights` goes why they are not those that were merged, which is known even if it can't be run."""
     folder, scratch = context.inputs[variant.name], Path(context.temporary)
     subject = reference.subject
     engine = engine_for(variant.limits.engine, context, subject.kind)
@@ -81,7 +85,10 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
         threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
     )  # fmt: skip
     outputs = scratch / "logits"
+    source = next((context.inputs[one] for one in (variant.form_of, "merge") if variant.form_of and one in context.inputs), None)
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
+        if source and (told := worker.ask(CompareWeights(source=source)).reason):
+            weights.append(told)
         examination = examine(
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress
         )
@@ -102,9 +109,9 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, v
     rows = np.load(logits_file(outputs, 0)) if subject.kind == "encoder" else None
     remove_tree(outputs)
     examination.example = external.example_fault(context, variant, spec, reference, examination, rows)
-    source = context.inputs.get(variant.form_of or "")
+    examination.config = configs.difference(Path(folder), Path(source)) if source else None
     nearest = variant.arithmetic != "blocks" or context.work.options(OnnxOptions).algorithm != "hqq"  # which clips as it likes
     graphs = portability.check(Path(folder), variant.arithmetic, Path(source) if source else None, nearest=nearest)
-    examination.portability, examination.weights = graphs.fault, graphs.weights
+    examination.portability, examination.weights = graphs.fault, next(iter(weights), graphs.weights)
     examination.figures = examination.figures.plus(**graphs.figures.given)
     return examination

@@ -13,7 +13,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
-from handlers.validate.checks import answers, scoring, weights
+from handlers.validate.checks import answers, configs, scoring, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec, as_taken, engine_for
@@ -61,6 +61,7 @@ def _examined(context: StageContext, reporter: Reporter, reference: Reference, p
     examination.figures = examination.figures.plus(load_seconds=stats.load_seconds, peak_rss_bytes=stats.peak_rss_bytes)
     if published:
         examination.weights = weights.difference(Path(folder), Path(context.inputs["merge"]))
+        examination.config = configs.difference(Path(folder), Path(context.inputs["merge"]))
     if (taken := as_taken(engine)) is not None:
         output.fallbacks.append(taken)
         examination.figures = examination.figures.plus(way=taken.taken)

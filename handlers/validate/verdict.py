@@ -33,7 +33,10 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         remedies.append("export again: generation_config.json, config.json or the tokenizer's files were changed")
     if examination.weights:
         reasons.append(examination.weights)
-        remedies.append(f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights")
+        remedies.append(_made_again(variant))
+    if examination.config:
+        reasons.append(examination.config)
+        remedies.append("export again: its config.json was changed")
     if examination.labels:
         reasons.append(examination.labels)
         remedies.append("export again: id2label or the labels' thresholds in its config.json were changed")
@@ -62,7 +65,8 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
         told.append(lost)
     written = figures.plus(notes=tuple(told)).written()
     if reasons:
-        foreign = any((examination.tokenizer, examination.labels, examination.example, examination.special, examination.weights))
+        others = (examination.tokenizer, examination.labels, examination.example, examination.special)
+        foreign = any((*others, examination.weights, examination.config))
         if missing and unquantized(variant) is None:
             foreign = True  # of a smaller form, few bits may have taken it away
         return ArtifactCheck(
@@ -204,13 +208,18 @@ def _remedy(variant: str, keys: list[str]) -> str:
     )
 
 
-def unrunnable(variant: str, error: WorkerFailed) -> ArtifactCheck:
-    """The check of an artifact that could not be run."""
+def _made_again(variant: str) -> str:
+    return f"run `ckptd retry` with the export's id, so that {variant} is made again of the merged weights"
+
+
+def unrunnable(variant: str, error: WorkerFailed, weights: str | None = None) -> ArtifactCheck:
+    """The check of an artifact that could not be run. `weights`: why its weights are not those that were merged."""
     figures = CheckFigures(log_end=error.details) if error.details else CheckFigures()
-    reasons = (f"it could not be run: {error.cause}",)
+    reasons = (*([weights] if weights else []), f"it could not be run: {error.cause}")
+    remedy = f"{_made_again(variant)}; {error.remedy}" if weights else error.remedy
     return ArtifactCheck(
-        variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=error.remedy, figures=figures.written(),
-        of_precision=error.of_precision,
+        variant=variant, verdict=Verdict.FAILED, reasons=reasons, remedy=remedy, figures=figures.written(),
+        of_precision=error.of_precision and not weights,
     )  # fmt: skip
 
 

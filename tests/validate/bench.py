@@ -17,7 +17,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.onnx.graphs import rounded_weights
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.checks import special_tokens, weights
+from handlers.validate.checks import configs, special_tokens, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
@@ -25,7 +25,7 @@ from handlers.validate.engines.task_profile import ValidatedTask, live_labels, s
 from handlers.validate.verdict import judge
 from handlers.validate.workers import worker
 from handlers.validate.workers.client import EngineWorker, answer_in
-from handlers.validate.workers.protocol import A, Load, Loaded, Request
+from handlers.validate.workers.protocol import A, CompareWeights, Load, Loaded, Request
 
 
 class Direct:
@@ -62,6 +62,14 @@ class Bench:
         direct = cast(EngineWorker, Direct(variant, spec))
         return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
 
+    def told_of_weights(self, variant: str, folder: Path) -> str | None:
+        """Why the weights of a PyTorch form are not those of the merged model."""
+        declared = catalog().variants[variant]
+        if declared.form_of != "pytorch":
+            return None
+        spec = EngineSpec(engine=declared.limits.engine, folder=str(folder), task=self.subject.task)
+        return Direct(variant, spec).ask(CompareWeights(source=str(self.merged))).reason
+
     def check(self, variant: str, folder: Path, source: Path | None = None) -> ArtifactCheck:
         """Run and judge one folder; graphs are compared with the merged model too, and with the folder that they were derived from."""
         examination = self.examined(variant, folder, source)
@@ -73,8 +81,9 @@ class Bench:
         if against is not None and not against.is_dir():
             self.examine("pytorch", self.merged)
         examination = self.examine(variant, folder, against)
-        if variant == "pytorch":
-            examination.weights = weights.difference(folder, self.merged)
+        examination.weights = weights.difference(folder, self.merged) if variant == "pytorch" else self.told_of_weights(variant, folder)
+        if source is not None or variant.startswith("pytorch"):
+            examination.config = configs.difference(folder, source or self.merged)
         if source is not None:
             pairs = ([ir.load(one / path.name) for one in (folder, source)] for path in sorted(folder.glob("*.onnx")))
             examination.weights = next((told for pair in pairs if (told := rounded_weights.difference(*pair, nearest=True))), None)

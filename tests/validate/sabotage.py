@@ -27,11 +27,14 @@ from handlers.validate.workers.client import WorkerFailed
 from tests import models
 from tests.onnx.conftest import describe
 from tests.onnx.small import derived
+from tests.pytorch import forms
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, measured
 
-VARIANTS = ("pytorch", "onnx", "onnx-int8", "onnx-int4")
-GRAPHS = VARIANTS[1:]
+GRAPHS = ("onnx", "onnx-int8", "onnx-int4")
+ROUNDED = ("pytorch-bnb-int8", "pytorch-bnb-nf4", "pytorch-w8a8", "pytorch-w4a16")
+FOLDERS = ("pytorch-fp16", "pytorch-bf16", *ROUNDED)
+VARIANTS = ("pytorch", *GRAPHS, *FOLDERS)
 STEPS = 12
 PROMPTS = (*BUILT_IN[:6], *models.TEXTS[3:])
 
@@ -58,6 +61,10 @@ class Lab:
             self._merge(source, target)
         elif variant == "onnx":
             describe(artifacts.export_onnx(self.made(source, "pytorch"), target))
+        elif variant in FOLDERS:
+            staged, _ = forms.make(variant, self.made(source, "pytorch"), self.folder / "scratch" / f"{source}-{variant}")
+            shutil.copytree(staged, target)
+            self._tokenizer(target)
         else:
             scratch = self.folder / "scratch" / f"{source}-{variant}"
             shutil.copytree(derived(variant.removeprefix("onnx-"), self.made(source, "onnx"), scratch).folder, target)
@@ -75,6 +82,9 @@ class Lab:
         else:
             shutil.copytree(self.base if source == "unmerged" else self.made("sound", "pytorch"), target, dirs_exist_ok=True)
             WEIGHTS.get(source, lambda folder: None)(target)
+        self._tokenizer(target)
+
+    def _tokenizer(self, target: Path) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copyfile(self.base / name, target / name)
 
@@ -294,7 +304,7 @@ def checked(lab: Lab, bench: Bench, sabotage: Sabotage, variant: str, folder: Pa
     try:
         return bench.check(variant, target, lab.source(variant))
     except WorkerFailed as error:
-        return unrunnable(variant, error)
+        return unrunnable(variant, error, bench.told_of_weights(variant, target))
 
 
 def main() -> None:

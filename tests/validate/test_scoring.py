@@ -78,6 +78,15 @@ def test_a_chat_models_answers_are_scored_and_their_tokens_compared_apart(
     pieces = {number: piece for piece, number in tokenizer["model"]["vocab"].items()}
     marked = "".join(pieces.get(sample.ids[sample.keep[row] + 1], "<|end|>") for row in sample.completion)
     assert marked.startswith("<|assistant|>print(name,") and marked.endswith("<|end|>") and "user" not in marked
+    # People see what each model answers to the question, not what it goes on with after the data's answer.
+    shown = done.results["reference"].figures["samples"]
+    for number, (one, mine) in enumerate(zip(shown, figures["samples"], strict=True)):
+        asked = reference.samples[number]
+        assert one["prompt"] == mine["prompt"] == asked.asked and str(asked.answer) not in str(one["prompt"])
+        assert one["text"] == mine["reference"] == mine["text"] and asked.question in one["prompt"] and mine["question"] == asked.question
+        assert asked.said is not None and len(asked.said) <= asked.steps
+    assert figures["greedy_identical"] == figures["greedy_prompts"] == 4
+    assert figures["greedy_same"] == [len(one.said or []) for one in reference.samples]
 
 
 @pytest.mark.slow

@@ -87,7 +87,8 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
 
 def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it, with what it was made of too where it is a smaller form."""
-    source = variant.form_of if variant.form_of in variant.needs else None
+    sources = (variant.form_of, _MERGE.name) if variant.form_of else ()
+    source = next((one for one in sources if one in variant.needs), None)
     return StageSpec(
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 4, checks=variant.name,
         needs=("reference", variant.name, *((source,) if source else ())), after=("merged",),

@@ -40,7 +40,7 @@ def reader(model: ModelFolder, name: str, dtype: torch.dtype | None = None) -> T
     return TensorReader(model.path_of(info), info, dtype)
 
 
-def _part(model: ModelFolder, name: str, packed: str, elements: int | None = None) -> torch.Tensor:
+def part(model: ModelFolder, name: str, packed: str, elements: int | None = None) -> torch.Tensor:
     """A small tensor that is needed to unpack the tensor `packed`; Permanent when it is missing or of another size."""
     info = model.headers.get(name)
     if info is None:
@@ -69,7 +69,7 @@ def _packing(model: ModelFolder, name: str, state: str) -> Packing:
     path = model.path_of(model.headers[state])
     if model.headers[state].size > 1 << 16:
         raise damaged(path, f"{state} is far too large for what it should hold")
-    raw = bytes(_part(model, state, name).view(torch.uint8).tolist())
+    raw = bytes(part(model, state, name).view(torch.uint8).tolist())
     try:
         note: Json = json.loads(raw)
         shape = tuple(int(size) for size in note["shape"])
@@ -98,23 +98,23 @@ class FourBitSource:
 
     def __init__(self, model: ModelFolder, name: str, state: str, dtype: torch.dtype) -> None:
         """`state` is the name of the tensor with bitsandbytes' note; `dtype` the one to write."""
-        self._model, self._packing = model, _packing(model, name, state)
+        self._model, self.packing = model, _packing(model, name, state)
         self._reader = reader(model, name, torch.uint8)
         self._absmax: torch.Tensor | None = None
-        self.name, self.shape, self.dtype = name, self._packing.shape, dtype
+        self.name, self.shape, self.dtype = name, self.packing.shape, dtype
 
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
         """As Source says; reads whole quantization blocks and drops the values outside of the rows."""
         from bitsandbytes import functional
 
-        packing, width, total = self._packing, row_elements(self.shape), math.prod(self.shape)
+        packing, width, total = self.packing, row_elements(self.shape), math.prod(self.shape)
         start, end = first * width, (first + count) * width
         low, high = start // packing.block, -(-end // packing.block)
         begin, stop = low * packing.block, min(high * packing.block, total)
         packed = torch.empty((stop - begin + 1) // 2, 1, dtype=torch.uint8)
         self._reader.read(begin // 2, packed)
         if self._absmax is None:
-            self._absmax = self._maxima()
+            self._absmax = self.maxima()
         state = functional.QuantState(
             absmax=self._absmax[low:high], shape=torch.Size([stop - begin]), dtype=packing.dtype, blocksize=packing.block,
             quant_type=packing.kind,
@@ -123,21 +123,21 @@ class FourBitSource:
         if first + count == self.shape[0]:
             self._absmax = None
 
-    def _maxima(self) -> torch.Tensor:
+    def maxima(self) -> torch.Tensor:
         """The largest magnitude of every block, in fp32."""
         from bitsandbytes import functional
 
-        name, packing = self.name, self._packing
+        name, packing = self.name, self.packing
         blocks = -(-math.prod(self.shape) // packing.block)
-        absmax = _part(self._model, f"{name}.absmax", name, blocks)
+        absmax = part(self._model, f"{name}.absmax", name, blocks)
         if not packing.nested_block:
             if absmax.dtype != torch.float32:
                 raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, but bitsandbytes writes fp32")
             return absmax
         if absmax.dtype != torch.uint8:
             raise damaged(self._reader.path, f"{name}.absmax is {absmax.dtype}, but double quantization writes bytes")
-        outer = _part(self._model, f"{name}.nested_absmax", name, -(-blocks // packing.nested_block))
-        code = _part(self._model, f"{name}.nested_quant_map", name, 256)
+        outer = part(self._model, f"{name}.nested_absmax", name, -(-blocks // packing.nested_block))
+        code = part(self._model, f"{name}.nested_quant_map", name, 256)
         state = functional.QuantState(absmax=outer.float(), code=code.float(), blocksize=packing.nested_block, dtype=torch.float32)
         return functional.dequantize_blockwise(absmax.view(-1), state).add_(torch.tensor(packing.nested_offset))
 
@@ -151,10 +151,10 @@ class EightBitSource:
         if info.dtype != "I8" or len(info.shape) != 2:
             raise damaged(model.path_of(info), f"{name} is {info.dtype} with {len(info.shape)} dimensions, but an int8 matrix was expected")
         order = f"{stem}weight_format"
-        if order in model.headers and _part(model, order, name, 1).item() != 0:
+        if order in model.headers and part(model, order, name, 1).item() != 0:
             raise damaged(model.path_of(info), f"{name} is stored in the tile order of one GPU type, which an old bitsandbytes wrote")
         self._scale_name = f"{stem}SCB"
-        _part(model, self._scale_name, name, info.shape[0])
+        part(model, self._scale_name, name, info.shape[0])
         self._model, self._reader = model, reader(model, name)
         self._scale: torch.Tensor | None = None
         self.name, self.dtype = name, dtype
@@ -165,7 +165,7 @@ class EightBitSource:
         from bitsandbytes import functional
 
         if self._scale is None:
-            self._scale = _part(self._model, self._scale_name, self.name).float().view(-1)
+            self._scale = part(self._model, self._scale_name, self.name).float().view(-1)
         packed = torch.empty(count, self.shape[1], dtype=torch.int8)
         self._reader.read(first * self.shape[1], packed)
         out.copy_(functional.int8_vectorwise_dequant(packed, self._scale[first : first + count]).view(out.shape))
@@ -204,7 +204,7 @@ class ScaledFp8Source:
     def rows(self, first: int, count: int, out: torch.Tensor) -> None:
         """As Source says; the product is taken in fp32."""
         if self._scale is None:
-            scale = _part(self._model, self._scale_name, self.name).float()
+            scale = part(self._model, self._scale_name, self.name).float()
             grid = [*self.shape[:-2], -(-self.shape[-2] // self._tile[0]), -(-self.shape[-1] // self._tile[1])]
             self._scale = scale.view(grid) if scale.numel() > 1 else scale.view(1).expand(math.prod(grid)).view(grid)
         packed = torch.empty(count, *self.shape[1:], dtype=self._reader.dtype)

@@ -9,6 +9,7 @@ does not depend on that order.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -32,8 +33,21 @@ def group_for(inputs: int, most: int) -> int | None:
 
 def int8_rows(weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 values (outputs, inputs), scales (outputs, 1) in `dtype`) of an fp32 matrix."""
-    scales = _stored(weight.abs().amax(dim=1, keepdim=True) / 127, dtype)
+    scales = int8_scales(weight.abs().amax(dim=1, keepdim=True), dtype)
     return (weight / scales.float()).round_().clamp_(-127, 127).to(torch.int8), scales
+
+
+def int8_scales(largest: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The scales of rows whose largest magnitudes these are."""
+    return _stored(largest / 127, dtype)
+
+
+def int4_choices(largest: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The scales that are tried for groups whose largest magnitudes these are, the one that spans the group first."""
+    widest = largest / ((HIGH - LOW) / 2)
+    yield _stored(widest, dtype)
+    for share in SHARES:
+        yield _stored(widest * share, dtype)
 
 
 def int4_scales(weight: torch.Tensor, group: int, dtype: torch.dtype, importance: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,10 +62,10 @@ def int4_scales(weight: torch.Tensor, group: int, dtype: torch.dtype, importance
 def _searched(weight: torch.Tensor, group: int, dtype: torch.dtype, importance: torch.Tensor | None) -> torch.Tensor:
     blocks = weight.view(len(weight), -1, group)
     weighed = None if importance is None else importance.view(1, -1, group)
-    widest = blocks.abs().amax(dim=-1) / ((HIGH - LOW) / 2)
-    best, least = _stored(widest, dtype), torch.full_like(widest, math.inf)
-    for share in SHARES:
-        scales = _stored(widest * share, dtype)
+    choices = int4_choices(blocks.abs().amax(dim=-1), dtype)
+    best = next(choices)
+    least = torch.full(best.shape, math.inf)
+    for scales in choices:
         wide = scales.float()[..., None]
         errors = ((blocks / wide).round_().clamp_(LOW, HIGH) * wide - blocks).square_()
         total = (errors if weighed is None else errors * weighed).sum(dim=-1)

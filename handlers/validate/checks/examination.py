@@ -72,6 +72,8 @@ class Examination:
     """Which of its special tokens are not the live model's; None when all are."""
     weights: str | None = None
     """Why its weights are not those that were merged; None when they are, or where nobody looked."""
+    config: str | None = None
+    """Which settings of its config.json are not those of the model that it was made of; None when all are, or where nobody looked."""
     base: Likeness | None = None
     """The base without the adapter beside the live model; None where there is none."""
 

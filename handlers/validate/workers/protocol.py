@@ -300,6 +300,16 @@ class Padding(Request[Difference]):
         return sum(len(row) for row in (*self.batch.prompts, *self.batch.continuations))
 
 
+class CompareWeights(Request[Obstacle]):
+    """Ask why the weights of the engine's folder are not those of the one that it was made of; asked before the model is loaded."""
+
+    command = "compare_weights"
+    reads_model = True
+
+    source: str
+    """The folder of the merged model."""
+
+
 class CompareWrapper(Request[Difference]):
     """Compare a text's outputs of PEFT's wrapper of the live model with those of the model inside; None where there is no wrapper."""
 
@@ -358,8 +368,8 @@ class AskStats(Request[Stats]):
 REQUESTS: dict[str, type[Request[Any]]] = {
     request.command: request
     for request in (
-        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Continue, Padding, CompareWrapper,
-        Time, Ahead, AskStats,
+        Load, Rebase, CanRebase, Encode, ListSpecialTokens, CountInputTokens, Decode, Teacher, Greedy, Continue, Padding, CompareWeights,
+        CompareWrapper, Time, Ahead, AskStats,
     )
 }  # fmt: skip
 """Command → its request."""

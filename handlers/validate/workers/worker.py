@@ -63,6 +63,10 @@ class Commands:
     def can_rebase(self, request: protocol.CanRebase) -> protocol.Obstacle:
         return protocol.Obstacle(reason=self._engine.streams())
 
+    def compare_weights(self, request: protocol.CompareWeights) -> protocol.Obstacle:
+        compare = getattr(self._engines.engine_class(self._spec), "weights_difference", None)
+        return protocol.Obstacle(reason=None if compare is None else compare(self._spec, Path(request.source)))
+
     def encode(self, request: protocol.Encode) -> protocol.Encoding:
         if request.firsts is None:
             return protocol.Encoding(ids=[self._engine.encode(text) for text in request.texts])

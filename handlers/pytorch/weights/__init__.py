@@ -1,0 +1,1 @@
+"""Whether the weights of the smaller PyTorch forms are those of the merged model."""

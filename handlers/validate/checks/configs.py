@@ -1,0 +1,63 @@
+"""Whether a folder's config.json says the same as that of its source. Called by the stages that check artifacts.
+
+A setting that decides what a model computes (the base of a rotary embedding, the epsilon of a norm, the number of heads) changes the
+answers of a form in few bits less than its rounding does. The type of the weights and how they are quantized are the form's own. The names that
+older releases of transformers know may be added, with the values that belong to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from daemon.contract.values import Json
+from handlers.models.files import read_json
+from handlers.models.older_readers import UntranslatableError, translated
+
+OWN = ("dtype", "torch_dtype", "quantization_config")
+"""Keys that a form has of its own."""
+NAMED = 3
+_FILE, _OPERATION, _SHOWN = "config.json", "compare the model's configuration", 80
+_ODD = (UntranslatableError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_NOTHING = object()
+
+
+def difference(folder: Path, source: Path) -> str | None:
+    """Which settings of a folder are not those of `source`, as a clause; None where all are, or where one has no config.json."""
+    if not all((one / _FILE).is_file() for one in (folder, source)):
+        return None
+    found, wanted = (read_json(one / _FILE, _OPERATION) for one in (folder, source))
+    older = wanted
+    with contextlib.suppress(*_ODD):  # then no older names were added
+        older = translated(wanted)
+    mine, theirs, also = (_leaves(one) for one in (found, wanted, older))
+    wrong = [
+        (key, mine.get(key, _NOTHING), theirs.get(key, also.get(key, _NOTHING)))
+        for key in dict.fromkeys((*theirs, *mine))
+        if not any(_same(mine.get(key, _NOTHING), one.get(key, _NOTHING)) for one in (theirs, also))
+    ]
+    if not wrong:
+        return None
+    told = ", ".join(f"{key} is {_told(value)} instead of {_told(before)}" for key, value, before in wrong[:NAMED])
+    more = f", and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+    return f"its config.json is not that of the model that it was made of: {told}{more}"
+
+
+def _leaves(value: Any, path: str = "") -> Json:
+    """The values of a configuration by the path of their keys, those of `OWN` left out at every level."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    found: Json = {}
+    for key, one in value.items():
+        if key not in OWN:
+            found |= _leaves(one, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _told(value: Any) -> str:
+    return "not set" if value is _NOTHING else repr(value)[:_SHOWN]
