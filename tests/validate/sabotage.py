@@ -31,7 +31,7 @@ from tests.pytorch import forms
 from tests.validate import artifacts, zoo
 from tests.validate.bench import Bench, measured
 
-GRAPHS = ("onnx", "onnx-int8", "onnx-int4")
+GRAPHS = ("onnx", "onnx-int8", "onnx-int4", "onnx-fp16")
 ROUNDED = ("pytorch-bnb-int8", "pytorch-bnb-nf4", "pytorch-w8a8", "pytorch-w4a16")
 FOLDERS = ("pytorch-fp16", "pytorch-bf16", *ROUNDED)
 VARIANTS = ("pytorch", *GRAPHS, *FOLDERS)
@@ -188,6 +188,37 @@ def _zero_a_scale(folder: Path) -> None:
     onnx.save(model, _decoder(folder))
 
 
+def _change_constant(folder: Path, pattern: str, factor: float) -> None:
+    """Multiply the constant in the middle of those of a graph whose names are found by `pattern`."""
+    model = onnx.load(_decoder(folder))
+    found = [one for one in model.graph.initializer if re.search(pattern, one.name)]
+    one = found[len(found) // 2]
+    array = numpy_helper.to_array(one)
+    one.CopyFrom(numpy_helper.from_array((array * factor).astype(array.dtype), one.name))
+    onnx.save(model, _decoder(folder))
+
+
+def _zero_a_norm_of_the_graph(folder: Path) -> None:
+    _change_constant(folder, r"input_layernorm\.weight", 0)
+
+
+def _slower_rotation(folder: Path) -> None:
+    """Half the frequencies of the rotary embedding, an initializer or a constant with one for each pair of a head's dimensions."""
+    model = onnx.load(_decoder(folder))
+    config = json.loads((folder / "config.json").read_text())
+    values = [
+        attribute.t for node in model.graph.node if node.op_type == "Constant" for attribute in node.attribute if attribute.name == "value"
+    ]
+    for one in (*model.graph.initializer, *values):
+        if one.data_type in (TensorProto.FLOAT, TensorProto.FLOAT16) and np.prod(one.dims) == config["head_dim"] // 2:
+            array = numpy_helper.to_array(one)
+            one.CopyFrom(numpy_helper.from_array((array * 0.5).astype(array.dtype), one.name))
+            break
+    else:
+        raise AssertionError("the graph has no frequencies")
+    onnx.save(model, _decoder(folder))
+
+
 def _other_tokenizer(folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][1:]
@@ -280,7 +311,9 @@ _FAR = r"agreement .* below the limit|divergence of .* above the limit|differs f
 SABOTAGES = (
     Sabotage("swapped layers", VARIANTS, "swapped layers", _nothing, _FAR),
     Sabotage("zeroed scales", VARIANTS[:2], "zeroed scales", _nothing, _FAR),
-    Sabotage("zeroed scales of the quantized weights", GRAPHS[1:], "sound", _zero_a_scale, _WEIGHTS_DIFFER),
+    Sabotage("zeroed scales of the quantized weights", GRAPHS[1:3], "sound", _zero_a_scale, _WEIGHTS_DIFFER),
+    Sabotage("a norm of the derived graph", GRAPHS[1:], "sound", _zero_a_norm_of_the_graph, _WEIGHTS_DIFFER),
+    Sabotage("rotation of the derived graph", GRAPHS[1:], "sound", _slower_rotation, _WEIGHTS_DIFFER),
     Sabotage("corrupted block", VARIANTS, "corrupted block", _nothing, f"{_WEIGHTS_DIFFER}|differs from the merged"),
     Sabotage("wrong tokenizer", VARIANTS, "sound", _other_tokenizer, "its tokenizer gives other token ids"),
     Sabotage("wrong rope theta", VARIANTS, "rope theta", _nothing, _FAR),

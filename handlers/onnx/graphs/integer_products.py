@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _weights(path: Path, models: list[tuple[str, ir.Model]], source: Path, *, nearest: bool) -> str | None:
     """Why the weights of a folder are not its source's; None where they are, as far as both have graphs of the same name."""
-    if not any((source / name).is_file() and rounded_weights.names_rounded(model) for name, model in models):
+    if not any((source / name).is_file() for name, _ in models):
         return None
     known = dict(_loaded(source))
     found = (rounded_weights.difference(model, known[name], nearest=nearest) for name, model in models if name in known)

@@ -1,8 +1,9 @@
-"""Whether the rounded weights of a derived ONNX folder are those of the folder that it was made of.
+"""Whether the weights of a derived ONNX folder are those of the folder that it was made of.
 
 Called by `integer_products`, in whose process the graphs are loaded already, for validation. A graph in few bits differs from the live
 model anyway, so that its outputs alone can't show one matrix that was lost, or weights of another checkpoint: the weights can. The stages
-that round name each weight after the one that it comes from. Two things are looked at: how far a row is from its source, as a share of the
+that round name each weight after the one that it comes from, and leave the names of all others. What is not rounded must be the same, in
+fp16 the nearest number. Of what is rounded two things are looked at: how far a row is from its source, as a share of the
 row's length; and, of weights that are rounded to the nearest step, how many are farther than half a step. Of large models some rows of
 each matrix stand for all. Free of torch and onnxruntime.
 """
@@ -26,6 +27,10 @@ _NOTHING = 1e-6
 """Share of the longest row's length below which a row may be rounded to nothing."""
 _SLACK = 1.02
 """Half a step in fp32, with the rounding of scales."""
+_SMALL = 1 << 16
+"""Elements up to which all of a weight that is not rounded is compared."""
+_LARGEST = float(np.finfo(np.float16).max)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _NAMES = re.compile(r"(?P<source>.+)\.int(?P<bits>[48])(?P<layout>\.rows|\.columns|\.turned|)")
 _Weights = Mapping[str, ir.TensorProtocol]
 
@@ -46,7 +51,10 @@ def difference(derived: ir.Model, source: ir.Model, *, nearest: bool) -> str | N
     """
     wanted, found = _weights(source), _weights(derived)
     names = [match for name in found if (match := _NAMES.fullmatch(name)) and match["source"] in wanted]
-    total = sum(int(np.prod(wanted[match["source"]].shape.numpy())) for match in names)
+    total = sum(wanted[name].size for name in (*(match["source"] for match in names), *(found.keys() & wanted.keys())))
+    for name in (name for name in found if name in wanted):
+        if not _is_kept(found[name], wanted[name], min(1.0, ELEMENTS / max(1, total))):
+            return f"its weight {name} is not that of the graph that it was made of: it is of another checkpoint, or damaged"
     beyond = elements = 0
     worst: tuple[float, str] | None = None
     for match in names:
@@ -73,15 +81,33 @@ def difference(derived: ir.Model, source: ir.Model, *, nearest: bool) -> str | N
     )
 
 
-def names_rounded(model: ir.Model) -> bool:
-    """Whether a graph has weights that are named as rounded ones are, so that there is something to compare."""
-    return any(_NAMES.fullmatch(name) for name in _weights(model))
+def _is_kept(one: ir.TensorProtocol, source: ir.TensorProtocol, share: float) -> bool:
+    """Whether a weight that was not rounded to integers is its source's, as far as some of its rows say. True for what no stage keeps under
+    its name: another shape, or a type that it was not cast to."""
+    types = (source.dtype, one.dtype)
+    if tuple(one.shape) != tuple(source.shape) or types[0] not in _FLOATS or types[1] not in (types[0], ir.DataType.FLOAT16):
+        return True
+    mine, theirs = one.numpy(), source.numpy()
+    if mine.ndim > 1 and mine.size > _SMALL:
+        chosen = _chosen(len(mine), share)
+        mine, theirs = mine[chosen], theirs[chosen]
+    if types[0] != types[1]:
+        theirs = np.clip(theirs, -_LARGEST, _LARGEST).astype(np.float16)
+        with np.errstate(over="ignore"):  # the number after the largest
+            step = np.spacing(np.abs(theirs)).astype(np.float32)
+        return bool(np.all((np.abs(mine.astype(np.float32) - theirs) <= step) | ~np.isfinite(theirs)))
+    return np.array_equal(mine, theirs, equal_nan=True)
 
 
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    return {
-        name: value.const_value for graph in model.graphs() for name, value in graph.initializers.items() if value.const_value is not None
-    }
+    found: dict[str, ir.TensorProtocol] = {}
+    for graph in model.graphs():
+        found |= {name: value.const_value for name, value in graph.initializers.items() if value.const_value is not None}
+        for node in graph:
+            value = node.attributes.get("value") if node.op_type == "Constant" else None
+            if value is not None and value.type is ir.AttributeType.TENSOR:
+                found[node.outputs[0].name or ""] = value.as_tensor()
+    return found
 
 
 def _rows(match: re.Match[str], found: _Weights, source: ir.TensorProtocol, share: float) -> _Rounded | None:

@@ -206,4 +206,5 @@ class FourBitGroups:
         moved = apart.square_().mean(dim=-1, keepdim=True).sqrt_() > MOVED * unit
         lengths = [torch.linalg.vector_norm(one.flatten(1), dim=1)[:, None, None] for one in (values.sub_(weight), weight)]
         lost = lengths[0] > ROW * lengths[1]
-        return (beyond & (moved | lost) | ~known[..., None]).view(exact.shape)
+        far: torch.Tensor = beyond & (moved | lost) | ~known[..., None]
+        return far.view(exact.shape)

@@ -1,8 +1,8 @@
 """Whether a folder's config.json says the same as that of its source. Called by the stages that check artifacts.
 
 A setting that decides what a model computes (the base of a rotary embedding, the epsilon of a norm, the number of heads) changes the
-answers of a form in few bits less than its rounding does. The type of the weights and how they are quantized are the form's own. The names that
-older releases of transformers know may be added, with the values that belong to them.
+answers of a form in few bits less than its rounding does. The type of the weights and how they are quantized are the form's own. The names
+that older releases of transformers know may be added, with the values that belong to them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _leaves(value: Any, path: str = "") -> Json:
     """The values of a configuration by the path of their keys, those of `OWN` left out at every level."""
     if not isinstance(value, dict) or not value:
         return {path: value}
-    found: Json = {}
+    found: dict[str, Any] = {}
     for key, one in value.items():
         if key not in OWN:
             found |= _leaves(one, f"{path}.{key}" if path else str(key))
