@@ -27,6 +27,8 @@ OPEN = ("pending", "running")
 _LISTED = 5
 """Jobs that are named where an id is not enough."""
 JobArgument = Annotated[str, typer.Argument(help="Id of the job, or the beginning or last part of the id.")]
+SomeJobs = Annotated[list[str] | None, typer.Argument(help="Ids of jobs, or the beginnings or last parts of the ids.")]
+FailedOption = Annotated[bool, typer.Option("--failed", help="All exports that failed.")]
 MaybeJob = Annotated[str | None, typer.Argument(help="Id of one job, or the beginning or last part of the id. Default: all jobs.")]
 
 
@@ -94,17 +96,35 @@ def _refuse(job: JobDetails, operation: str, remedy: str) -> UsageError:
     return UsageError(FaultCode.WRONG_STATE, f"{operation} {job.id}", told_state(job.state), remedy)
 
 
-def retry(job: JobArgument, config: ConfigOption = None) -> None:
-    """Put an export that failed, is partial or was cancelled back into the queue; after a configuration change, any ended export."""
+def retry(jobs: SomeJobs = None, failed: FailedOption = False, config: ConfigOption = None) -> None:
+    """Put exports that failed, are partial or were cancelled back into the queue; after a configuration change, any ended exports."""
     from daemon.cli.export import retry_job
+    from daemon.config.paths import existing
+    from daemon.operating.monitoring.status import failed_ids
     from daemon.operating.reload import unread_change
 
     settings = load_settings(config, of_daemon=True)
-    found = find_job(settings.state_directory, job)
+    existing(settings.state_directory)
+    if not jobs and not failed:
+        raise typer.BadParameter("name a job, or give --failed for all exports that failed; `ckptd list` shows the ids")
+    found = [find_job(settings.state_directory, job).id for job in jobs or ()]
+    found += failed_ids(settings.state_directory) if failed else []
     if change := unread_change(settings.state_directory):
         say_error(f"ckptd: {printable(change)}")
-    retry_job(settings, found.id)
-    say(f"{found.id} is back in the queue.")
+    if not found:
+        say("No export has failed.")
+    refused: list[UsageError] = []
+    for job in dict.fromkeys(found):
+        try:
+            retry_job(settings, job)
+        except UsageError as error:
+            refused.append(error)
+        else:
+            say(f"{job} is back in the queue.")
+    for other in refused[:-1]:
+        say_error(f"ckptd: {printable(str(other))}")
+    if refused:
+        raise refused[-1]
 
 
 def cancel(job: JobArgument, config: ConfigOption = None) -> None:

@@ -143,6 +143,13 @@ def ids_named(connection: sqlite3.Connection, wanted: str) -> list[str]:
     return [id for id in known if id.startswith(wanted)] or [id for id in known if is_meant(id, wanted)]
 
 
+def ids_failed(connection: sqlite3.Connection) -> list[str]:
+    """The ids of the jobs that failed, in the order in which they were taken."""
+    if _version(connection) == 0:
+        return []
+    return [str(row[0]) for row in connection.execute("SELECT id FROM job WHERE state = 'failed' ORDER BY created, id")]
+
+
 def is_meant(id: str, wanted: str) -> bool:
     """Whether a job may be called so: by the beginning of its id, or, in LEAST_HANDLE letters or more, by its end or the beginning of the
     id's last part, after run and step."""

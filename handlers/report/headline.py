@@ -20,7 +20,7 @@ from handlers.report.model import Artifact, Choice, Preference, Recommendation, 
 from handlers.report.usage import Usage
 
 RULE = (
-    "The rule: of the artifacts that passed their check, take the {} one; if others are within 10 % of it, take the one of"
+    "The rule: of the artifacts that passed their check, take the {} one; if others are within 10 % of it{}, take the one of"
     " them whose outputs are closest to the live model's. An artifact that failed, or was not checked, is never recommended."
 )
 
@@ -96,7 +96,11 @@ def recommend(report: Report) -> Recommendation:
             found[artifact.variant] = _choice(preference, artifact, usage)
     first, *others = found.values()
     return Recommendation(
-        sentence=f"Deploy {first.sentence}.", rule=RULE.format(kind), best=first, others=tuple(others), targets=targets.choices(report)
+        sentence=f"Deploy {first.sentence}.",
+        rule=RULE.format(kind, " or were as fast in some turns" if kind == "fastest" else ""),
+        best=first,
+        others=tuple(others),
+        targets=targets.choices(report),
     )
 
 

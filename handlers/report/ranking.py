@@ -31,12 +31,31 @@ def deploys(artifact: Artifact) -> str:
 def fastest(usable: Sequence[Artifact]) -> Artifact | None:
     """Of the fastest and those near to it, the one that lost least; None where no speed was measured.
 
-    Compared is the speed over PyTorch's, which ran in turns with each of them: tokens a second were measured at other times.
+    Compared is the speed over PyTorch's, which ran in turns with each of them: tokens a second were measured at other times. Near is also
+    what was in one of its turns as fast as the fastest in one of its own: on a busy machine no more is known.
     """
     speeds = {artifact.variant: speed for artifact in usable if (speed := over_pytorch(artifact))}
     if not any(artifact.measured.speed_over_pytorch for artifact in usable):
         speeds = {artifact.variant: speed for artifact in usable if (speed := artifact.measured.tokens_per_second)}
-    return nearest_of(usable, speeds, lambda speed: speed >= (1 - NEAR) * max(speeds.values()))
+    if not speeds:
+        return None
+    best = max((artifact for artifact in usable if artifact.variant in speeds), key=lambda one: speeds[one.variant])
+    bound = min((1 - NEAR) * speeds[best.variant], _range(best, speeds)[0])
+    reached = {artifact.variant: _range(artifact, speeds)[1] for artifact in usable if artifact.variant in speeds}
+    return nearest_of(usable, reached, lambda speed: speed >= bound)
+
+
+def _range(artifact: Artifact, speeds: dict[str, float]) -> tuple[float, float]:
+    """The speeds of its turns, at least its own one."""
+    speed = speeds[artifact.variant]
+    found = artifact.measured.speed_over_pytorch_range if artifact.measured.speed_over_pytorch else None
+    return found or (speed, speed)
+
+
+def uncertain(artifact: Artifact) -> bool:
+    """Whether its turns beside PyTorch gave speeds that are not near each other."""
+    found = artifact.measured.speed_over_pytorch_range
+    return found is not None and found[0] < (1 - NEAR) * found[1]
 
 
 def over_pytorch(artifact: Artifact) -> float | None:
@@ -73,12 +92,13 @@ def loss(artifact: Artifact) -> tuple[float, float, float]:
     return (figures.kl if figures.kl is not None else error, error, artifact.size_bytes or float("inf"))
 
 
-def merits(artifact: Artifact) -> list[str]:
-    """What speaks for it, as far as it was measured."""
+def merits(artifact: Artifact, *, speed: bool = True) -> list[str]:
+    """What speaks for it, as far as it was measured. `speed`: on this machine's processor."""
     figures, merits = artifact.measured, list[str]()
     variant = find_variant(artifact.variant)
-    if figures.speed_over_pytorch is not None and not is_merged(artifact):
-        merits.append(f"{units.times(figures.speed_over_pytorch)} as fast as PyTorch")
+    if speed and figures.speed_over_pytorch is not None and not is_merged(artifact):
+        turns = " to ".join(units.number(one) for one in figures.speed_over_pytorch_range or ()) if uncertain(artifact) else ""
+        merits.append(f"{units.times(figures.speed_over_pytorch)} {f'({turns}) ' if turns else ''}as fast as PyTorch")
     if figures.agreement is not None:
         merits.append(f"{units.percent(figures.agreement)} agreement with the live model")
     elif figures.error_max is not None:

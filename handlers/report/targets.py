@@ -72,9 +72,11 @@ def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequ
         why = "the only one that fits and passed"
     elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
         why = f"the {kind} of the {len(usable)} that fit and passed"
+    elif by_speed and (ranking.over_pytorch(best) or 0) < (1 - ranking.NEAR) * (ranking.over_pytorch(first) or 0):
+        why = f"in some turns as fast as {first.variant}, the fastest in the middle, and the closest to the live model of these"
     else:
         why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and the closest to the live model of these".replace("%", " %")
-    parts = [f"{best.variant}: {why}: {', '.join(ranking.merits(best))}"]
+    parts = [f"{best.variant}: {why}: {', '.join(ranking.merits(best, speed=target != 'nvidia'))}"]
     if equal:
         parts.append(f"by the figures, {_and(equal)} {'is' if len(equal) == 1 else 'are'} equal")
     if target in BY_SPEED and not by_speed:

@@ -34,7 +34,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             worker.load()
             if published:
                 figures = alone(worker, reference)
-                found[published] = figures.plus(pytorch_tokens_per_second=figures.tokens_per_second, speed_over_pytorch=None)
+                found[published] = figures.plus(
+                    pytorch_tokens_per_second=figures.tokens_per_second, speed_over_pytorch=None, speed_over_pytorch_range=None
+                )
         except WorkerFailed as error:
             pytorch = None
             timing.lost("the merged model in PyTorch", error)

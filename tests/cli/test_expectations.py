@@ -279,7 +279,7 @@ def test_show_tells_each_cause_once_with_the_report_and_the_command_to_try_again
     print_job(replace(details, report_file=str(report)))
     said = capsys.readouterr().out
     assert said.count("no folder has it") == 1 and " ".join(said.split()).count("set base.map") == 1
-    assert f"report      {report}" in said.splitlines() and "After you have removed the cause: ckptd retry job" in said.splitlines()
+    assert f"report      {report}" in said.splitlines() and "Can't be tried again, because the checkpoint was deleted" in said.splitlines()
     assert said.count("needs merge") == 2
 
 

@@ -209,7 +209,12 @@ def test_below_failed_exports_stands_the_command_that_tries_them_again() -> None
         == f"After you have removed the cause: ckptd retry {failed.id}"
     )
     two = [failed, replace(failed, id="another")]
-    assert shown(jobs_lines(two, None))[-1] == "After you have removed the cause: ckptd retry JOB"
+    assert shown(jobs_lines(two, None))[-1] == "After you have removed the cause: ckptd retry --failed"
+    gone = [failed, replace(failed, id="another", checkpoint_gone=True)]
+    assert shown(jobs_lines(gone, None))[-2:] == [
+        f"After you have removed the cause: ckptd retry {failed.id}",
+        "Can't be tried again, because the checkpoint was deleted: another",
+    ]
     for other in (replace(failed, foreground=True), job(state="succeeded"), job(state="cancelled")):
         assert "retry" not in " ".join(shown(jobs_lines([other], None)))
 

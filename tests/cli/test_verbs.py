@@ -120,9 +120,15 @@ def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
     with service.config.open("a") as stream:
         stream.write(f'[base]\nmap = {{ "acme/late" = "{pico_base}" }}\n')
     service.start()
-    answer = ckptd(service.folder, "retry", job["id"], "--config", service.config)
-    assert answer.returncode == 0, answer.stderr
+    answer = ckptd(service.folder, "retry", "--failed", "--config", service.config)
+    assert answer.returncode == 0 and answer.stdout == f"{job['id']} is back in the queue.\n", answer.stderr
     service.wait_for(lambda v: v["jobs"][0]["state"] == "succeeded")
+    answer = ckptd(service.folder, "retry", "--failed", "--config", service.config)
+    assert (answer.returncode, answer.stdout) == (0, "No export has failed.\n")
+    answer = ckptd(service.folder, "retry", "--config", service.config)
+    assert answer.returncode == 2 and "name a job, or give --failed for all exports that failed" in answer.stderr
+    answer = ckptd(service.folder, "retry", job["id"], job["id"], "--config", service.config)
+    assert answer.returncode == 2 and answer.stderr.count("it has succeeded") == 1, "one job is tried once"
     assert service.stop() == 0
     assert not (service.exports / "run" / "step-4.failed").exists()
 

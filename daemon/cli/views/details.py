@@ -10,7 +10,7 @@ from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, hanging, table
 from daemon.cli.views.markup import STATE_STYLE, terminal
-from daemon.cli.views.status import TRY_AGAIN, pace
+from daemon.cli.views.status import GONE, TRY_AGAIN, pace
 from daemon.contract.jobs.plan import find_spec
 from daemon.contract.text import local_time, printable
 from daemon.journal.rows import ENDED_JOB
@@ -108,7 +108,7 @@ def _what_next(job: JobDetails) -> list[Text]:
     """The commands for an export that did not end well."""
     if job.state not in RETRIED:
         return []
-    lines = hanging("", f"{TRY_AGAIN} {shlex.quote(job.id)}", None)
+    lines = hanging("", GONE if job.checkpoint_gone else f"{TRY_AGAIN} {shlex.quote(job.id)}", None)
     failed = [attempt for attempt in job.attempts if attempt.outcome in ("retryable", "permanent")]
     if failed and job.state in ENDED_JOB:
         lines += hanging("", f"To run the last failed attempt by hand: python -m handlers {shlex.quote(failed[-1].job_file)}", None)

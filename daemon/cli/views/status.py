@@ -40,6 +40,7 @@ _SPARE_LINES = 2
 """Of the screen, for the prompt and the line before it."""
 _LEAST_JOBS = 3
 _OPEN = ("running", "stopped", "waiting", "paused")
+GONE = "Can't be tried again, because the checkpoint was deleted"
 TRY_AGAIN = "After you have removed the cause: ckptd retry"
 """What stands before the id of a failed export."""
 _HANDLE = 8
@@ -227,8 +228,12 @@ def jobs_lines(jobs: Sequence[JobStatus], width: int | None) -> list[Text]:
     for text, (ids, style) in _remarks(jobs).items():
         who = ", ".join(names[one] for one in ids[:FEW]) + (f" and {len(ids) - FEW} more" if len(ids) > FEW else "")
         lines += hanging(f"{who}:", _of_several(text) if len(ids) > 1 else text, width, style=style)
-    if retried := [names[job.id] for job in jobs if job.error and job.state == "failed" and not job.foreground]:
-        lines += hanging("", f"{TRY_AGAIN} {retried[0] if len(retried) == 1 else 'JOB'}", width)
+    failed = [job for job in jobs if job.error and job.state == "failed" and not job.foreground]
+    if retried := [names[job.id] for job in failed if not job.checkpoint_gone]:
+        lines += hanging("", f"{TRY_AGAIN} {retried[0] if len(retried) == 1 else '--failed'}", width)
+    if gone := [names[job.id] for job in failed if job.checkpoint_gone]:
+        who = ", ".join(gone[:FEW]) + (f" and {len(gone) - FEW} more" if len(gone) > FEW else "")
+        lines += hanging("", f"{GONE}: {who}", width)
     return lines
 
 

@@ -479,6 +479,8 @@ class Speed(Figures):
     """The same of the merged model in PyTorch, in turns with this one; null where that could not be run."""
     speed_over_pytorch: float | None = None
     """Median over the turns of this speed over PyTorch's; null where there is nothing to compare with."""
+    speed_over_pytorch_range: tuple[float, float] | None = None
+    """The smallest and the largest of the turns; on a busy machine they are far apart."""
 
 
 class SpeedFigures(Figures):

@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from daemon.config.paths import FOREGROUND, JOB_FILE, LOG_FILE, StatePaths
+from daemon.contract.answers import ask
 from daemon.contract.formats.stages import StageSpec
 from daemon.contract.jobs.messages import ArtifactCheck
 from daemon.contract.jobs.plan import find_spec
@@ -27,6 +28,7 @@ from daemon.journal.overview import (
     TargetState,
     attempts_of,
     durations,
+    ids_failed,
     ids_named,
     job_of_id,
     overview,
@@ -155,6 +157,8 @@ class JobStatus:
     """Path of its report, if there is one."""
     first: bool = False
     """Whether it waits at the front of the queue, because of `ckptd first`."""
+    checkpoint_gone: bool = False
+    """Whether an export that did not succeed has no folder of its checkpoint any more, so that it can't be tried again."""
     foreground: bool = False
     """Whether `ckptd export` makes it, and not the daemon."""
 
@@ -312,6 +316,15 @@ def ids(state: Path, wanted: str) -> list[str]:
         return []
 
 
+def failed_ids(state: Path) -> list[str]:
+    """The exports that failed, in the order in which they were taken."""
+    try:
+        with reading(StatePaths(state).journal) as connection:
+            return ids_failed(connection)
+    except FileNotFoundError:
+        return []
+
+
 def find(state: Path, wanted: str) -> list[JobDetails]:
     """The jobs that `wanted` may mean, as by `ids`, the first two of them."""
     paths = StatePaths(state)
@@ -405,6 +418,14 @@ def _rejection(check: ArtifactCheck) -> str:
     return f"Could not publish {check.variant}: {why}." + (f" Fix: {check.remedy}." if check.remedy else "")
 
 
+def _is_gone(view: JobView) -> bool:
+    path = view.job.checkpoint.path
+    try:
+        return not ask(path, lambda: Path(path).exists())
+    except (OSError, TimeoutError):
+        return False  # a file system that does not answer may give it back
+
+
 def _job(view: JobView, scene: _Scene) -> JobStatus:
     job, checkpoint = view.job, view.job.checkpoint
     progress, metadata = scene.live.progress.get(job.id, {}), checkpoint.metadata
@@ -446,4 +467,5 @@ def _job(view: JobView, scene: _Scene) -> JobStatus:
         activity=_activity(view, scene, waiting_for),
         left_seconds=None if left is None else round(left),
         report_file=str(report) if job.state in ENDED_JOB and report.is_file() else None,
+        checkpoint_gone=job.state in ("failed", "cancelled") and _is_gone(view),
     )

@@ -14,9 +14,11 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing
 
-ROUNDS = 3
+ROUNDS, MOST_ROUNDS = 3, 9
+ENOUGH_SECONDS = 3.0
+"""Time after which no round is added: those of a small model are short, and each of them says little."""
 _WARM_UP_TOKENS = 4
-_NOTHING = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None}
+_NOTHING = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None, "speed_over_pytorch_range": None}
 """Where there is nothing to compare with."""
 
 
@@ -35,9 +37,11 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
     """
     if pytorch is None or not reference.speed_tokens:
         return alone(artifact, reference).plus(**_NOTHING), None
-    mine, theirs = [], []
+    mine, theirs = list[Timing](), list[Timing]()
     _time(artifact, reference, _WARM_UP_TOKENS)
-    for number in range(ROUNDS):
+    for number in range(MOST_ROUNDS):
+        if number >= ROUNDS and sum(one.decode_seconds for one in (*mine, *theirs)) > ENOUGH_SECONDS:
+            break
         if number % 2 == 0:
             mine.append(_time(artifact, reference))
         try:
@@ -48,7 +52,8 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
             mine.append(_time(artifact, reference))
     ratios = [b.decode_seconds / a.decode_seconds for a, b in zip(mine, theirs, strict=True)]
     peer = _summary(theirs).tokens_per_second
-    return _summary(mine).plus(pytorch_tokens_per_second=peer, speed_over_pytorch=statistics.median(ratios)), None
+    figures = _summary(mine).plus(pytorch_tokens_per_second=peer, speed_over_pytorch=statistics.median(ratios))
+    return figures.plus(speed_over_pytorch_range=(min(ratios), max(ratios))), None
 
 
 def _time(worker: EngineWorker, reference: Reference, tokens: int | None = None) -> Timing:
