@@ -20,6 +20,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
 from daemon.config.presets import PRESETS
+from daemon.config.run_overrides import ALLOWED
 from daemon.config.settings import Settings
 from daemon.config.sources import PREFIX
 
@@ -43,6 +44,11 @@ key:
 
 Tables are combined key by key. Any other value, also a list, replaces the value from a later place in this list. Relative paths are
 relative to the configuration file.
+
+A run can have settings of its own, in a file `ckptd.toml` in its directory. They count for the checkpoints of that run, before all places
+in this list, and a file with an error is not used (`ckptd status` says why). It can set OWN_KEYS. Paths in it are relative to the run.
+Variants that `export.deploy` of the main configuration asks for are also made, unless the run sets `export.deploy` too, for example to
+`[]`.
 """
 
 
@@ -85,7 +91,8 @@ def tables(text: str) -> list[Table]:
 
 def page(text: str) -> str:
     """The page for a documented configuration, in Markdown."""
-    lines = [HEAD, "## Presets", "", *_presets()]
+    own = ", ".join(f"`{section}.{key}`" for section, keys in ALLOWED.items() for key in keys)
+    lines = [HEAD.replace("OWN_KEYS", own), "## Presets", "", *_presets()]
     for table in tables(text):
         if table.name.startswith("validate.thresholds."):
             continue

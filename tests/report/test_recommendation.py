@@ -57,6 +57,21 @@ def test_where_nothing_was_checked_nothing_is_recommended_and_the_report_says_so
     assert chosen(report) == [] and report.recommendation.sentence.startswith("Nothing is recommended: ")
 
 
+def test_what_was_as_fast_in_some_turns_counts_as_equal_and_the_range_is_told(tmp_path: Path) -> None:
+    near = facts.check("onnx", speed_over_pytorch=2.0, speed_over_pytorch_range=[1.5, 2.9])
+    far = facts.check("onnx-int8", agreement=0.87, kl=0.003, speed_over_pytorch=3.3, speed_over_pytorch_range=[2.8, 3.5])
+    report = report_of(facts.made_all(facts.check("pytorch"), near, far), tmp_path)
+    assert chosen(report)[0] == ("fastest", "onnx")
+    assert "Deploy onnx: 2 × (1.5 to 2.9) as fast as PyTorch" in report.recommendation.sentence
+    assert "others are within 10 % of it or were as fast in some turns" in report.recommendation.rule
+    (server,) = [one.sentence for one in report.recommendation.targets if one.target == "cpu-server"]
+    assert server.startswith("onnx: in some turns as fast as onnx-int8, the fastest in the middle, and the closest to the live model")
+    surely = facts.check("onnx", speed_over_pytorch=2.0, speed_over_pytorch_range=[1.9, 2.1])
+    report = report_of(facts.made_all(facts.check("pytorch"), surely, far), tmp_path / "2")
+    assert chosen(report)[0] == ("fastest", "onnx-int8")
+    assert " to " not in report.recommendation.others[-1].sentence, "where turns agree there is no range"
+
+
 def test_of_those_that_are_about_as_fast_the_nearest_is_recommended(tmp_path: Path) -> None:
     """Tokens a second of two artifacts were measured at different times: what counts is how each compares with PyTorch in turns."""
     near = facts.check("onnx", speed_over_pytorch=3.1, tokens_per_second=2300.0)

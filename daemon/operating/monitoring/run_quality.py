@@ -90,6 +90,8 @@ def run_quality(state: Path, wanted: str | None, best_variant: str) -> RunQualit
         jobs = snapshot(state, limit=10_000).jobs
         every = _by_run([Path(job.report_file).parent for job in jobs if job.report_file and job.state in ("succeeded", "partial")])
         found = {key: reads for key, reads in every.items() if wanted in (None, key[1], f"{key[0]}/{key[1]}")}
+        if wanted and not found:  # a part of the name, as people call it
+            found = {key: reads for key, reads in every.items() if wanted in key[1]}
         if wanted and not found:
             raise _not_one(f"no run {wanted!r} has an export", every)
     if len(found) != 1:
