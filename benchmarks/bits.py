@@ -66,7 +66,7 @@ def grid(export: Path, kl: float) -> dict[str, Any]:
     from handlers.onnx.mixed import stage
     from handlers.onnx.mixed.trial import Trial
     from handlers.onnx.mixed.weights import find, grouped
-    from handlers.validate.checks.comparison import Comparison
+    from handlers.validate.arithmetic.comparison import Comparison
 
     source = graphset.read(export / "onnx")
     with tempfile.TemporaryDirectory() as name:

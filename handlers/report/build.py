@@ -31,12 +31,13 @@ from daemon.contract.jobs.plan import find_spec
 from daemon.contract.values import Json
 from daemon.contract.version import __version__
 from handlers.models import hub
-from handlers.report import comparison, headline, machine, samples
+from handlers.report import comparison, machine, samples
+from handlers.report.advice import headline
+from handlers.report.advice.replacements import replaced
+from handlers.report.advice.so_far import run_so_far
 from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, Replaced, Report, Stage, Warned
 from handlers.report.not_verified import blindness, not_verified
-from handlers.report.replacements import replaced
 from handlers.report.sanitize import clean
-from handlers.report.so_far import run_so_far
 
 MOST_NAMES = 8
 """Figures that a warning names."""

@@ -14,9 +14,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from daemon.contract.values import Json
-from handlers.report import charts, comparison, headline, samples, units
+from handlers.report import charts, comparison, samples, units
+from handlers.report.advice import headline
+from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Failure, Report
-from handlers.report.targets import rows as target_rows
 from handlers.report.usage import word
 
 

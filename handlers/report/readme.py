@@ -18,9 +18,10 @@ from daemon.contract.formats.declaration import Variant
 from daemon.contract.jobs.plan import find_variant
 from daemon.contract.values import Json
 from handlers.models.tasks import BY_NAME as TASKS
-from handlers.report import headline, html
+from handlers.report import html
+from handlers.report.advice import headline
+from handlers.report.advice.targets import rows as target_rows
 from handlers.report.model import Artifact, Report
-from handlers.report.targets import rows as target_rows
 from handlers.report.units import is_number
 from handlers.report.usage import Usage
 

@@ -13,10 +13,11 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
 from handlers.validate import record
-from handlers.validate.checks import answers, configs, scoring, weights
+from handlers.validate.checks import answers, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EXACT, EngineSpec, as_taken, engine_for
+from handlers.validate.folders import configs, weights
 from handlers.validate.verdict import judge, unrunnable
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats

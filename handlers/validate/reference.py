@@ -19,11 +19,12 @@ from handlers.texts.distribution import Vocabulary
 from handlers.texts.rendering import ModelFiles, Rendering
 from handlers.texts.selection import Texts, choose_calibration, comparison_texts
 from handlers.validate import record
-from handlers.validate.checks import answers, base_likelihood, scoring, special_tokens
+from handlers.validate.checks import answers, base_likelihood, scoring
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
+from handlers.validate.folders import special_tokens
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import AskStats
 

@@ -12,8 +12,9 @@ from daemon.contract.formats.declaration import Limits, Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
 from daemon.contract.jobs.plan import fallback, unquantized
-from handlers.validate.checks import growth, notes
-from handlers.validate.checks.comparison import in_deviations
+from handlers.validate.arithmetic import growth
+from handlers.validate.arithmetic.comparison import in_deviations
+from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
 from handlers.validate.workers.client import WorkerFailed
 

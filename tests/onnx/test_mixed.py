@@ -153,7 +153,7 @@ def test_a_limit_of_divergence_is_kept_and_the_graph_does_what_was_measured(qwen
 def _divergence(source: Path, smaller: Path, rows: list[list[int]]) -> float:
     """Mean KL of two folders over all positions of the texts, by their own sessions."""
     from handlers.onnx.folder.playback import Player
-    from handlers.validate.checks.comparison import Comparison
+    from handlers.validate.arithmetic.comparison import Comparison
 
     comparison = Comparison()
     for row in rows:

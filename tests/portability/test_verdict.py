@@ -13,8 +13,8 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import Verdict
 from handlers.onnx.graphs import integer_products
-from handlers.validate.checks import portability
 from handlers.validate.checks.examination import Examination
+from handlers.validate.folders import portability
 from handlers.validate.verdict import judge
 from tests.portability import graphs
 from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS

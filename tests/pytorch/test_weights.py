@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from handlers.pytorch.weights.difference import difference
-from handlers.validate.checks import configs
+from handlers.validate.folders import configs
 from tests.onnx import qwen
 from tests.pytorch import forms
 from tests.sampling import some

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from daemon.contract.jobs.messages import JobFacts, Verdict
-from handlers.report import charts, headline, html, units
+from handlers.report import charts, html, units
+from handlers.report.advice import headline
 from handlers.report.build import build
 from tests.report import facts
 

@@ -21,7 +21,8 @@ from handlers.child.progress import Reporter
 from handlers.models.tasks import TASKS, Task
 from handlers.onnx.folder.examples import place, place_marian
 from handlers.pytorch.format import FORMAT as PYTORCH
-from handlers.report import headline, readme, usage
+from handlers.report import readme, usage
+from handlers.report.advice import headline
 from handlers.report.build import build
 from tests import models
 from tests.report import facts

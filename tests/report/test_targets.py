@@ -62,9 +62,7 @@ def test_a_target_for_which_nothing_passed_says_what_failed(tmp_path: Path) -> N
     )
     found = told(facts, tmp_path)
     assert found["edge"].variant is None and found["nvidia"].variant == "pytorch"
-    assert found["edge"].sentence == (
-        "Nothing that fits passed: onnx failed (agreement 0.71 is below 0.85); onnx-int8 failed (agreement 0.71 is below 0.85)."
-    )
+    assert found["edge"].sentence == ("Nothing that fits passed: onnx and onnx-int8 failed (agreement 0.71 is below 0.85).")
 
 
 @pytest.mark.parametrize("facts", [rejected_int8, failed_int8])

@@ -17,11 +17,11 @@ from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import digest_of
 from handlers.onnx.graphs import rounded_weights
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.checks import configs, special_tokens, weights
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.engines.task_profile import ValidatedTask, live_labels, subject_of
+from handlers.validate.folders import configs, special_tokens, weights
 from handlers.validate.verdict import judge
 from handlers.validate.workers import worker
 from handlers.validate.workers.client import EngineWorker, answer_in

@@ -17,10 +17,10 @@ from daemon.contract.jobs.messages import ArtifactCheck, CheckpointRef, ChildLim
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from daemon.contract.jobs.plan import all_specs, spec_of
 from handlers.texts.built_in import BUILT_IN
-from handlers.validate.checks import special_tokens
 from handlers.validate.checks.examination import examine
 from handlers.validate.checks.reference import LiveModel, Reference, measure
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.folders import special_tokens
 from handlers.validate.verdict import judge
 from handlers.validate.workers.client import EngineWorker
 from tests.sharing import shared

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.contract.jobs.options import ValidateOptions
-from handlers.validate.checks.degeneration import Degeneration
+from handlers.validate.arithmetic.degeneration import Degeneration
 from handlers.validate.checks.reference import LiveModel, measure
 from handlers.validate.engines.registry import EngineSpec
 from handlers.validate.workers.client import EngineWorker

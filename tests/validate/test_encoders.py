@@ -14,8 +14,8 @@ import pytest
 
 from daemon.contract.jobs.messages import Outcome, Verdict
 from handlers.texts.rows import Text
+from handlers.validate.arithmetic.comparison import Comparison, Spread
 from handlers.validate.checks import example, samples, scoring
-from handlers.validate.checks.comparison import Comparison, Spread
 from handlers.validate.checks.examination import logits_file
 from handlers.validate.checks.texts import hidden, pieces
 from handlers.validate.engines.registry import EngineSpec

@@ -13,7 +13,7 @@ from filelock import FileLock
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.plan import spec_of
 from handlers.onnx.graphs import rounded_weights
-from handlers.validate.checks import portability
+from handlers.validate.folders import portability
 from tests.onnx.small import derived
 from tests.sampling import some
 from tests.sharing import shared

@@ -23,7 +23,7 @@ from handlers.child.progress import StageOutput
 from handlers.merge import stage
 from handlers.models import sentence
 from handlers.pytorch import stage as pytorch
-from handlers.validate.checks.comparison import Comparison
+from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.engines.sentence import SentencePooling
 from handlers.validate.engines.task_profile import subject_of
 from tests.merge import helpers

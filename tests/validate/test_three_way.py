@@ -18,10 +18,12 @@ from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import Verdict
 from handlers.validate import record
-from handlers.validate.checks import growth, intervals, notes, special_tokens, weights
-from handlers.validate.checks.comparison import Comparison, spearman
+from handlers.validate.arithmetic import growth, intervals
+from handlers.validate.arithmetic.comparison import Comparison, spearman
+from handlers.validate.arithmetic.fine_tuning import FineTuning
+from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
-from handlers.validate.checks.fine_tuning import FineTuning
+from handlers.validate.folders import special_tokens, weights
 from handlers.validate.verdict import judge
 from tests.validate.bench import measured
 from tests.validate.test_verdicts import AT_THE_LIMITS, LIMITS

@@ -20,7 +20,7 @@ from daemon.contract.jobs.options import ValidateOptions
 from handlers.texts.built_in import BUILT_IN
 from handlers.texts.rendering import Rendering
 from handlers.texts.selection import comparison_texts
-from handlers.validate.checks.comparison import Comparison, Spread
+from handlers.validate.arithmetic.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import evenly
 from handlers.validate.verdict import judge

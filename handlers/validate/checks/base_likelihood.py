@@ -15,7 +15,7 @@ import numpy as np
 from daemon.contract.jobs.figures import BasesFigures
 from daemon.contract.jobs.messages import StageContext
 from handlers.models.files import read_json, setting
-from handlers.validate.checks.comparison import Comparison, surprise
+from handlers.validate.arithmetic.comparison import Comparison, surprise
 from handlers.validate.checks.reference import Progress, Reference, teacher_forced
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CanRebase, Rebase

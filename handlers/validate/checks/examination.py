@@ -14,9 +14,10 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Likeness, SampleFigures
-from handlers.validate.checks import growth, special_tokens, worst
-from handlers.validate.checks.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
-from handlers.validate.checks.fine_tuning import FineTuning
+from handlers.validate.arithmetic import growth
+from handlers.validate.arithmetic.comparison import Comparison, NotFiniteError, PromptLikeness, Rows, largest_error
+from handlers.validate.arithmetic.fine_tuning import FineTuning
+from handlers.validate.checks import worst
 from handlers.validate.checks.foresight import GROUP, of_examination
 from handlers.validate.checks.reference import (
     Progress,
@@ -29,6 +30,7 @@ from handlers.validate.checks.reference import (
 )
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.engines.task_profile import ValidatedTask, labels_of, thresholds_of
+from handlers.validate.folders import special_tokens
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Encode, Greedy, Padding
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
-from handlers.validate.checks import growth
+from handlers.validate.arithmetic import growth
 
 OWN_DATA = "give prompts of the run's own data in validate.prompts"
 

@@ -17,9 +17,10 @@ from daemon.contract.jobs.figures import BasesFigures, Likeness, LiveFigures
 from daemon.contract.jobs.messages import Fallback
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.values import Json
-from handlers.validate.checks import fine_tuning, segments
-from handlers.validate.checks.comparison import Comparison, Spread, distances, in_deviations, label_borders, perplexity, surprise
-from handlers.validate.checks.degeneration import Degeneration
+from handlers.validate.arithmetic import fine_tuning
+from handlers.validate.arithmetic.comparison import Comparison, Spread, distances, in_deviations, label_borders, perplexity, surprise
+from handlers.validate.arithmetic.degeneration import Degeneration
+from handlers.validate.checks import segments
 from handlers.validate.checks.foresight import GROUP, of_reference
 from handlers.validate.checks.samples import SHOWN, Sample
 from handlers.validate.checks.texts import Encoded, hidden, pieces, question, rows_that_count

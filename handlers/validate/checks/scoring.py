@@ -16,8 +16,8 @@ import numpy as np
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import CheckFigures, Likeness, Scores
 from handlers.texts.rows import Text
+from handlers.validate.arithmetic.comparison import Comparison
 from handlers.validate.checks.answers import Answers
-from handlers.validate.checks.comparison import Comparison
 from handlers.validate.checks.reference import Reference, teacher_forced
 from handlers.validate.checks.samples import Sample
 from handlers.validate.engines.task_profile import ValidatedTask

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from daemon.contract.fault_codes import FaultCode
-from handlers.validate.checks.comparison import in_deviations
+from handlers.validate.arithmetic.comparison import in_deviations
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import CompareWrapper
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.figures import WorstSample
-from handlers.validate.checks.comparison import Rows
+from handlers.validate.arithmetic.comparison import Rows
 from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
 from handlers.validate.workers.client import EngineWorker, WorkerFailed

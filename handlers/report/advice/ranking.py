@@ -1,6 +1,6 @@
 """Which of an export's artifacts is the fastest, the smallest, the nearest to the live model, and what speaks for each. Pure.
 
-Called by `handlers.report.headline` and `handlers.report.targets`, whose rules docs/validation.md tells.
+Called by `handlers.report.advice.headline` and `handlers.report.advice.targets`, whose rules docs/validation.md tells.
 """
 
 from __future__ import annotations

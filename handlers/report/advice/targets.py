@@ -13,7 +13,7 @@ from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.messages import Verdict
-from handlers.report import ranking
+from handlers.report.advice import ranking
 from handlers.report.model import Artifact, Report, TargetChoice
 
 BY_SPEED: frozenset[Target] = frozenset({"cpu-server"})
@@ -93,13 +93,17 @@ def _nothing(target: Target, here: Sequence[Artifact]) -> str:
     if not here:
         names = ", ".join(one.name for one in made_for(target, catalog()))
         return f"Nothing that fits was asked for; name {names} in export.variants."
-    said = "; ".join(f"{artifact.variant} {_what_is_wrong(artifact)}" for artifact in here)
+    alike: dict[str, list[str]] = {}
+    for artifact in here:
+        alike.setdefault(_what_is_wrong(artifact), []).append(artifact.variant)
+    said = "; ".join(f"{_and(names)} {wrong}" for wrong, names in alike.items())
     return f"Nothing that fits passed: {said}."
 
 
 def _what_is_wrong(artifact: Artifact) -> str:
     told = {Verdict.FAILED: "failed", Verdict.UNVERIFIED: "could not be checked", Verdict.PASSED: "passed, but nothing was compared"}
     reason = " ".join(artifact.reasons[0].rstrip(".").split()) if artifact.reasons else ""
+    reason = reason.removeprefix("it could not be checked: ")
     return f"{told[artifact.verdict]}{f' ({reason[:_MOST]})' if reason else ''}"
 
 

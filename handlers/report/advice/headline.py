@@ -4,7 +4,7 @@ The rule of the recommendation, which docs/validation.md tells too. Considered i
 use; what needs its base beside it (an adapter alone) only where nothing else passed. Of these the fastest over PyTorch is named; where
 others come within `ranking.NEAR` of its speed, the one of them whose answers are nearest to the live model's, and of equals the smallest.
 Where no speed was measured, the smallest takes the place of the fastest, by the same rule. The smallest, if it is more than 5 % smaller,
-and the nearest are named beside it, for whom these matter more. `handlers.report.targets` says what to deploy where.
+and the nearest are named beside it, for whom these matter more. `handlers.report.advice.targets` says what to deploy where.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from daemon.contract.errors import Fault
 from daemon.contract.jobs.messages import ArtifactCheck, Status, Verdict
 from daemon.contract.jobs.options import ValidateOptions
 from daemon.contract.jobs.verdicts import is_published
-from handlers.report import ranking, targets
+from handlers.report.advice import ranking, targets
 from handlers.report.model import Artifact, Choice, Preference, Recommendation, Replaced, Report
 from handlers.report.usage import Usage
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daemon.contract.jobs.figures import CheckFigures
-from handlers.validate.checks import intervals
-from handlers.validate.checks.comparison import distances
+from handlers.validate.arithmetic import intervals
+from handlers.validate.arithmetic.comparison import distances
 from handlers.validate.engines.task_profile import Head
 
 ROWS = 16

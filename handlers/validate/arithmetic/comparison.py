@@ -14,7 +14,7 @@ import numpy as np
 
 from daemon.contract.jobs.figures import Figures, Likeness
 from handlers.models.probabilities import divergence, log_softmax
-from handlers.validate.checks import intervals
+from handlers.validate.arithmetic import intervals
 from handlers.validate.engines.task_profile import Head
 
 _ROWS = 16

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from handlers.validate.checks import intervals
+from handlers.validate.arithmetic import intervals
 
 LEAST = 9
 """Positions below which a prompt is too short to have thirds."""
