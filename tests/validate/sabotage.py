@@ -219,6 +219,36 @@ def _slower_rotation(folder: Path) -> None:
     onnx.save(model, _decoder(folder))
 
 
+def _zero_stored_scales(folder: Path) -> None:
+    """The same of a PyTorch folder, for half of the matrix."""
+
+    def zero(tensors: dict[str, Any]) -> None:
+        name = next(name for name in sorted(tensors) if name.endswith(("SCB", "absmax", "_scale")) and ".layers.1.mlp.up_proj" in name)
+        tensors[name].view(-1)[: tensors[name].numel() // 2] = 0
+
+    _edit_tensors(folder, zero)
+
+
+def _noise_in_stored_numbers(folder: Path) -> None:
+    """A page of the packed numbers of one matrix becomes noise."""
+    import torch
+
+    def corrupt(tensors: dict[str, Any]) -> None:
+        name = next(name for name in (f"model.layers.0.mlp.gate_proj.weight{end}" for end in ("_packed", "")) if name in tensors)
+        flat = tensors[name].view(torch.uint8).view(-1)
+        flat[4096:8192] = torch.randint(0, 256, (4096,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+    _edit_tensors(folder, corrupt)
+
+
+def _lose_a_tensor(folder: Path) -> None:
+    _edit_tensors(folder, lambda tensors: tensors.pop("model.layers.1.post_attention_layernorm.weight"))
+
+
+def _other_epsilon(folder: Path) -> None:
+    zoo.edit_json(folder / "config.json", rms_norm_eps=1e-5)
+
+
 def _other_tokenizer(folder: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][1:]
@@ -314,6 +344,11 @@ SABOTAGES = (
     Sabotage("zeroed scales of the quantized weights", GRAPHS[1:3], "sound", _zero_a_scale, _WEIGHTS_DIFFER),
     Sabotage("a norm of the derived graph", GRAPHS[1:], "sound", _zero_a_norm_of_the_graph, _WEIGHTS_DIFFER),
     Sabotage("rotation of the derived graph", GRAPHS[1:], "sound", _slower_rotation, _WEIGHTS_DIFFER),
+    Sabotage("zeroed stored scales", ROUNDED, "sound", _zero_stored_scales, r"up_proj.weight is not that of the merge"),
+    Sabotage("noise in stored numbers", ROUNDED, "sound", _noise_in_stored_numbers, r"gate_proj.weight is not that of the merge"),
+    Sabotage("zeroed norm", ("pytorch", *FOLDERS), "sound", _zero_a_norm, _WEIGHTS_DIFFER),
+    Sabotage("lost tensor", ("pytorch", *FOLDERS), "sound", _lose_a_tensor, f"{_WEIGHTS_DIFFER}|_layernorm.weight is missing"),
+    Sabotage("wrong epsilon", ("pytorch", *GRAPHS[1:], *FOLDERS), "sound", _other_epsilon, "rms_norm_eps is 1e-05 instead of 1e-06"),
     Sabotage("corrupted block", VARIANTS, "corrupted block", _nothing, f"{_WEIGHTS_DIFFER}|differs from the merged"),
     Sabotage("wrong tokenizer", VARIANTS, "sound", _other_tokenizer, "its tokenizer gives other token ids"),
     Sabotage("wrong rope theta", VARIANTS, "rope theta", _nothing, _FAR),

@@ -18,10 +18,10 @@ from tests.validate.conftest import Validated
 NAMES = {
     "agreement", "kl", "error_max", "error_max_absolute", "error_mean_absolute", "logit_std", "positions", "greedy_identical",
     "greedy_prompts", "cache_error_max_absolute", "padding_error_max_absolute", "merged_error_max_absolute", "tokens_per_second",
-    "pytorch_tokens_per_second", "speed_over_pytorch", "prefill_seconds", "load_seconds", "peak_rss_bytes", "sample", "samples",
-    "texts", "agreement_interval", "kl_interval", "perplexity", "perplexity_ratio", "perplexity_ratio_interval", "perplexity_tokens",
-    "greedy_same", "greedy_same_median", "greedy_tokens_median", "fine_tuning", "fine_tuning_interval", "distance_from_live",
-    "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes",
+    "pytorch_tokens_per_second", "speed_over_pytorch", "speed_over_pytorch_range", "prefill_seconds", "load_seconds", "peak_rss_bytes",
+    "sample", "samples", "texts", "agreement_interval", "kl_interval", "perplexity", "perplexity_ratio", "perplexity_ratio_interval",
+    "perplexity_tokens", "greedy_same", "greedy_same_median", "greedy_tokens_median", "fine_tuning", "fine_tuning_interval",
+    "distance_from_live", "distance_from_base", "growth", "growth_interval", "cache_growth", "worst", "notes",
 }  # fmt: skip
 
 

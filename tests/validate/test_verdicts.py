@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,16 @@ from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
 from daemon.contract.jobs.messages import Verdict
 from daemon.contract.jobs.options import ValidateOptions
+from daemon.contract.jobs.plan import spec_of
 from handlers.texts.built_in import BUILT_IN
 from handlers.texts.rendering import Rendering
 from handlers.texts.selection import comparison_texts
 from handlers.validate.arithmetic.comparison import Comparison, Spread
 from handlers.validate.checks.examination import Examination
 from handlers.validate.checks.reference import evenly
-from handlers.validate.verdict import judge
+from handlers.validate.folders import configs
+from handlers.validate.verdict import judge, unrunnable
+from handlers.validate.workers.client import WorkerFailed
 
 LIMITS = Thresholds(agreement=0.85, kl=0.05, error=2.0)
 AT_THE_LIMITS: dict[str, Any] = {
@@ -143,3 +148,69 @@ def test_a_tokenizer_that_its_stage_left_behind_is_proposed_to_be_copied() -> No
     check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
     assert check.verdict is Verdict.FAILED
     assert check.remedy is not None and "let the format's stage copy it and raise the stage's version" in check.remedy
+
+
+WEIGHTS = "its weights are not those of the merge: model.norm.weight is missing. So it is damaged, or of another checkpoint"
+
+
+def test_other_weights_or_settings_fail_an_artifact_at_its_limits_and_no_less_quantized_form_is_made_for_it() -> None:
+    for told in ({"weights": WEIGHTS}, {"config": "its config.json is not that of the model that it was made of: n is 1 instead of 2"}):
+        examination = Examination(CheckFigures(**AT_THE_LIMITS | {"kl": 0.06}), **told)
+        check = judge("onnx-int8", catalog().variants["onnx-int8"].limits, examination, LIMITS)
+        assert check.verdict is Verdict.FAILED and not check.of_precision
+        assert check.reasons[0] in told.values() and len(check.reasons) == 2
+    assert _judge(kl=0.06).of_precision
+
+
+def test_weights_that_keep_an_artifact_from_running_are_named_first() -> None:
+    crashed = WorkerFailed("it ended by itself", "look at the log", of_precision=True)
+    check = unrunnable("pytorch-w4a16", crashed, WEIGHTS)
+    assert check.reasons == (WEIGHTS, "it could not be run: it ended by itself") and not check.of_precision
+    assert check.remedy.startswith("run `ckptd retry`") and check.remedy.endswith("; look at the log")
+    alone = unrunnable("pytorch-w4a16", crashed)
+    assert alone.reasons == check.reasons[1:] and alone.of_precision and alone.remedy == "look at the log"
+
+
+def config(folder: Path, **values: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+SETTINGS: dict[str, Any] = {
+    "model_type": "qwen3", "dtype": "float32", "rms_norm_eps": 1e-6, "num_attention_heads": 4, "rope_parameters": ROPE, "use_cache": True,
+    "text": {"dtype": "float32", "layers": [1, 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "bfloat16", "quantization_config": {"load_in_4bit": True}, "text": {"dtype": "bfloat16", "layers": [1, 2]}}, None),
+        ({"torch_dtype": "bfloat16", "rope_theta": 1e6}, None),
+        ({"rope_theta": 1e4}, "rope_theta is 10000.0 instead of 1000000.0"),
+        ({"rope_parameters": {**ROPE, "rope_theta": 100.0}}, "rope_parameters.rope_theta is 100.0 instead of 1000000.0"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05 instead of 1e-06"),
+        ({"num_attention_heads": 2, "use_cache": 1}, "num_attention_heads is 2 instead of 4, use_cache is 1 instead of True"),
+        ({"text": {"layers": [2, 1]}}, r"text.layers is \[2, 1\] instead of \[1, 2\]"),
+        ({"text": {}}, "text.layers is not set instead of .*text is {} instead of not set"),
+        ({"attn_scale": 3}, "attn_scale is 3 instead of not set"),
+        ({"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, ".*, c is 1 instead of not set, and 2 more$"),
+    ],
+)
+def test_settings_are_those_of_the_model_that_it_was_made_of(change: dict[str, Any], words: str | None, tmp_path: Path) -> None:
+    source, folder = config(tmp_path / "source", **SETTINGS), config(tmp_path / "form", **{**SETTINGS, **change})
+    told = configs.difference(folder, source)
+    assert (
+        told is None
+        if words is None
+        else told and re.search(f"its config.json is not that of the model that it was made of: {words}", told)
+    )
+    assert configs.difference(folder, tmp_path) is None
+
+
+def test_the_check_of_every_smaller_form_of_pytorch_reads_the_merge() -> None:
+    for name, variant in catalog().variants.items():
+        if variant.form_of == "pytorch":
+            assert "merge" in spec_of(f"check-{name}").needs, name

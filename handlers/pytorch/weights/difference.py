@@ -1,8 +1,8 @@
 """Whether a smaller PyTorch form has the weights of the merged model: every tensor of both folders, read in blocks of rows.
 
 Called by the engines of these forms, in a worker, before the model is loaded. A form in few bits differs from the live model anyway, so
-that its answers alone can't show one damaged matrix, or weights of another checkpoint. What is not quantized must be the merged tensor, in
-the folder's 16 bits; how far quantized weights may lie from theirs, `forms` says. All weights are compared, not a sample of them.
+that its answers alone can't show one damaged matrix, or weights of another checkpoint. What is not quantized must be the merged tensor,
+cast to the folder's 16 bits; how far quantized weights may lie from theirs, `forms` says. All weights are compared, not a sample of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from handlers.pytorch.weights.forms import EightBitRows, EightBits, FourBitGroup
 
 BLOCK = 1 << 20
 """Elements that are compared at once: a few megabytes in fp32, which stay in a processor's cache."""
+ROUNDED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""What is cast to the 16 bits of the folder."""
 NAMED = 3
 """What a reason names, at most."""
 TRIED = 32
@@ -126,7 +128,7 @@ class _Comparison:
         if mine.shape != info.shape:
             raise MisfitError(f"{name} has the shape {list(mine.shape)} instead of {list(info.shape)}")
         theirs, ours = StoredSource(source, self._wanted.path_of(info), info), StoredSource(name, self._found.path_of(mine), mine)
-        dtype = self._dtype if theirs.dtype.is_floating_point else theirs.dtype
+        dtype = self._dtype if theirs.dtype in ROUNDED else theirs.dtype
         if ours.dtype != dtype:
             raise MisfitError(f"{name} is {ours.dtype} instead of {dtype}")
         rows, step = (info.shape[0] if info.shape else 1), max(1, BLOCK // max(1, row_elements(info.shape)))

@@ -4,7 +4,7 @@ Called by `difference` with blocks of rows. The bounds come from the rounding it
 
 - int8 by bitsandbytes and w8a8: a row's scale is its largest magnitude over 127; each weight lies within half a step.
 - nf4: a block's scale is its largest magnitude, each weight has the nearest number of the code book. Where scales are quantized too,
-  each may be off by half the largest gap of their own code, in units of the largest one of their block.
+  each may be off by half the largest gap of their own code, or by what its ends lack of 1, in units of the largest one of their block.
 - w4a16: a group's scale is one of those that the search tries for the group's largest magnitude. Rounded to nearest, a weight lies within
   half a step of where clipping puts it. Error correction (GPTQ) moves weights farther, to make up for others: how far depends on the inputs
   of the layer, which are not known here. So there the difference is bounded as a whole, for a group (`MOVED`) and for a row (`ROW`).
@@ -22,16 +22,21 @@ from handlers.models.folder import ModelFolder
 from handlers.pytorch.quantize import rounding
 
 SLACK = 1e-4
-"""Of half a step, for the arithmetic in fp32: a quotient of 127 is exact to 8e-6."""
+"""Of a step, for the arithmetic in fp32: a quotient of 127 is exact to 8e-6. Of the unit of scales that are quantized too, where
+bitsandbytes puts the middle between two numbers 1e-5 off."""
 EXACT = 1e-6
 """Of a magnitude that is taken from the weights as it is."""
 SMALLEST = 2e-38
 """What bitsandbytes may store for a block of zeros."""
-MOVED = 4.0
+MOVED = 3.0
 """Largest root mean square, over a group, of what error correction may move weights by beside clipping, in steps of the group or of its
-row, whichever is larger: a group of zeros takes up the errors of others. Numbers that mean nothing are 5.5 steps away."""
-ROW = 0.9
-"""Largest length of a row's difference in w4a16, over the row's own. A row that is lost differs by 1, another one by 1.4."""
+row, whichever is larger: a group of zeros takes up the errors of others. Measured: 0.3 to 0.8, and 1.6 where three inputs of a layer are
+1000 times as large as the others. Another group of the row is 3.5 or more away, numbers that mean nothing 5.5."""
+ROW = 0.8
+"""Largest length of a row's difference in w4a16, over the row's own. Measured: 0.14 to 0.26, and up to 0.56 with weights that are almost
+all near zero and very unequal inputs. A row that is lost differs by 1, another one by 1.4."""
+NOTHING = 8
+"""Smallest numbers of a type of scales: a row whose weights are shorter, on average, may be rounded to nothing."""
 
 
 class MisfitError(Exception):
@@ -80,9 +85,8 @@ class EightBits:
 
     def __init__(self, place: Place, shape: tuple[int, ...]) -> None:
         stem = place.name.removesuffix("weight")
-        _parts(
-            place, {place.name: (torch.int8, shape), f"{stem}SCB": (torch.float32, shape[:1]), f"{stem}weight_format": (torch.uint8, ())}
-        )
+        order = {f"{stem}weight_format": (torch.uint8, ())}
+        _parts(place, {place.name: (torch.int8, shape), f"{stem}SCB": (torch.float32, shape[:1]), **order})
         if int(part(place.model, f"{stem}weight_format", place.name)):
             raise MisfitError(f"{stem}weight_format is not that of rows")
         self.shape = shape
@@ -105,13 +109,13 @@ class FourBits:
         from bitsandbytes import functional
 
         state, size = f"{place.name}.quant_state.bitsandbytes__nf4", shape[0] * shape[1]
+        _parts(place, {place.name: (torch.uint8, (-(-size // 2), 1)), f"{place.name}.quant_map": (torch.float32, (16,))})
         source = FourBitSource(place.model, place.name, state, place.dtype)
         packing = source.packing
         if packing.kind != "nf4" or packing.dtype != place.dtype:
             raise MisfitError(f"{state} says {packing.kind} in {packing.dtype} instead of nf4 in {place.dtype}")
         if packing.shape != shape:
             raise MisfitError(f"{state} has the shape {list(packing.shape)} instead of {list(shape)}")
-        _parts(place, {f"{place.name}.quant_map": (torch.float32, (16,)), place.name: (torch.uint8, (-(-size // 2), 1))})
         self.shape, self._block = shape, packing.block
         self.step = self._block
         self._values, self._dtype = reader(place.model, place.name), place.dtype
@@ -120,9 +124,10 @@ class FourBits:
             raise MisfitError(f"{place.name}.quant_map is not the code book of nf4")
         self._scales, self._off = source.maxima(), torch.zeros(1)
         if packing.nested_block:
-            gap = part(place.model, f"{place.name}.nested_quant_map", place.name).float().sort().values.diff().max() / 2
+            book = part(place.model, f"{place.name}.nested_quant_map", place.name).float().sort().values
+            gap = torch.stack([book.diff().max() / 2, 1 + book[0], 1 - book[-1]]).max()  # its ends need not be -1 and 1
             outer = part(place.model, f"{place.name}.nested_absmax", place.name).float()
-            self._off = (outer * gap).repeat_interleave(packing.nested_block)[: len(self._scales)]
+            self._off = (outer * (gap + SLACK)).repeat_interleave(packing.nested_block)[: len(self._scales)]
 
     def beyond(self, first: int, exact: torch.Tensor) -> torch.Tensor:
         block, start, size = self._block, first * exact.shape[1], exact.numel()
@@ -205,6 +210,7 @@ class FourBitGroups:
         unit = torch.maximum(wide, wide.square().mean(dim=1, keepdim=True).sqrt_())
         moved = apart.square_().mean(dim=-1, keepdim=True).sqrt_() > MOVED * unit
         lengths = [torch.linalg.vector_norm(one.flatten(1), dim=1)[:, None, None] for one in (values.sub_(weight), weight)]
-        lost = lengths[0] > ROW * lengths[1]
+        nothing = NOTHING * torch.finfo(stored.dtype).tiny * torch.finfo(stored.dtype).eps * columns**0.5
+        lost = (lengths[0] > ROW * lengths[1]) & (lengths[1] > nothing)
         far: torch.Tensor = beyond & (moved | lost) | ~known[..., None]
         return far.view(exact.shape)
