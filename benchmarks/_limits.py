@@ -20,6 +20,8 @@ from daemon.contract.formats.declaration import Thresholds
 
 Record = dict[str, Any]
 GOOD = "good"
+EVEN = 0.2
+"""Share of the limit of `kl` up to which agreement does not count, as in handlers/validate/checks/notes.py."""
 ROOM = 3.0
 """Users' models are not those of this benchmark."""
 FIGURES = ("kl", "disagreement", "error_max", "cache", "padding", "merged")
@@ -61,11 +63,12 @@ def value(record: Record, figure: str) -> float | None:
     return None if found is None else float(found)
 
 
-def crosses(record: Record, limits: Thresholds) -> bool:
-    """Whether an artifact fails by these limits alone."""
+def crosses(record: Record, limits: Thresholds, even: float | None = None) -> bool:
+    """Whether an artifact fails by these limits alone. `even`: the divergence up to which agreement does not count; None: by the limits."""
+    even = EVEN * limits.kl if even is None else even
     agreement, kl, error = (value(record, name) for name in ("agreement", "kl", "error_max"))
     return (
-        (agreement is not None and not agreement >= limits.agreement)
+        (agreement is not None and not agreement >= limits.agreement and not (kl is not None and kl <= even))
         or (kl is not None and not kl <= limits.kl)
         or (error is not None and not error <= limits.error)
     )
@@ -141,7 +144,8 @@ def tight(records: Sequence[Record], earlier: Thresholds) -> Thresholds | None:
 
 def gained(records: Sequence[Record], judge: Judge, limits: Thresholds) -> list[Record]:
     """The damaged artifacts that the whole check misses and that these limits would find."""
-    return [one for one in split(records)[1] if crosses(one, limits) and not fails(one, judge)]
+    even = EVEN * judge.thresholds.kl
+    return [one for one in split(records)[1] if crosses(one, limits, even) and not fails(one, judge)]
 
 
 def proposed(records: Sequence[Record], judge: Judge, real: tuple[float, float] | None) -> Thresholds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits, Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from daemon.contract.jobs.messages import ArtifactCheck, Verdict
@@ -56,7 +57,7 @@ def judge(variant: str, own: Limits, examination: Examination, thresholds: Thres
     if missing := _missing(figures):
         reasons.append(missing)
         remedies.append(f"look at the merge's figures, whether it changed what the adapter names, and let {variant} be made again")
-    if thresholds is not None and (distances := _distances(figures, thresholds)):
+    if thresholds is not None and (distances := _distances(variant, figures, thresholds)):
         reasons += [text for _, text in distances]
         remedies.append(_remedy(variant, [key for key, _ in distances]))
         if growing := notes.grows(figures):
@@ -179,13 +180,20 @@ _CHOICES = {
 """Task → what the positions are, and what agrees there."""
 
 
-def _distances(figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str, str]]:
+def _counts(variant: str, figures: CheckFigures, thresholds: Thresholds) -> bool:
+    """Whether the agreement is judged: always where the configuration asks for more than the default."""
+    default = catalog().thresholds.get(variant)
+    return default is None or thresholds.agreement > default.agreement or not notes.even(figures, thresholds)
+
+
+def _distances(variant: str, figures: CheckFigures, thresholds: Thresholds) -> list[tuple[str, str]]:
     """Threshold keys that are not met, with their sentences. Figures that a task doesn't have are None."""
     found = []
     positions, agrees = _CHOICES.get(figures.task or "", ("positions", "its most likely token is"))
-    if figures.agreement is not None and not figures.agreement >= thresholds.agreement:
+    agreement = figures.agreement
+    if agreement is not None and not agreement >= thresholds.agreement and _counts(variant, figures, thresholds):
         found.append(("agreement", (
-            f"agreement {_show(figures.agreement)} is below the limit {_show(thresholds.agreement)}: at only that share of"
+            f"agreement {_show(agreement)} is below the limit {_show(thresholds.agreement)}: at only that share of"
             f" {figures.positions} {positions}, {agrees} the live model's"
         )))  # fmt: skip
     if figures.kl is not None and not figures.kl <= thresholds.kl:

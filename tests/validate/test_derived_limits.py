@@ -16,7 +16,8 @@ from benchmarks._limits import EARLIER, EARLIER_ITSELF, GOOD, Judge, Record
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures
-from daemon.contract.jobs.messages import Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, Verdict
+from handlers.validate.checks import notes
 from handlers.validate.checks.examination import Examination
 from handlers.validate.verdict import judge
 
@@ -36,7 +37,9 @@ def record(kind: str = GOOD, *, agreement: float | None = 1.0, kl: float | None 
     ("found", "fails"),
     [
         (record(agreement=0.8, kl=0.1, error=3.0), False),
-        (record(agreement=0.79), True),
+        (record(agreement=0.79, kl=0.021), True),
+        (record(agreement=0.79, kl=0.02), False),
+        (record(agreement=0.79, kl=None), True),
         (record(kl=0.11), True),
         (record(error=3.1), True),
         (record(kl=float("nan")), True),
@@ -65,6 +68,31 @@ def test_a_cache_that_repeats_one_token_is_found_in_rounded_graphs(variant: str,
     check = judge(variant, catalog().variants[variant].limits, Examination(figures=figures), catalog().thresholds[variant])
     assert (check.verdict is Verdict.PASSED) is passes, check.reasons
     assert passes or "the cache is broken" in check.reasons[0]
+
+
+def judged(agreement: float, kl: float | None, limits: Thresholds = LIMITS) -> ArtifactCheck:
+    figures = CheckFigures(agreement=agreement, kl=kl, error_max=0.4, positions=120, logit_std=1.0)
+    return judge("onnx-int4", catalog().variants["onnx-int4"].limits, Examination(figures=figures), limits)
+
+
+def test_choices_between_almost_equal_answers_do_not_count() -> None:
+    check = judged(0.75, 0.0057)
+    assert check.verdict is Verdict.PASSED
+    assert "agreement 0.75 is below the limit 0.8 and does not count: the divergence of 0.0057 nats" in check.figures["notes"][0]
+    for agreement, kl, limits in (
+        (0.75, 0.021, LIMITS),
+        (0.75, None, LIMITS),
+        (0.75, 0.0057, LIMITS.model_copy(update={"kl": 0.025})),
+        (0.85, 0.0057, LIMITS.model_copy(update={"agreement": 0.9})),
+    ):
+        check = judged(agreement, kl, limits)
+        assert check.verdict is Verdict.FAILED and check.reasons[0].startswith(f"agreement {agreement}"), limits
+        assert "does not count" not in str(check.figures["notes"])
+    assert judged(0.81, 0.0057).figures["notes"] == []
+
+
+def test_the_benchmark_knows_where_choices_do_not_count() -> None:
+    assert _limits.EVEN == notes.EVEN
 
 
 def test_where_two_distributions_part() -> None:
@@ -144,7 +172,7 @@ def test_proposed_limits_refuse_nothing_good_that_passed_and_are_never_wider(goo
     limits = _limits.proposed([*records, *damaged], JUDGE, (1.0, 0.0))
     assert limits.agreement >= LIMITS.agreement and limits.kl <= LIMITS.kl and limits.error <= LIMITS.error
     for one in records:
-        assert _limits.crosses(one, LIMITS) or not _limits.crosses(one, limits)
+        assert _limits.crosses(one, LIMITS) or not _limits.crosses(one, limits, _limits.EVEN * LIMITS.kl)
 
 
 def test_a_limit_is_tightened_only_where_that_finds_what_nothing_else_finds_and_not_below_real_models() -> None:

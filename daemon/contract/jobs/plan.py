@@ -90,7 +90,7 @@ def _check(variant: Variant) -> StageSpec:
     sources = (variant.form_of, _MERGE.name) if variant.form_of else ()
     source = next((one for one in sources if one in variant.needs), None)
     return StageSpec(
-        f"{CHECK}{variant.name}", "handlers.validate.check:run", 4, checks=variant.name,
+        f"{CHECK}{variant.name}", "handlers.validate.check:run", 5, checks=variant.name,
         needs=("reference", variant.name, *((source,) if source else ())), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=variant.limits.layerwise,

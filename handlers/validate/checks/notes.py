@@ -9,6 +9,8 @@ from daemon.contract.formats.declaration import Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
 from handlers.validate.arithmetic import growth
 
+EVEN = 0.2
+"""Share of the limit of `kl`: up to it, choices that differ are, on average, between answers that are almost equally likely."""
 OWN_DATA = "give prompts of the run's own data in validate.prompts"
 
 
@@ -16,7 +18,24 @@ def notes(figures: CheckFigures, base: Likeness | None, thresholds: Thresholds |
     """All notes. `base`: the base without the adapter beside the live model; None where there is none. `failed`: the artifact did, and the
     reasons say why; then only what is unsure of that is left to say."""
     unsure = _unsure(figures, thresholds)
+    if thresholds is not None and not failed and (told := _even(figures, thresholds)):
+        unsure.append(told)
     return unsure if failed else [*unsure, *(_blind(figures, base) if base else []), *_growing(figures)]
+
+
+def even(figures: Likeness, thresholds: Thresholds) -> bool:
+    """Whether the divergence is so small that the choices which differ say nothing of the artifact."""
+    return figures.kl is not None and figures.kl <= EVEN * thresholds.kl
+
+
+def _even(figures: CheckFigures, thresholds: Thresholds) -> str | None:
+    """Of an artifact that passed: that its agreement was not judged."""
+    if figures.agreement is None or figures.agreement >= thresholds.agreement:
+        return None
+    return (
+        f"agreement {figures.agreement:.3g} is below the limit {thresholds.agreement:.3g} and does not count: the divergence of"
+        f" {figures.kl:.3g} nats is at most a fifth of its limit, so choices that differ are between almost equally likely answers"
+    )
 
 
 def _unsure(figures: CheckFigures, thresholds: Thresholds | None) -> list[str]:
