@@ -286,9 +286,9 @@ def test_separated_values_are_rows_by_the_names_in_the_first_line(tmp_path: Path
 
 
 @pytest.mark.parametrize(("content", "why"), [
-    (gzip.compress(b'{"text": "a"}'), "it is packed by gzip; write"), ("one\ntwo".encode("utf-16"), "it is UTF-16 text; write"),
+    (gzip.compress(b'{"text": "a"}', mtime=0), "it is packed by gzip; write"), ("one\ntwo".encode("utf-16"), "it is UTF-16 text; write"),
     (b"PK\x03\x04" + bytes(30), "it is packed by zip; write"),
-])  # fmt: skip
+], ids=["gzip", "utf-16", "zip"])  # fmt: skip
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.xlsx", "a.json"])
 @pytest.mark.parametrize("setting", ["validate.data", "validate.prompts"])
 def test_a_file_of_another_kind_is_named_as_such(tmp_path: Path, name: str, content: bytes, why: str, setting: str) -> None:
