@@ -39,6 +39,8 @@ from handlers.report.model import Artifact, Attempt, Base, Checkpoint, Failure, 
 from handlers.report.not_verified import blindness, not_verified
 from handlers.report.sanitize import clean
 
+IDLE = 30.0
+"""Seconds without an attempt that count as a pause: starting the next one takes less."""
 MOST_NAMES = 8
 """Figures that a warning names."""
 _MODELS: dict[str, type[Figures]] = {"merge": MergeFigures, "reference": ReferenceFigures, "speed": SpeedFigures}
@@ -76,7 +78,7 @@ def build(context: StageContext, now: datetime | None = None) -> Report:
         created=facts.created,
         started=facts.started,
         finished=moment.isoformat(timespec="seconds"),
-        wall_seconds=_between(facts.started or facts.created, moment.isoformat()),
+        wall_seconds=_worked(facts, moment),
         cpu_seconds=whole,
         checking_share=round(checking / whole, 4) if whole and checking is not None else None,
         checkpoint=_checkpoint(facts.checkpoint),
@@ -325,6 +327,22 @@ def _damaged(stage: StageFacts) -> Iterator[str]:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         told = ", ".join(name.strip(".") or "all" for name in names[:MOST_NAMES])
         yield f"Figures that can't be read count as missing: {told}{more}. Nothing else is affected."
+
+
+def _worked(facts: JobFacts, now: datetime) -> float | None:
+    """Seconds from the first attempt to `now`, without pauses: before it was tried again, for example."""
+    total = _between(facts.started or facts.created, now.isoformat())
+    spans = [(one.started, one.ended or now.isoformat()) for stage in facts.stages for one in stage.attempts]
+    try:
+        parts = sorted((_moment(start), _moment(end)) for start, end in spans)
+    except ValueError:
+        return total
+    idle, reached = 0.0, None
+    for start, end in [*parts, (now if now.tzinfo else now.replace(tzinfo=UTC),) * 2]:
+        gap = (start - reached).total_seconds() if reached else 0.0
+        idle += gap if gap > IDLE else 0.0
+        reached = end if reached is None else max(reached, end)
+    return None if total is None else round(max(0.0, total - idle), 3)
 
 
 def _between(start: str | None, end: str | None) -> float | None:

@@ -120,6 +120,14 @@ _COLUMNS = (
     ("Mean cosine", _cosine), ("Rank correlation", _ranks), ("Fine-tuning in it", _fine_tuning),
 )  # fmt: skip
 
+FEW_TEXTS = 100
+"""Below so many texts, a score says little: of 100, the standard error of an accuracy of 0.8 is 0.04."""
+_SCORES = (
+    ("Texts", "texts"), ("Accuracy", "accuracy"), ("Macro F1", "macro_f1"), ("Exact match", "exact_match"), ("chrF", "chrf"),
+    ("BLEU", "bleu"),
+)  # fmt: skip
+_ANSWERS = ("Answers: agreement", "Answers: KL")
+
 
 @dataclass(frozen=True)
 class Parting:
@@ -150,10 +158,39 @@ def _parting(artifacts: list[Artifact]) -> Parting:
     assert worst is not None
     divergences = [one.measured.worst.position_kl for one in artifacts if one.measured.worst]
     told = " and ".join(dict.fromkeys(units.number(value) for value in divergences))
-    place = f"prompt {worst.number}, position {worst.position + 1}: KL {told} nats"
+    one_answer = worst.before is None  # of a whole text, which then stands below
+    place = f"KL {told} nats" if one_answer else f"prompt {worst.number}, position {worst.position + 1}: KL {told} nats"
     same = ", the same choice with another probability" if worst.live == worst.artifact else ""
-    before = worst.before if worst.before is not None else worst.prompt
+    before = f"{worst.prompt} → " if one_answer else worst.before or ""
     return Parting(
         names=tuple(one.variant for one in artifacts), where=place + same, before=before[-MOST:], live=visible(worst.live or ""),
         artifact=visible(worst.artifact or ""),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The models' scores against the data, as text; only what was scored has a column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    few: int
+    """The number of texts where they are few; else 0."""
+
+
+def scores(report: Report) -> ScoreTable | None:
+    """None where nothing was scored."""
+    told: list[tuple[str, dict[str, str]]] = []
+    for name, found, marked in report.scored:
+        values = {title: units.number(getattr(found, key)) for title, key in _SCORES if found and getattr(found, key) is not None}
+        if marked and marked.agreement is not None:
+            values["Answers: agreement"] = units.percent(marked.agreement)
+        if marked and marked.kl is not None:
+            values["Answers: KL"] = units.number(marked.kl)
+        told.append((name, values))
+    columns = [title for title in (*(title for title, _ in _SCORES), *_ANSWERS) if any(title in values for _, values in told)]
+    if not columns:
+        return None
+    texts = max((found.texts or 0 for _, found, _ in report.scored if found), default=0)
+    rows = tuple((name, tuple(values.get(title, "–") for title in columns)) for name, values in told)
+    return ScoreTable(tuple(columns), rows, texts if texts < FEW_TEXTS else 0)

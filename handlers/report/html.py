@@ -55,6 +55,7 @@ def render(report: Report) -> str:
         speed_note=speed_note(report),
         compared=comparison.table(report.comparison),
         partings=comparison.partings(report),
+        scores=comparison.scores(report),
     )  # fmt: skip
 
 

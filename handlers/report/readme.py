@@ -127,5 +127,5 @@ def _model_index(report: Report) -> Iterator[Json]:
     if metrics:
         # `type` may be no repository of somebody else's: hubs make a link of it.
         data = {"type": "ckptd-check", "name": "the prompts of the export's check"}
-        run = PurePosixPath(report.checkpoint.run).name or "model"
+        run = "-".join(PurePosixPath(report.checkpoint.run).parts) or "model"
         yield {"name": run, "results": [{"task": {"type": report.task}, "dataset": data, "metrics": metrics}]}

@@ -21,6 +21,7 @@ from tests.cli.test_bad_input import ckptd, one_sentence
 FIGURES = {
     "agreement": 0.9946, "kl": 0.00025, "error_max": 0.0321, "greedy_identical": 5, "greedy_prompts": 6, "tokens_per_second": 100.0,
     "prefill_seconds": 0.004, "load_seconds": 0.5, "peak_rss_bytes": 1 << 30, "speed_over_pytorch": 2.0,
+    "scores": {"accuracy": 0.87},
     "sample": {"prompt": "def f(", "reference": "x):\n    return x", "text": "y):\n    return y"},
 }  # fmt: skip
 REPORT: dict[str, Any] = {
@@ -48,7 +49,7 @@ def export(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
-    faster = {**FIGURES, "tokens_per_second": 150.0, "sample": {**FIGURES["sample"], "text": "x):\n    return x"}}  # type: ignore[dict-item]
+    faster = {**FIGURES, "tokens_per_second": 150.0, "sample": {**FIGURES["sample"], "text": ""}, "perplexity": 9.25}  # type: ignore[dict-item]
     later = {
         "checkpoint__step": 8,
         "checkpoint__metadata__loss": 1.25,
@@ -67,7 +68,7 @@ def test_quality_size_speed_and_texts_stand_side_by_side(tmp_path: Path, two: tu
     assert lines[0] == f"A run step 4: {two[0]}" and lines[1] == f"B run step 8: {two[1]}"
     for row in ("loss 2.5 1.25", "verdict passed passed", "agreement 99.46 % 99.46 %", "size 4.0 MiB 1.0 MiB 0.25×",
                 "tokens a second 100 150 1.50×", "same answers 5 of 6 5 of 6", r"A live: x):\n return x", r"A onnx: y):\n return y",
-                "B onnx: the same"):  # fmt: skip
+                "perplexity – 9.25", "accuracy 87 % 87 %", "B onnx: (nothing)"):  # fmt: skip
         assert row in lines, (row, lines)
     assert not any(line.startswith("note") for line in lines)
 

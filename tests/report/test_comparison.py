@@ -67,3 +67,10 @@ def test_the_place_where_an_artifact_is_farthest_is_shown_only_where_there_is_so
     assert found.where == "prompt 2, position 15: KL 0.31 nats" and found.before.endswith("the lamp was")
     text = page_of(facts.succeeded(), tmp_path / "page")
     assert "the lamp was<mark> lit</mark>" in text and "the lamp was<mark> out</mark>" in text
+
+
+def test_a_wrong_label_stands_apart_from_its_text_and_has_no_position(tmp_path: Path) -> None:
+    worst = {"number": 102, "kl": 0.2, "position": 0, "position_kl": 0.2, "prompt": "what a day", "live": "praise", "artifact": "blame"}
+    job = facts.made_all(facts.check("pytorch"), facts.check("onnx"), facts.check("onnx-int8", worst=worst))
+    (found,) = [one for one in comparison.partings(_report(job, tmp_path / "work")) if one.artifact == "blame"]
+    assert (found.where, found.before) == ("KL 0.2 nats", "what a day → ")

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from daemon.contract.errors import Permanent
-from daemon.contract.jobs.messages import ArtifactCheck, JobFacts, Verdict
+from daemon.contract.jobs.messages import ArtifactCheck, AttemptFacts, JobFacts, Verdict
 from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report import html, readme, schema
 from handlers.report.build import build
@@ -245,6 +245,15 @@ def test_unreadable_times_give_no_duration_rather_than_an_error(tmp_path: Path) 
     assert report.wall_seconds is None
 
 
+def test_the_hours_before_an_export_was_tried_again_are_no_time_that_it_took(tmp_path: Path) -> None:
+    job = facts.succeeded(started=facts.at(-7200))
+    merge, *others = job.stages
+    failed = AttemptFacts(number=1, strategy="default", outcome="permanent", started=facts.at(-7200), ended=facts.at(-7195))
+    again = merge.model_copy(update={"attempts": (failed, *merge.attempts)})
+    report = report_of(job.model_copy(update={"stages": (again, *others)}), tmp_path)
+    assert report.wall_seconds == 96.0 + 5.0
+
+
 def test_a_job_file_without_facts_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(Permanent, match=r"Could not write the report: .* Fix: .*") as refusal:
         build(facts.context(None, tmp_path))
@@ -295,4 +304,5 @@ def test_scores_of_base_live_model_and_artifacts_stand_beside_each_other(tmp_pat
     rows = [row for row in page.split("<tr>") if row.startswith('<th scope="row">onnx-int8</th><td class="right">40</td>')]
     assert len(rows) == 1 and "0.87" in rows[0] and "97.5 %" in rows[0]
     assert "Against the data" in page and "0.91" in page and "0.33" in page
+    assert "Macro F1</th>" in page and "chrF</th>" not in page and "From 40 texts, scores are rough" in page
     assert "Against the data" not in html.render(report_of(facts.succeeded(), tmp_path / "none"))

@@ -43,6 +43,10 @@ _OF_ARTIFACT: tuple[tuple[str, str, Say, bool], ...] = (
     ("divergence", "kl", lambda value: f"{value:.2g} nats", False),
     ("error", "error_max", lambda value: f"{value:.2g} σ", False),
     ("cosine", "cosine_mean", lambda value: f"{value:.5f}", False),
+    ("perplexity", "perplexity", _loss, False),
+    ("accuracy", "accuracy", _percent, False),
+    ("exact match", "exact_match", _percent, False),
+    ("chrF", "chrf", _loss, False),
     ("size", "size_bytes", human, True),
     ("tokens a second", "tokens_per_second", lambda value: f"{value:.0f}", True),
     ("first token", "prefill_seconds", lambda value: f"{1000 * value:.3g} ms", True),
@@ -114,4 +118,4 @@ def _texts(a: ComparedExport, b: ComparedExport, width: int | None) -> list[Text
 
 
 def _short(text: str | None) -> str:
-    return "–" if text is None else middle(text, _TEXT)
+    return "–" if text is None else middle(text, _TEXT) if text.strip() else "(nothing)"

@@ -15,7 +15,7 @@ from typing import Any
 
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.jobs.figures import ArtifactFigures, figures_of
+from daemon.contract.jobs.figures import ArtifactFigures, Scores, figures_of
 from daemon.contract.values import number_at, text_at, value_at, whole_at
 from daemon.journal.rows import told_state
 from daemon.operating.monitoring.status import find, ids
@@ -38,6 +38,14 @@ class ComparedArtifact:
     kl: float | None
     error_max: float | None
     cosine_mean: float | None
+    perplexity: float | None
+    """Of the prompts' tokens."""
+    accuracy: float | None
+    """Against the data's labels, 0 to 1."""
+    exact_match: float | None
+    """Against the data's references, 0 to 1."""
+    chrf: float | None
+    """Against the data's references, 0 to 100."""
     greedy_identical: int | None
     greedy_prompts: int | None
     tokens_per_second: float | None
@@ -151,11 +159,12 @@ def _read(file: Path) -> ComparedExport:
 
 
 def _artifact(row: Mapping[str, Any], figures: ArtifactFigures) -> ComparedArtifact:
-    reasons = row.get("reasons")
+    reasons, scores = row.get("reasons"), figures.scores or Scores()
     return ComparedArtifact(
         verdict=text_at(row, "verdict") or "unknown", reasons=tuple(map(str, reasons)) if isinstance(reasons, list) else (),
         size_bytes=whole_at(row, "size_bytes"), size_ratio=number_at(row, "size_ratio"), agreement=figures.agreement, kl=figures.kl,
-        error_max=figures.error_max, cosine_mean=figures.cosine_mean, greedy_identical=figures.greedy_identical,
+        error_max=figures.error_max, cosine_mean=figures.cosine_mean, perplexity=figures.perplexity,
+        accuracy=scores.accuracy, exact_match=scores.exact_match, chrf=scores.chrf, greedy_identical=figures.greedy_identical,
         greedy_prompts=figures.greedy_prompts, tokens_per_second=figures.tokens_per_second, prefill_seconds=figures.prefill_seconds,
         speed_over_pytorch=figures.speed_over_pytorch, load_seconds=figures.load_seconds, peak_rss_bytes=figures.peak_rss_bytes,
         text=figures.sample.text if figures.sample else None,
