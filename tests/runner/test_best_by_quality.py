@@ -44,6 +44,7 @@ def test_best_follows_the_quality_and_the_log_says_when_it_moves(make_toy: Calla
     toy.start()
     run = export(toy, add, 2, 4, 6)
     assert toy.run_verb("quality", "run") == 0 and "8.1" in toy.said
+    assert toy.run_verb("quality", "ru") == 0 and "8.1" in toy.said, "a part of the name is enough where it means one run"
     assert toy.stop() == 0
     assert (os.readlink(run / "best"), os.readlink(run / "latest")) == ("step-4", "step-6")
     assert sorted(path.name for path in run.glob("step-*")) == ["step-4", "step-6"], "step 2 is neither the best nor the newest"
