@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from transformers import DynamicCache
 
@@ -23,7 +22,7 @@ from handlers.models.tasks import Task
 from handlers.onnx.families.base import Family, Form, Graphs, NotApplicableError, Part, Tracing, load_model, unsupported
 from handlers.onnx.families.trace_cases import TraceCase, make_cases, tested
 from handlers.onnx.families.uncached import Uncached
-from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
+from handlers.onnx.graphs.comparison import GraphMismatchError, Opener, Session, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.signature import BATCH, CacheLayer, CausalSignature, Signature
 
@@ -116,7 +115,7 @@ def example_inputs(model: Any, signature: CausalSignature, batch: int = 2) -> tu
     return (ids, mask, *((positions,) if signature.position_ids else ()), *cache)
 
 
-def run_in_steps(session: onnxruntime.InferenceSession, signature: CausalSignature, case: TraceCase) -> np.ndarray:
+def run_in_steps(session: Session, signature: CausalSignature, case: TraceCase) -> np.ndarray:
     """Logits (rows, tokens, vocabulary) of the case's tokens, fed in its steps with the graph's own cache."""
     rows = len(case.ids)
     cache = [np.zeros((rows, heads, 0, size), np.float32) for heads, size in signature.cache_sizes]
@@ -179,9 +178,9 @@ class Causal:
         """What `verify` feeds, in words."""
         return tested(reference.cases)
 
-    def verify(self, folder: Path, reference: CausalReference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: CausalReference, *, threads: int = 1, opened: Opener = open_graph) -> float:
         """See `Family.verify`. Outputs at padding positions are only checked to be finite: the output of a masked token is undefined."""
-        session = open_graph(folder / MODEL_FILE, reference.signature, threads)
+        session = opened(folder / MODEL_FILE, reference.signature, threads)
         return max(_compared(case, run_in_steps(session, reference.signature, case)) for case in reference.cases)
 
 

@@ -22,7 +22,7 @@ from handlers.models import sentence
 from handlers.models.tasks import Task
 from handlers.onnx.families.base import OPERATION, Form, Graphs, NotApplicableError, Part, Tracing, architecture, load_model, unsupported
 from handlers.onnx.families.sentence import SentenceModules
-from handlers.onnx.graphs.comparison import GraphMismatchError, largest_relative, open_graph
+from handlers.onnx.graphs.comparison import GraphMismatchError, Opener, largest_relative, open_graph
 from handlers.onnx.graphs.graph_file import MODEL_FILE
 from handlers.onnx.graphs.rewriting import SENTENCE_OUTPUT as SENTENCE
 from handlers.onnx.graphs.signature import BATCH, SEQUENCE, Signature
@@ -224,9 +224,9 @@ class Encoder:
     def signatures(self, reference: EncoderReference) -> Mapping[str, tuple[str, Signature]]:
         return {"model": (MODEL_FILE, reference.signature)}
 
-    def verify(self, folder: Path, reference: EncoderReference, *, threads: int = 1) -> float:
+    def verify(self, folder: Path, reference: EncoderReference, *, threads: int = 1, opened: Opener = open_graph) -> float:
         """See `Family.verify`. Outputs at padding tokens are not compared; they must only be finite."""
-        session = open_graph(folder / MODEL_FILE, reference.signature, threads)
+        session = opened(folder / MODEL_FILE, reference.signature, threads)
         largest = 0.0
         for case in reference.cases:
             try:

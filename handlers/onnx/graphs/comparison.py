@@ -6,7 +6,9 @@ model in torch may be released before.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
@@ -20,6 +22,20 @@ TOLERANCE = 1e-3
 
 class GraphMismatchError(Exception):
     """The graph is malformed, has other inputs than it should, or computes something else than torch."""
+
+
+class Session(Protocol):
+    """What runs a graph: onnxruntime's session, or what takes and gives the same."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """The outputs, each with its `name`, in order."""
+
+    def run(self, names: Any, feeds: Any) -> Any:
+        """The outputs asked for, all if `names` is None, as arrays."""
+
+
+Opener = Callable[[Path, Signature, int], Session]
+"""Opens the graph of a path with a signature, and a number of threads."""
 
 
 def open_graph(path: Path, signature: Signature, threads: int) -> onnxruntime.InferenceSession:

@@ -52,6 +52,7 @@ class GraphSet(Frozen):
     dtype: str
     """Of the weights: "float32", "float16", "int8", "int4"."""
     opset: int
+    """0: they are no ONNX graphs but programs of PyTorch."""
     graphs: tuple[Graph, ...]
     extra: Json = Field(default_factory=dict)
     """Facts of one family or variant."""

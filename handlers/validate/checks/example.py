@@ -1,7 +1,8 @@
-"""Checks that the example in an ONNX folder works without PyTorch. Called by the validate stage once the artifact's worker has ended.
+"""Checks that the example in a folder of graphs works without PyTorch, and one of PyTorch's programs without transformers.
 
-The script runs as a person would run it, in a process that can import neither torch nor transformers. It must give the tokens that the
-artifact gave under examination; an encoder's must read the same token ids and get the same outputs.
+Called by the validate stage once the artifact's worker has ended. The script runs as a person would run it, in a process that can import
+neither transformers nor, for graphs, torch. It must give the tokens that the artifact gave under examination; an encoder's must read the
+same token ids and get the same outputs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ SECONDS = 900
 _ROOM = 16
 """Tokens by which the script's limit is longer than the input: the input is read whole."""
 _SENTENCE = "sentence_embedding"
-_WITHOUT_TORCH = """
+_ALONE = """
 import runpy, sys
-for name in ("torch", "transformers", "peft", "handlers", "daemon"):
+for name in sys.argv.pop(1).split():
     sys.modules[name] = None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -89,10 +90,16 @@ def check_encoder(folder: Path, wanted: Wanted, threads: int, scratch: Path) -> 
     return None
 
 
+def _absent(folder: Path) -> tuple[str, ...]:
+    """What the script must do without."""
+    programs = any(folder.glob("*.pt*"))
+    return ("transformers", "peft", "handlers", "daemon", *(("onnxruntime",) if programs else ("torch",)))
+
+
 def _run(folder: Path, words: Sequence[str], threads: int) -> tuple[str | None, Any]:
     """Why the script does not run, and what it says."""
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
-    command = [sys.executable, "-I", "-c", _WITHOUT_TORCH, str(folder / NAME), *words]
+    command = [sys.executable, "-I", "-c", _ALONE, " ".join(_absent(folder)), str(folder / NAME), *words]
     try:
         done = subprocess.run(
             command, env={**os.environ, **limits}, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False

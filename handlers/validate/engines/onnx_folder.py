@@ -183,13 +183,16 @@ class OnnxFolder:
         if role not in self._files:
             cause = f"the folder holds no {USUAL[role]}"
             raise Permanent(FaultCode.GRAPH_NOT_FOUND, OPERATION, cause, AGAIN, path=self._folder)
-        return LoadedGraph(self._files[role], threads)
+        return self._opened(self._files[role], threads)
+
+    def _opened(self, path: Path, threads: int) -> LoadedGraph:
+        return LoadedGraph(path, threads)
 
     def _decoder(self, threads: int) -> LoadedGraph | LoadedChain:
         """The decoder: one graph, or a chain of all of the folder's graphs in their order."""
         if EMBEDDING not in self._files:
             return self._graph("model", threads)
-        return LoadedChain([LoadedGraph(path, threads) for path in self._files.values()])
+        return LoadedChain([self._opened(path, threads) for path in self._files.values()])
 
     def _json(self, name: str) -> Json:
         path = self._folder / name

@@ -47,7 +47,9 @@ class OnnxSeq2Seq(OnnxFolder):
         self.end_tokens = self.rules.ends
         self._encoder = self._graph("encoder", spec.threads)
         self._encoder.check_names("an encoder", ["input_ids"], ["last_hidden_state"], ["attention_mask"])
-        self._decoders = {role: LoadedGraph(self._files[role], spec.threads) for role in (WHOLE, TWO_GRAPHS, MERGED) if role in self._files}
+        self._decoders = {
+            role: self._opened(self._files[role], spec.threads) for role in (WHOLE, TWO_GRAPHS, MERGED) if role in self._files
+        }
         optional = ["encoder_attention_mask", "encoder_hidden_states", "use_cache_branch"]
         for graph in self._decoders.values():
             outputs = ["logits", *(present(name) for name in graph.past if ".decoder." in name)]

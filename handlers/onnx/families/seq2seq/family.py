@@ -38,6 +38,7 @@ from handlers.onnx.families.seq2seq.check import STEPS, Seq2SeqCase, Seq2SeqRefe
 from handlers.onnx.families.seq2seq.decoder_merge import merged
 from handlers.onnx.families.seq2seq.ports import DECODER, DECODER_MERGED, DECODER_WITH_PAST, ENCODER, FILES, cache_names, ports
 from handlers.onnx.graphs import graph_file
+from handlers.onnx.graphs.comparison import Opener, open_graph
 from handlers.onnx.graphs.signature import Signature
 
 _SAMPLES = ((9, ((0, 0), (0, 4), (3, 0))), (1, ((0, 0),)))
@@ -146,8 +147,8 @@ class Seq2Seq:
 
     name = "seq2seq"
 
-    def __init__(self, task: Task, *, cache: bool = True) -> None:
-        self.task, self.cache = task, cache
+    def __init__(self, task: Task, *, cache: bool = True, merges: bool = True) -> None:
+        self.task, self.cache, self.merges = task, cache, merges
 
     def shaped(self, form: Form) -> Seq2Seq:
         """The family that makes graphs of `form`; NotApplicableError for fixed axes, which would serve one length of source only."""
@@ -177,7 +178,7 @@ class Seq2Seq:
             ids, mask = _source(generator, source, length, padding)
             tokens = torch.randint(0, target, (len(padding), sum(STEPS)), generator=generator)
             cases.append(_answer(model, ids, mask, tokens, folder, self.cache))
-        return Seq2SeqReference(tuple(cases), len(cases[0].cache) // 4)
+        return Seq2SeqReference(tuple(cases), len(cases[0].cache) // 4, self.merges)
 
     def parts(self, model: Any, reference: Seq2SeqReference) -> Sequence[Part]:
         batch, length, sequence, past = 2, 7, 3, 5
@@ -214,5 +215,5 @@ class Seq2Seq:
     def signatures(self, reference: Seq2SeqReference) -> Mapping[str, tuple[str, Signature]]:
         return {role: (FILES[role], ports(role, reference.layers)) for role in reference.roles}
 
-    def verify(self, folder: Path, reference: Seq2SeqReference, *, threads: int = 1) -> float:
-        return verify(folder, reference, threads)
+    def verify(self, folder: Path, reference: Seq2SeqReference, *, threads: int = 1, opened: Opener = open_graph) -> float:
+        return verify(folder, reference, threads, opened)

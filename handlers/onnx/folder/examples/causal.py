@@ -34,10 +34,15 @@ def end_tokens() -> set[int]:
     return found
 
 
-def generate(session: onnxruntime.InferenceSession, tokens: list[int], count: int) -> list[int]:
+def session(name: str) -> Any:
+    """One of the graphs."""
+    return onnxruntime.InferenceSession(FOLDER / name, providers=["CPUExecutionProvider"])
+
+
+def generate(graph: Any, tokens: list[int], count: int) -> list[int]:
     """Greedy continuation of `tokens` by at most `count` tokens."""
-    inputs = {one.name: one for one in session.get_inputs()}
-    outputs = [one.name for one in session.get_outputs() if one.name == "logits" or one.name.startswith("present.")]
+    inputs = {one.name: one for one in graph.get_inputs()}
+    outputs = [one.name for one in graph.get_outputs() if one.name == "logits" or one.name.startswith("present.")]
     # The cache starts empty: (batch, key-value heads, 0, head dimension).
     past = {
         name: np.zeros((1, one.shape[1], 0, one.shape[3]), DTYPES[one.type])
@@ -53,7 +58,7 @@ def generate(session: onnxruntime.InferenceSession, tokens: list[int], count: in
             "position_ids": np.arange(total - len(new), total, dtype=np.int64)[None],
         }
         feeds = {name: value.astype(DTYPES[inputs[name].type]) for name, value in feeds.items() if name in inputs}
-        result = dict(zip(outputs, session.run(outputs, {**feeds, **past}), strict=True))
+        result = dict(zip(outputs, graph.run(outputs, {**feeds, **past}), strict=True))
         past = {name: result[name.replace("past_key_values", "present", 1)] for name in past}
         following = int(result["logits"][0, -1].argmax())
         made.append(following)
@@ -84,10 +89,10 @@ def main() -> None:
     parser.add_argument("--ids", action="store_true", help="print the new tokens' ids instead of the text")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    session = onnxruntime.InferenceSession(FOLDER / "model.onnx", providers=["CPUExecutionProvider"])
+    graph = session("model.onnx")
     text = chat_text(options.prompt) if options.chat else options.prompt
     tokens = tokenizer.encode(text, add_special_tokens=not options.chat).ids  # a chat template writes them itself
-    made = generate(session, tokens, options.tokens)
+    made = generate(graph, tokens, options.tokens)
     shown = [*([] if options.chat else tokens), *(one for one in made if one not in end_tokens())]
     print(json.dumps(made) if options.ids else tokenizer.decode(shown))
 

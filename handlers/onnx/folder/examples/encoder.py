@@ -99,6 +99,11 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
     return start + len(part) - len(part.lstrip()), start + len(part.rstrip())
 
 
+def session(name: str) -> Any:
+    """One of the graphs."""
+    return onnxruntime.InferenceSession(FOLDER / name, providers=["CPUExecutionProvider"])
+
+
 class Model:
     """The graph and its tokenizer."""
 
@@ -106,7 +111,7 @@ class Model:
         self.tokenizer = load_tokenizer()
         self.length = length or limit()
         self.side = TOKENS.get("truncation_side") or "right"
-        self.session = onnxruntime.InferenceSession(FOLDER / "model.onnx", providers=["CPUExecutionProvider"])
+        self.session = session("model.onnx")
         self.seen: list[dict[str, np.ndarray]] = []
         """Inputs and outputs of each run."""
 

@@ -56,7 +56,7 @@ def codec() -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
         sys.exit(f"This model's tokenizer needs the Python package {error.name}: pip install {error.name}")
 
 
-def session(name: str) -> onnxruntime.InferenceSession:
+def session(name: str) -> Any:
     """One of the graphs."""
     return onnxruntime.InferenceSession(FOLDER / name, providers=["CPUExecutionProvider"])
 

@@ -1,0 +1,51 @@
+"""The formats `torchscript` and `pt2`: PyTorch's own programs, in fp32, for C++ (libtorch) and Python without transformers.
+
+They are the model's own operators in its own order, so the limits are those of fp32 graphs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.stages import MIB
+
+USAGE = Path(__file__).with_name("usage.md")
+TRAITS: frozenset[Trait] = frozenset({"graphs", "cache", "padding", "dynamic axes", "tokenizer"})
+LIBRARIES = ("torch", "transformers", "tokenizers", "sentencepiece")
+_ENGINE = "handlers.torch_programs.engine"
+NO_GPU = "it ran in Python on a CPU, and not from C++; on a GPU it was neither traced nor run"
+
+FORMAT = Format(
+    name="torch-programs",
+    about="Programs that PyTorch runs without transformers and without the model's Python code: TorchScript, and torch.export's .pt2.",
+    order=30,
+    engines={
+        "torch-program": {
+            "causal": f"{_ENGINE}:ProgramEngine", "seq2seq": f"{_ENGINE}:ProgramSeq2Seq", "encoder": f"{_ENGINE}:ProgramEncoder",
+        },
+    },
+    variants=(
+        Variant(
+            "torchscript", "handlers.torch_programs.stage:torchscript", 1,
+            about="TorchScript: traced programs with a KV cache, dynamic batch and length, fp32, for libtorch and PyTorch",
+            needs=("merge",), memory_fixed=900 * MIB, memory_fp32=3.0, disk_fp32=1.05, disk_fixed=64 * MIB, libraries=LIBRARIES,
+            limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.0),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}), elsewhere=NO_GPU,
+        ),
+        Variant(
+            "pt2", "handlers.torch_programs.stage:pt2", 1,
+            about="torch.export's programs (.pt2) with a KV cache, dynamic batch and length, fp32, for PyTorch and its compilers",
+            needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.1, disk_fixed=64 * MIB, libraries=LIBRARIES,
+            limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.5),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}), elsewhere=NO_GPU,
+        ),
+    ),
+    families={
+        "decoders": "compared with the live model: prefill, cached decoding, left-padded batches, greedy text",
+        "encoder-decoders": "compared with the live model: an encoder, and decoders of the first step and of the later ones",
+        "encoders and heads": "compared with the live model, by the outputs of their task",
+    },
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""Opens a program on disk, and runs it by the names of its inputs and outputs, in the manner of onnxruntime's sessions.
+
+Used by the stage that compares a program with the model that it was made of, and by the engine that checks its folder. It goes into the
+folder too, beside `example.py`, so it needs torch and numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+GRAPHS = "graphs.json"
+SCRIPT, EXPORTED = ".pt", ".pt2"
+
+
+_TYPES = {"int64": "int64", "float32": "float", "float16": "float16", "bool": "bool"}
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output; `shape` has names for dynamic axes."""
+
+    name: str
+    type: str
+    shape: tuple[int | str, ...]
+
+
+class Program:
+    """One program: TorchScript (.pt) or what torch.export saves (.pt2). Takes and gives numpy arrays."""
+
+    def __init__(self, path: str | Path, **_: Any) -> None:
+        self.path = Path(path)
+        described = json.loads((self.path.parent / GRAPHS).read_text(encoding="utf-8"))["graphs"]
+        ports = next(one for one in described if one["file"] == self.path.name)
+        self._inputs, self._outputs = (
+            [Port(one["name"], f"tensor({_TYPES[one['dtype']]})", tuple(one["shape"])) for one in ports[side]]
+            for side in ("inputs", "outputs")
+        )
+        # The guards are those of the example's sizes; the stage that wrote the file ran it at others, and widened what is checked.
+        self._run: Any = (
+            torch.jit.load(str(path)) if self.path.suffix == SCRIPT else torch.export.load(str(path)).module(check_guards=False)
+        )
+
+    def get_inputs(self) -> list[Port]:
+        """In the program's order."""
+        return self._inputs
+
+    def get_outputs(self) -> list[Port]:
+        """In the program's order."""
+        return self._outputs
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs asked for, all if `names` is None."""
+        found = self.tensors({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()})
+        return [found[name].numpy() for name in (found if names is None else names)]
+
+    def tensors(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All outputs by name. Tensors must be contiguous: torch.export takes the strides of its example for granted."""
+        with torch.inference_mode():
+            found = self._run(*(feeds[one.name].contiguous() for one in self._inputs))
+        found = found if isinstance(found, tuple | list) else (found,)
+        return {one.name: value for one, value in zip(self._outputs, found, strict=True)}
+
+
+class Decoders:
+    """An encoder-decoder's two decoders as the one that onnxruntime's folders have: `use_cache_branch` says whether there is a cache."""
+
+    def __init__(self, first: Program, later: Program) -> None:
+        self._first, self._later = first, later
+
+    def get_inputs(self) -> list[Port]:
+        """Those of both, and which of them is meant."""
+        named = {one.name: one for one in (*self._first.get_inputs(), *self._later.get_inputs())}
+        return [*named.values(), Port("use_cache_branch", "tensor(bool)", (1,))]
+
+    def get_outputs(self) -> list[Port]:
+        """Those of the first step."""
+        return self._first.get_outputs()
+
+    def run(self, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs asked for. What the later steps don't give, since it does not change, comes back as it went in."""
+        program = self._later if feeds["use_cache_branch"].any() else self._first
+        given = [one.name for one in program.get_outputs()]
+        found = dict(zip(given, program.run(given, {one.name: feeds[one.name] for one in program.get_inputs()}), strict=True))
+        return [found[name] if name in found else feeds[name.replace("present.", "past_key_values.", 1)] for name in names]
+
+
+def opened(folder: Path, name: str) -> Program | Decoders:
+    """The program that stands for a graph, by the name that the graph would have."""
+    ending = next(folder.glob("*.pt*")).suffix
+    if name == "decoder_model_merged.onnx":
+        return Decoders(*(Program(folder / f"{stem}{ending}") for stem in ("decoder_model", "decoder_with_past_model")))
+    return Program((folder / name).with_suffix(ending))

@@ -1,0 +1,170 @@
+"""The stages `torchscript` and `pt2`: the merged model traced by `torch.jit.trace`, or exported by `torch.export`, in fp32.
+
+Run by `handlers/__main__.py`. The parts that a model is divided into, their inputs and outputs, and what they are compared on are those of
+the ONNX stages (`handlers.onnx.families`): a decoder has one program for prefill and decoding, with its cache as plain tensors; an
+encoder-decoder has an encoder and two decoders. The example to trace with has several rows, several tokens and a past, since a trace of
+one token or without a past is wrong for others, silently. Every program is then run at other sizes than it was traced with and compared
+with the model. If that fails with one of transformers' implementations of attention, the next one is tried.
+
+`torch.export` derives from its example that a size is at least 2; the ranges that a program checks are widened, and the comparison shows
+that it is right for 1 and 0 too.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.messages import Fallback, StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models import sentence
+from handlers.models.folder import ModelFolder, copy_config
+from handlers.models.older_readers import make_readable
+from handlers.onnx.export.family_choice import choose
+from handlers.onnx.families.base import Family, Part, Tracing, architecture, release
+from handlers.onnx.families.seq2seq.family import Seq2Seq
+from handlers.onnx.folder import tokenizer_files
+from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
+from handlers.onnx.graphs.signature import Signature
+from handlers.onnx.tracing import tracer_warnings
+from handlers.onnx.tracing.library_warnings import LIMIT, LibraryWarnings
+from handlers.torch_programs import example
+from handlers.torch_programs.program import EXPORTED, SCRIPT, Program
+
+ATTENTION = ("sdpa", "eager")
+"""transformers' implementations, in the order in which they are tried: the first one is faster."""
+Save = Callable[[Part, Path], None]
+
+
+def trace(part: Part, path: Path) -> None:
+    """Write a part as TorchScript: traced, with its weights as constants (frozen)."""
+    with torch.no_grad():
+        traced = torch.jit.trace(part.module, part.example, check_trace=False)  # every program is compared with the model anyway
+        torch.jit.save(torch.jit.freeze(traced), str(path))
+
+
+def export(part: Part, path: Path) -> None:
+    """Write a part as what torch.export makes of it, with all axes of its signature dynamic."""
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = tuple(dict.fromkeys(part.signature.axes.get(name, {}), dynamic) or None for name in part.signature.inputs)
+    program = torch.export.export(part.module, part.example, dynamic_shapes=(shapes,), strict=False)
+    for symbol, values in list(program.range_constraints.items()):
+        program.range_constraints[symbol] = ValueRanges(0, values.upper)
+    torch.export.save(program, path)
+
+
+def torchscript(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `torchscript`."""
+    return _run(context, reporter, trace, SCRIPT)
+
+
+def pt2(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `pt2`."""
+    return _run(context, reporter, export, EXPORTED)
+
+
+def _run(context: StageContext, reporter: Reporter, save: Save, ending: str) -> StageOutput:
+    source, staging = Path(context.inputs["merge"]), Path(context.staging)
+    torch.set_num_threads(context.limits.threads)
+    family = choose(source)
+    if isinstance(family, Seq2Seq):
+        family = Seq2Seq(family.task, merges=False)
+    figures, fallbacks, warnings = _first_that_works(context, reporter, family, save, ending)
+    reporter.progress(0.9, "copying configuration and tokenizer")
+    copy_config(ModelFolder(source), staging)
+    sentence.place(source, staging)
+    tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
+    make_readable(staging)
+    example.place(family.task.name, staging)
+    figures |= {"tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
+    warnings += [tokenizer.warning] if tokenizer.warning else []
+    return StageOutput(strategy=str(figures["attention"]), figures=figures, warnings=warnings, fallbacks=fallbacks)
+
+
+def _first_that_works(
+    context: StageContext, reporter: Reporter, family: Family, save: Save, ending: str
+) -> tuple[dict[str, Any], list[Fallback], list[str]]:
+    source, staging, failures = Path(context.inputs["merge"]), Path(context.staging), dict[str, str]()
+    for attention in ATTENTION:
+        try:
+            with LibraryWarnings() as chatter:
+                figures, reference = _written(context, reporter, family, save, ending, attention)
+        except CkptdError:
+            raise  # of the model itself: no other way would end otherwise
+        except Exception as error:  # a tracer fails in many ways, and so does what it made
+            failures[attention] = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            reporter.warn(f"with {attention} attention it failed: {failures[attention]}")
+            for path in (*staging.glob("*.pt*"), staging / "graphs.json"):
+                path.unlink(missing_ok=True)
+            continue
+        tested = getattr(family, "tested", None)
+        words = tested(reference) if tested else "the shapes of this family's own check"
+        judged = tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", ""))
+        fallbacks = [Fallback(wanted=one, taken=attention, reason=why) for one, why in failures.items()]
+        return figures, fallbacks, [*tracer_warnings.summary(judged, LIMIT), *chatter.lines]
+    told = "; ".join(f"with {attention} attention: {why}" for attention, why in failures.items())
+    raise Permanent(
+        FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"PyTorch makes no program of {architecture(source)} ({told})",
+        f"leave {context.stage} out of export.variants", path=source,
+    )  # fmt: skip
+
+
+def _written(
+    context: StageContext, reporter: Reporter, family: Family, save: Save, ending: str, attention: str
+) -> tuple[dict[str, Any], Any]:
+    """Write all programs and compare them with the model; raises whatever the tracer or the comparison raises."""
+    source, staging = Path(context.inputs["merge"]), Path(context.staging)
+    reporter.progress(0.05, f"loading the model with {attention} attention")
+    model = family.load(source, Tracing(attention))
+    reference = family.refer(model, source)
+    started, graphs = time.monotonic(), list[Graph]()
+    parts = family.parts(model, reference)
+    for number, part in enumerate(parts):
+        reporter.progress(0.1 + 0.6 * number / len(parts), f"tracing the {part.role}")
+        path = (staging / part.file).with_suffix(ending)
+        with torch.no_grad():
+            given = part.module(*part.example)
+        save(part, path)
+        graphs.append(
+            Graph(
+                role=part.role, file=path.name, inputs=_ports(part.signature, part.signature.inputs, part.example),
+                outputs=_ports(part.signature, part.signature.outputs, given if isinstance(given, tuple) else (given,)),
+            )
+        )  # fmt: skip
+    seconds = time.monotonic() - started
+    made = GraphSet(task=family.task.name, family=family.name, dtype="float32", opset=0, graphs=tuple(graphs))
+    made.write(staging)
+    release(model)
+    del model, parts
+    gc.collect()
+    reporter.progress(0.75, "comparing the programs with the model")
+
+    def opened(path: Path, _signature: Signature, _threads: int) -> Program:
+        return Program(path.with_suffix(ending))
+
+    verify: Any = family.verify
+    error = verify(staging, reference, threads=context.limits.threads, opened=opened)
+    figures = {
+        "architecture": architecture(source), "task": family.task.name, "attention": attention, "relative_error": error,
+        "export_seconds": round(seconds, 3), "graphs": {one.role: one.file for one in graphs}, "graph_bytes": made.size(staging),
+        "inputs": [port.name for port in graphs[0].inputs], "outputs": [port.name for port in graphs[0].outputs],
+    }  # fmt: skip
+    return figures, reference
+
+
+def _ports(signature: Signature, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[Port, ...]:
+    return tuple(
+        Port(
+            name=name, dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(signature.axes.get(name, {}).get(place, size) for place, size in enumerate(tensor.shape)),
+        )
+        for name, tensor in zip(names, tensors, strict=True)
+    )  # fmt: skip

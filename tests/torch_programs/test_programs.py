@@ -1,0 +1,122 @@
+"""PyTorch's programs of models of every kind say what the models say, at sizes that they were not traced with; wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.formats.catalog import catalog
+from handlers.child.progress import StageOutput
+from handlers.onnx.graphs import graphset
+from tests.merge import helpers
+from tests.onnx import qwen, seq2seq
+from tests.onnx.test_encoders import make as make_encoder
+from tests.pytorch.forms import gpt2
+from tests.sampling import some
+
+VARIANTS = ("torchscript", "pt2")
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "Qwen3": lambda folder: qwen.make(folder),
+    "Llama": lambda folder: qwen.make(folder, "Llama", tie_word_embeddings=False),
+    "Qwen3Moe": lambda folder: qwen.make(folder, "Qwen3Moe"),
+    "GPT-2": gpt2,
+    "Bert": lambda folder: make_encoder(folder, "Bert", "text-classification"),
+    "Bert QA": lambda folder: make_encoder(folder, "Bert", "question-answering"),
+    "ModernBert": lambda folder: make_encoder(folder, "ModernBert", "feature-extraction"),
+    "Marian": lambda folder: seq2seq.make(folder, "marian"),
+    "T5": lambda folder: seq2seq.make(folder, "t5"),
+}
+CASES = [(name, variant) for variant in VARIANTS for name in MODELS]
+
+
+def program_of(variant: str, source: Path, work: Path) -> tuple[Path, StageOutput]:
+    """The folder that a stage makes of a model, taken for a merged one."""
+    context = helpers.context(work, source, None, method="full", merge=source)
+    run = pkgutil.resolve_name(catalog().variants[variant].entry)
+    return work / "staging", run(context, helpers.reporter())
+
+
+@pytest.mark.parametrize(("name", "variant"), some(CASES, of=5))
+def test_a_program_says_what_the_model_says_at_any_size(name: str, variant: str, tmp_path: Path) -> None:  # R2.4
+    source = MODELS[name](tmp_path / "model")
+    folder, output = program_of(variant, source, tmp_path / "work")
+    assert 0 <= output.figures["relative_error"] < 1e-4 and not output.fallbacks
+    made = graphset.read(folder)
+    roles = ["encoder", "decoder", "decoder_with_past"] if name in ("Marian", "T5") else ["model"]
+    assert [one.role for one in made.graphs] == roles
+    weights = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert sum((folder / one.file).stat().st_size for one in made.graphs) < 3 * weights + 3_000_000
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen.make(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_program_that_forgets_its_cache_is_refused(
+    variant: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R4.4
+    from handlers.onnx.families import causal
+
+    plain = causal.FlatCacheModel.forward
+
+    def forgets(self: causal.FlatCacheModel, *tensors: object) -> object:
+        return plain(self, *(one if place < 3 else one * 0 for place, one in enumerate(tensors)))  # type: ignore[arg-type,operator]
+
+    monkeypatch.setattr(causal.FlatCacheModel, "forward", forgets)
+    with pytest.raises(Permanent) as refused:
+        program_of(variant, tiny, tmp_path / "work")
+    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    assert "with sdpa attention" in refused.value.fault.cause and "with eager attention" in refused.value.fault.cause
+    assert not list((tmp_path / "work" / "staging").glob("*.pt*")), "no program is left behind"
+
+
+def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # the trap of tracing: sizes become constants, silently
+    import torch
+
+    from handlers.onnx.families import causal
+
+    plain = causal.example_inputs
+
+    def short(model: object, signature: causal.CausalSignature, batch: int = 2) -> tuple[torch.Tensor, ...]:
+        ids, mask, positions, *cache = plain(model, signature, batch)
+        return (ids[:1, :1], mask[:1, -1:], positions[:1, :1] * 0, *(one[:1, :, :0] for one in cache))
+
+    monkeypatch.setattr(causal, "example_inputs", short)
+    with pytest.raises(Permanent, match="makes no program"):
+        program_of("torchscript", tiny, tmp_path / "work")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_folder_alone_runs_without_transformers(variant: str, tiny: Path, tmp_path: Path) -> None:
+    folder, _ = program_of(variant, tiny, tmp_path / "work")
+    script = (
+        "import json, runpy, sys\n"
+        "for name in ('transformers', 'handlers', 'onnxruntime'):\n    sys.modules[name] = None\n"
+        "from pathlib import Path\nimport numpy as np\n"
+        "folder = Path(sys.argv[1])\nopened = runpy.run_path(str(folder / 'program.py'))['opened'](folder, 'model.onnx')\n"
+        "feeds = {'input_ids': [[5, 6, 7]], 'attention_mask': [[1, 1, 1]], 'position_ids': [[0, 1, 2]]}\n"
+        "feeds = {name: np.array(value, np.int64) for name, value in feeds.items()}\n"
+        "for port in opened.get_inputs():\n"
+        "    if port.name.startswith('past'):\n        feeds[port.name] = np.zeros((1, port.shape[1], 0, port.shape[3]), np.float32)\n"
+        "print(json.dumps(opened.run(['logits'], feeds)[0][0, -1, :4].tolist()))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", script, str(folder)], capture_output=True, text=True, check=True)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.no_grad():
+        wanted = AutoModelForCausalLM.from_pretrained(tiny)(torch.tensor([[5, 6, 7]])).logits[0, -1, :4].numpy()
+    assert np.allclose(json.loads(done.stdout), wanted, atol=1e-4)
