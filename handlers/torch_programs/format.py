@@ -19,7 +19,7 @@ NO_GPU = "it ran in Python on a CPU, and not from C++; on a GPU it was neither t
 FORMAT = Format(
     name="torch-programs",
     about="Programs that PyTorch runs without transformers and without the model's Python code: TorchScript, and torch.export's .pt2.",
-    order=30,
+    order=60,
     engines={
         "torch-program": {
             "causal": f"{_ENGINE}:ProgramEngine", "seq2seq": f"{_ENGINE}:ProgramSeq2Seq", "encoder": f"{_ENGINE}:ProgramEncoder",

@@ -115,7 +115,7 @@ def test_a_declaration_with_a_mistake_is_left_out_with_a_sentence(gather: Any, m
     (problem,) = known.problems
     assert problem.startswith("the format flat (strangers:FORMAT) was left out: ")
     assert said in problem and "\n" not in problem
-    assert [one.name for one in known.formats] == ["pytorch", "pytorch-adapter", "onnx", "onnx-activations", "onnx-genai"]
+    assert [one.name for one in known.formats] == ["pytorch", "pytorch-adapter", "onnx", "onnx-activations", "onnx-genai", "torch-programs"]
 
 
 def test_what_pydantic_says_of_a_declaration_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

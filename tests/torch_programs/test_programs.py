@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,13 +13,11 @@ import pytest
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.formats.catalog import catalog
-from handlers.child.progress import StageOutput
 from handlers.onnx.graphs import graphset
-from tests.merge import helpers
+from handlers.onnx.graphs.signature import CausalSignature
 from tests.onnx import qwen, seq2seq
 from tests.onnx.test_encoders import make as make_encoder
-from tests.pytorch.forms import gpt2
+from tests.pytorch.forms import gpt2, make
 from tests.sampling import some
 
 VARIANTS = ("torchscript", "pt2")
@@ -38,17 +35,10 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 CASES = [(name, variant) for variant in VARIANTS for name in MODELS]
 
 
-def program_of(variant: str, source: Path, work: Path) -> tuple[Path, StageOutput]:
-    """The folder that a stage makes of a model, taken for a merged one."""
-    context = helpers.context(work, source, None, method="full", merge=source)
-    run = pkgutil.resolve_name(catalog().variants[variant].entry)
-    return work / "staging", run(context, helpers.reporter())
-
-
 @pytest.mark.parametrize(("name", "variant"), some(CASES, of=5))
 def test_a_program_says_what_the_model_says_at_any_size(name: str, variant: str, tmp_path: Path) -> None:  # R2.4
     source = MODELS[name](tmp_path / "model")
-    folder, output = program_of(variant, source, tmp_path / "work")
+    folder, output = make(variant, source, tmp_path / "work")
     assert 0 <= output.figures["relative_error"] < 1e-4 and not output.fallbacks
     made = graphset.read(folder)
     roles = ["encoder", "decoder", "decoder_with_past"] if name in ("Marian", "T5") else ["model"]
@@ -75,7 +65,7 @@ def test_a_program_that_forgets_its_cache_is_refused(
 
     monkeypatch.setattr(causal.FlatCacheModel, "forward", forgets)
     with pytest.raises(Permanent) as refused:
-        program_of(variant, tiny, tmp_path / "work")
+        make(variant, tiny, tmp_path / "work")
     assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
     assert "with sdpa attention" in refused.value.fault.cause and "with eager attention" in refused.value.fault.cause
     assert not list((tmp_path / "work" / "staging").glob("*.pt*")), "no program is left behind"
@@ -90,18 +80,18 @@ def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
 
     plain = causal.example_inputs
 
-    def short(model: object, signature: causal.CausalSignature, batch: int = 2) -> tuple[torch.Tensor, ...]:
+    def short(model: object, signature: CausalSignature, batch: int = 2) -> tuple[torch.Tensor, ...]:
         ids, mask, positions, *cache = plain(model, signature, batch)
         return (ids[:1, :1], mask[:1, -1:], positions[:1, :1] * 0, *(one[:1, :, :0] for one in cache))
 
     monkeypatch.setattr(causal, "example_inputs", short)
     with pytest.raises(Permanent, match="makes no program"):
-        program_of("torchscript", tiny, tmp_path / "work")
+        make("torchscript", tiny, tmp_path / "work")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_folder_alone_runs_without_transformers(variant: str, tiny: Path, tmp_path: Path) -> None:
-    folder, _ = program_of(variant, tiny, tmp_path / "work")
+    folder, _ = make(variant, tiny, tmp_path / "work")
     script = (
         "import json, runpy, sys\n"
         "for name in ('transformers', 'handlers', 'onnxruntime'):\n    sys.modules[name] = None\n"

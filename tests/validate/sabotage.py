@@ -34,7 +34,8 @@ from tests.validate.bench import Bench, measured
 GRAPHS = ("onnx", "onnx-int8", "onnx-int4", "onnx-fp16")
 ROUNDED = ("pytorch-bnb-int8", "pytorch-bnb-nf4", "pytorch-w8a8", "pytorch-w4a16")
 FOLDERS = ("pytorch-fp16", "pytorch-bf16", *ROUNDED)
-VARIANTS = ("pytorch", *GRAPHS, *FOLDERS)
+PROGRAMS = ("torchscript", "pt2")
+VARIANTS = ("pytorch", *GRAPHS, *FOLDERS, *PROGRAMS)
 STEPS = 12
 PROMPTS = (*BUILT_IN[:6], *models.TEXTS[3:])
 
@@ -61,7 +62,7 @@ class Lab:
             self._merge(source, target)
         elif variant == "onnx":
             describe(artifacts.export_onnx(self.made(source, "pytorch"), target))
-        elif variant in FOLDERS:
+        elif variant in (*FOLDERS, *PROGRAMS):
             staged, _ = forms.make(variant, self.made(source, "pytorch"), self.folder / "scratch" / f"{source}-{variant}")
             shutil.copytree(staged, target)
             self._tokenizer(target)
