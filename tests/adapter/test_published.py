@@ -18,6 +18,7 @@ from handlers.adapter import stage
 from handlers.validate.engines.registry import EngineSpec
 from tests.adapter.publishing import Published, publish, run
 from tests.merge import helpers
+from tests.sampling import some
 from tests.validate import zoo
 from tests.validate.test_encoders import classify
 
@@ -85,7 +86,7 @@ def tensors(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (info.dtype, info.shape, data[info.start : info.end]) for name, info in read_header(file).items()}
 
 
-@pytest.mark.parametrize("name", [*LORA, *OTHERS])
+@pytest.mark.parametrize("name", some([*LORA, *OTHERS], of=4))
 def test_what_peft_saves_is_published_bit_by_bit_and_answers_as_the_live_model(name: str, published: Callable[[str], Published]) -> None:
     one = published(name)
     assert one.bench.reference.adapter is not None and (one.bench.reference.adapter.error_max or 0) > 0.05, "the adapter must be seen"

@@ -236,7 +236,7 @@ REFUSED: dict[str, tuple[Callable[[Made, Path], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", some(REFUSED, of=2))
+@pytest.mark.parametrize("kind", some(REFUSED, of=4))
 def test_what_cannot_be_added_is_refused_at_once_in_one_sentence(kind: str, box: Box, made: Made) -> None:
     make, said = REFUSED[kind]
     make(made, box.folder / "added")

@@ -16,6 +16,7 @@ from daemon.cli.main import EXIT_USAGE, app, main
 from daemon.config.paths import prepare
 from daemon.journal.journal import Journal
 from tests.cli.test_bad_input import ckptd, one_sentence
+from tests.sampling import some
 
 WITHOUT_CONFIGURATION = (("demo",), ("init",), ("config", "preset"))
 """Verbs that make a configuration of their own, or need none."""
@@ -121,11 +122,19 @@ def test_verify_without_a_path_looks_at_the_configured_output(told: Told, tmp_pa
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root reads everything")
 @pytest.mark.parametrize(
     ("closed", "code", "verbs_that_read", "words"),
-    [
-        ("state", 2, ("status", "logs", "check", "formats", "retry", "fsck", "export"), "this user has no access to it"),
-        ("state/lock", 2, ("status", "show", "fsck"), "this user has no access to it"),
-        ("state/journal.sqlite3", 75, ("status", "show", "pause"), "check that its folder exists and that this user can read and write it"),
-    ],
+    some(
+        [
+            ("state", 2, ("status", "logs", "check", "formats", "retry", "fsck", "export"), "this user has no access to it"),
+            ("state/lock", 2, ("status", "show", "fsck"), "this user has no access to it"),
+            (
+                "state/journal.sqlite3",
+                75,
+                ("status", "show", "pause"),
+                "check that its folder exists and that this user can read and write it",
+            ),
+        ],
+        of=3,
+    ),
 )
 def test_the_state_of_another_user_is_told_in_one_sentence(
     tmp_path: Path, closed: str, code: int, verbs_that_read: tuple[str, ...], words: str

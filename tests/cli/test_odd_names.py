@@ -108,6 +108,7 @@ def test_a_run_of_any_name_has_one_row_in_every_table(name: str, file: str, here
     assert len(shown("verify", str(run))) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=MAKING)
 @given(value=NAMES, key=st.sampled_from(["run", "path", "event", "level", "timestamp", "job"]), undecodable=st.booleans())
 def test_a_log_has_one_line_for_each_record_whatever_is_in_it(value: str, key: str, undecodable: bool, here: Desk, shown: Shown) -> None:

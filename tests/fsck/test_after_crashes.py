@@ -55,7 +55,7 @@ def ready(home: Path, way: str) -> None:
     world.close()
 
 
-@pytest.mark.parametrize(("way", "point"), some(CASES, of=3))
+@pytest.mark.parametrize(("way", "point"), some(CASES, of=6))
 def test_after_one_more_try_nothing_is_lost_or_twice_or_half(tmp_path: Path, way: str, point: str) -> None:  # R6.5
     ready(tmp_path, way)
     words = [sys.executable, "-c", PROGRAM, str(tmp_path), way]

@@ -15,6 +15,7 @@ import torch
 
 from handlers.merge import merge_adapter
 from tests.merge import helpers, zoo
+from tests.sampling import some
 
 # PEFT translates patterns for fused experts and then warns about those that a single layer has no use for.
 pytestmark = pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
@@ -156,7 +157,7 @@ PAIRS = [
 """Every case for every run of the tests, in one of the two types; the other is a slow test."""
 
 
-@pytest.mark.parametrize(("case", "dtype"), PAIRS, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), some(PAIRS, of=2), ids=str)
 def test_the_merge_equals_peft_the_live_adapter_and_exact_arithmetic(case: Case, dtype: str, bases: Bases, tmp_path: Path) -> None:  # R1.2
     base = bases(case.family, dtype)
     check_case(case, base, dtype, tmp_path)
@@ -164,7 +165,7 @@ def test_the_merge_equals_peft_the_live_adapter_and_exact_arithmetic(case: Case,
 
 
 @BOTH
-@pytest.mark.parametrize("case", TIED, ids=str)
+@pytest.mark.parametrize("case", some(TIED, of=3), ids=str)
 def test_a_tied_weight_of_which_one_end_changed_is_parted(case: Case, dtype: str, bases: Bases, tmp_path: Path) -> None:  # R1.2
     base = bases(case.family, dtype)
     report = check_case(case, base, dtype, tmp_path)

@@ -172,6 +172,7 @@ def run_stage(context: StageContext, **environment: str) -> int:
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=120, check=False).returncode
 
 
+@pytest.mark.slow
 def test_the_stage_goes_on_in_a_renamed_staging_folder_and_seals_no_hidden_file(case: Case, tmp_path: Path) -> None:  # R6.5
     first = helpers.context(tmp_path / "job", case.adapter, case.base)
     assert run_stage(first, CKPTD_FAULT="merge.shard.recorded") == -signal.SIGKILL

@@ -34,6 +34,7 @@ from handlers.onnx.tracing.strategies import STRATEGIES, Strategy, named
 from tests.onnx import qwen
 from tests.onnx.conftest import SMALL, make_context, make_model, quantize, silent
 from tests.onnx.small import greedy_tokens
+from tests.sampling import some
 
 CAUSAL = BY_NAME["text-generation"]
 LEGACY = named(STRATEGIES, "legacy-eager")
@@ -67,7 +68,7 @@ def chain(source: Path, pico_base: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 # R3.1, R3.2
-@pytest.mark.parametrize("batch", qwen.BATCHES, ids=str)
+@pytest.mark.parametrize("batch", some(qwen.BATCHES, of=3), ids=str)
 def test_a_chain_says_what_torch_says_at_any_batch_and_length(chain: tuple[Path, StageOutput], source: Path, batch: qwen.Batch) -> None:
     qwen.assert_equal_to_torch(source, chain[0], [batch])
 

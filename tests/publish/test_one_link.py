@@ -289,7 +289,7 @@ def test_every_step_has_its_named_point(tmp_path: Path, which: str) -> None:
     assert (tmp_path / "trace").read_text().split() == SEQUENCES[which]
 
 
-@pytest.mark.parametrize(("which", "point"), some(CASES, of=2))
+@pytest.mark.parametrize(("which", "point"), some(CASES, of=4))
 def test_killed_anywhere_nothing_finished_is_lost_and_the_next_try_leaves_one_link(tmp_path: Path, which: str, point: str) -> None:  # R6.5
     job = prepared(tmp_path, which)
     done = elsewhere(PROGRAM, tmp_path, CKPTD_FAULT=point)

@@ -23,6 +23,7 @@ from daemon.publishing.retention import DAY, Export, plan_removal, prune, read_e
 from daemon.publishing.verification import verify
 from tests.faults.layer import Faults, Rule
 from tests.publish.parts import publish
+from tests.sampling import some
 
 NOW = 1_000_000_000.0
 
@@ -243,7 +244,7 @@ POINTS = ["retention.before-rename", "retention.renamed", "retention.durable", "
 
 
 @pytest.mark.parametrize("disk", ["same file system", "other file system"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", some(POINTS, of=2))
 def test_killed_at_any_point_every_export_is_whole_or_gone_and_the_next_time_ends_it(
     folder: Path, tmp_path: Path, point: str, disk: str
 ) -> None:

@@ -117,6 +117,7 @@ def test_what_an_attempt_says_is_seen_while_it_runs(make_queued: Callable[..., Q
     assert queued.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_takes_over_what_still_runs_and_nothing_is_done_twice(make_queued: Callable[..., Queued], add: Add) -> None:
     queued = make_queued()
     queued.held.touch()

@@ -105,6 +105,7 @@ def test_without_a_figure_of_the_artifact_itself_best_stays_and_says_so(make_toy
     assert "says nothing about the checkpoint" in events(toy, "best.unknown")[-1]["reason"]
 
 
+@pytest.mark.slow
 def test_by_default_quality_moves_nothing(make_toy: Callable[..., Toy], add: Callable[..., Path]) -> None:
     toy = start(make_toy, by="trainer")
     toy.start()

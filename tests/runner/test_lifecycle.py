@@ -85,6 +85,7 @@ def test_a_reload_takes_over_a_valid_configuration_as_a_whole(make_toy: Callable
     sound(toy)
 
 
+@pytest.mark.slow
 def test_a_reload_of_a_wrong_configuration_changes_nothing(make_toy: Callable[..., Toy], add: Add) -> None:  # R5.6
     toy = make_toy()
     toy.start()

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from daemon.journal.rewrites import OFTEN, REMEDY
 from tests.detection.helpers import change_weights
 from tests.runner.conftest import Toy
@@ -13,6 +15,7 @@ from tests.runner.conftest import Toy
 EVENT = "checkpoint.rewritten"
 
 
+@pytest.mark.slow
 def test_every_third_export_in_a_row_that_gives_way_is_said_with_what_to_do_until_one_ends(  # R6.1
     make_toy: Callable[..., Toy], pico_checkpoint: Path
 ) -> None:

@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 from daemon.system import threads
 from daemon.system.threads import Owner, Supervised, ThreadDied
 from tests.runner.breaking import Breaking, Case, Place, Sweep, always, cases_of, once, places
+from tests.sampling import some
 
 LOG = structlog.get_logger("test")
 CASES = int(os.environ.get("BREAK_CASES", "100"))
@@ -137,7 +138,7 @@ def _late() -> None:
     raise TimeoutError
 
 
-@pytest.mark.parametrize(("case", "outcome"), QUICK, ids=lambda value: value.place.name if isinstance(value, Case) else value)
+@pytest.mark.parametrize(("case", "outcome"), some(QUICK, of=2), ids=lambda value: value.place.name if isinstance(value, Case) else value)
 def test_a_thread_that_dies_recovers_or_the_daemon_ends_with_a_reason(
     tmp_path: Path, pico_checkpoint: Path, case: Case, outcome: str
 ) -> None:

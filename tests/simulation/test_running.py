@@ -260,6 +260,7 @@ def test_limits_hold_and_a_measurement_runs_alone_or_after_its_patience_and_alwa
     assert SEED or sum(one.restarts for one in played.values()) > 3
 
 
+@pytest.mark.slow
 def test_a_history_is_the_same_whenever_it_is_played() -> None:
     first, again = (play(int(SEED or 5)) for _ in range(2))
     assert len(first.desk.started) > 20
