@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from daemon.contract.formats.declaration import Thresholds
+from handlers.validate.checks.notes import EVEN
 
 Record = dict[str, Any]
 GOOD = "good"
-EVEN = 0.2
-"""Share of the limit of `kl` up to which agreement does not count, as in handlers/validate/checks/notes.py."""
 ROOM = 3.0
 """Users' models are not those of this benchmark."""
 FIGURES = ("kl", "disagreement", "error_max", "cache", "padding", "merged")

@@ -371,6 +371,10 @@ class Failure(ReportPart):
     """Bounded traceback or end of a log."""
 
 
+_BY_TOKEN = (None, "text-generation", "text2text-generation", "fill-mask", "token-classification")
+"""Tasks whose models answer at each token; None is one that is not known."""
+
+
 class RunSoFar(ReportPart):
     """What the run's exports say, step by step, with this one."""
 
@@ -457,6 +461,16 @@ class Report(ReportPart):
     """Everything that was not verified."""
     warnings: tuple[Warned, ...] = Field(default=())
     """All warnings."""
+
+    @property
+    def kl_unit(self) -> str:
+        """Unit of the artifacts' divergence: of a model that gives one answer to a text, it is not that of tokens."""
+        return "nats/token" if self.task in _BY_TOKEN else "nats"
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there is a base beside the live model; not for a full fine-tune."""
+        return bool(self.base.name or self.base.folder)
 
     @property
     def live(self) -> LiveFigures:

@@ -103,7 +103,7 @@ def _library(published: Iterable[tuple[Artifact, Variant]]) -> str | None:
 
 def _tags(report: Report, variants: Iterable[Variant]) -> Iterator[str]:
     yield "ckptd"
-    if report.base.name or report.base.folder:
+    if report.has_base:
         yield tag(report.checkpoint.method)
     for variant in variants:
         yield from (tag(name) for name in (variant.library, "onnx" if "onnx" in variant.traits else "", variant.level or "") if name)

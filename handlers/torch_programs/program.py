@@ -84,16 +84,15 @@ class Decoders:
         return self._first.get_outputs()
 
     def run(self, names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs asked for. What the later steps don't give, since it does not change, comes back as it went in."""
+        """The outputs asked for."""
         program = self._later if feeds["use_cache_branch"].any() else self._first
-        given = [one.name for one in program.get_outputs()]
-        found = dict(zip(given, program.run(given, {one.name: feeds[one.name] for one in program.get_inputs()}), strict=True))
-        return [found[name] if name in found else feeds[name.replace("present.", "past_key_values.", 1)] for name in names]
+        return program.run(names, {one.name: feeds[one.name] for one in program.get_inputs()})
 
 
 def opened(folder: Path, name: str) -> Program | Decoders:
     """The program that stands for a graph, by the name that the graph would have."""
-    ending = next(folder.glob("*.pt*")).suffix
-    if name == "decoder_model_merged.onnx":
-        return Decoders(*(Program(folder / f"{stem}{ending}") for stem in ("decoder_model", "decoder_with_past_model")))
-    return Program((folder / name).with_suffix(ending))
+    files = {Path(one["file"]).stem: folder / one["file"] for one in json.loads((folder / GRAPHS).read_text(encoding="utf-8"))["graphs"]}
+    stem = Path(name).stem
+    if stem == "decoder_model_merged":
+        return Decoders(Program(files["decoder_model"]), Program(files["decoder_with_past_model"]))
+    return Program(files[stem])

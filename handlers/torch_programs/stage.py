@@ -25,17 +25,13 @@ from daemon.contract.errors import CkptdError, Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import Fallback, StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import sentence
-from handlers.models.folder import ModelFolder, copy_config
-from handlers.models.older_readers import make_readable
 from handlers.onnx.export.family_choice import choose
-from handlers.onnx.families.base import Family, Part, Tracing, architecture, release
+from handlers.onnx.families.base import Part, PortableFamily, Tracing, architecture, release
 from handlers.onnx.families.seq2seq.family import Seq2Seq
-from handlers.onnx.folder import tokenizer_files
+from handlers.onnx.folder import companions
 from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
 from handlers.onnx.graphs.signature import Signature
-from handlers.onnx.tracing import tracer_warnings
-from handlers.onnx.tracing.library_warnings import LIMIT, LibraryWarnings
+from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
 from handlers.torch_programs import example
 from handlers.torch_programs.program import EXPORTED, SCRIPT, Program
 
@@ -79,10 +75,7 @@ def _run(context: StageContext, reporter: Reporter, save: Save, ending: str) -> 
         family = Seq2Seq(family.task, merges=False)
     figures, fallbacks, warnings = _first_that_works(context, reporter, family, save, ending)
     reporter.progress(0.9, "copying configuration and tokenizer")
-    copy_config(ModelFolder(source), staging)
-    sentence.place(source, staging)
-    tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
-    make_readable(staging)
+    tokenizer = companions.place(context, source, staging)
     example.place(family.task.name, staging)
     figures |= {"tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
     warnings += [tokenizer.warning] if tokenizer.warning else []
@@ -90,13 +83,14 @@ def _run(context: StageContext, reporter: Reporter, save: Save, ending: str) -> 
 
 
 def _first_that_works(
-    context: StageContext, reporter: Reporter, family: Family, save: Save, ending: str
+    context: StageContext, reporter: Reporter, family: PortableFamily, save: Save, ending: str
 ) -> tuple[dict[str, Any], list[Fallback], list[str]]:
     source, staging, failures = Path(context.inputs["merge"]), Path(context.staging), dict[str, str]()
     for attention in ATTENTION:
         try:
             with LibraryWarnings() as chatter:
                 figures, reference = _written(context, reporter, family, save, ending, attention)
+            warnings = told(chatter, family, reference)  # raises where a branch was fixed that no comparison could try
         except CkptdError:
             raise  # of the model itself: no other way would end otherwise
         except Exception as error:  # a tracer fails in many ways, and so does what it made
@@ -105,20 +99,17 @@ def _first_that_works(
             for path in (*staging.glob("*.pt*"), staging / "graphs.json"):
                 path.unlink(missing_ok=True)
             continue
-        tested = getattr(family, "tested", None)
-        words = tested(reference) if tested else "the shapes of this family's own check"
-        judged = tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", ""))
         fallbacks = [Fallback(wanted=one, taken=attention, reason=why) for one, why in failures.items()]
-        return figures, fallbacks, [*tracer_warnings.summary(judged, LIMIT), *chatter.lines]
-    told = "; ".join(f"with {attention} attention: {why}" for attention, why in failures.items())
+        return figures, fallbacks, warnings
+    causes = "; ".join(f"with {attention} attention: {why}" for attention, why in failures.items())
     raise Permanent(
-        FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"PyTorch makes no program of {architecture(source)} ({told})",
+        FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"PyTorch makes no program of {architecture(source)} ({causes})",
         f"leave {context.stage} out of export.variants", path=source,
     )  # fmt: skip
 
 
 def _written(
-    context: StageContext, reporter: Reporter, family: Family, save: Save, ending: str, attention: str
+    context: StageContext, reporter: Reporter, family: PortableFamily, save: Save, ending: str, attention: str
 ) -> tuple[dict[str, Any], Any]:
     """Write all programs and compare them with the model; raises whatever the tracer or the comparison raises."""
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
@@ -150,8 +141,7 @@ def _written(
     def opened(path: Path, _signature: Signature, _threads: int) -> Program:
         return Program(path.with_suffix(ending))
 
-    verify: Any = family.verify
-    error = verify(staging, reference, threads=context.limits.threads, opened=opened)
+    error = family.verify(staging, reference, threads=context.limits.threads, opened=opened)
     figures = {
         "architecture": architecture(source), "task": family.task.name, "attention": attention, "relative_error": error,
         "export_seconds": round(seconds, 3), "graphs": {one.role: one.file for one in graphs}, "graph_bytes": made.size(staging),

@@ -66,7 +66,7 @@ def test_a_branch_at_a_length_too_long_to_be_tried_rejects_the_graph(
     exported = export(scaled, pico_base, tmp_path, LEGACY, REWRITTEN)
     (failed, _) = exported.output.figures["attempts"]
     assert failed["code"] == "baked-branch"
-    assert "dynamic_frequency_update: the tracer fixed which frequencies a rotary embedding uses" in failed["error"]
+    assert "dynamic_frequency_update: the tracer made this constant: which frequencies a rotary embedding uses" in failed["error"]
 
 
 # R7.1, R8.3

@@ -306,3 +306,10 @@ def test_scores_of_base_live_model_and_artifacts_stand_beside_each_other(tmp_pat
     assert "Against the data" in page and "0.91" in page and "0.33" in page
     assert "Macro F1</th>" in page and "chrF</th>" not in page and "From 40 texts, scores are rough" in page
     assert "Against the data" not in html.render(report_of(facts.succeeded(), tmp_path / "none"))
+
+
+def test_the_divergence_of_a_model_with_one_answer_is_not_told_by_token(tmp_path: Path) -> None:
+    plain = report_of(facts.succeeded(), tmp_path)
+    for task, unit in ((None, "nats/token"), ("text-generation", "nats/token"), ("text-classification", "nats")):
+        report = plain.model_copy(update={"task": task})
+        assert f"KL ({unit})" in readme.render(report) and f">KL, {unit}</th>" in html.render(report), task

@@ -110,3 +110,12 @@ def test_the_folder_alone_runs_without_transformers(variant: str, tiny: Path, tm
     with torch.no_grad():
         wanted = AutoModelForCausalLM.from_pretrained(tiny)(torch.tensor([[5, 6, 7]])).logits[0, -1, :4].numpy()
     assert np.allclose(json.loads(done.stdout), wanted, atol=1e-4)
+
+
+def test_a_model_that_computes_otherwise_beyond_what_could_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 1024}
+    source = qwen.make(tmp_path / "model", "Llama", rope_parameters=rope, max_position_embeddings=1024)
+    with pytest.raises(Permanent, match="It may change beyond 1024 tokens") as refused:
+        make("torchscript", source, tmp_path / "work")
+    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE
+    assert not list((tmp_path / "work" / "staging").glob("*.pt*")), "no program is left behind"

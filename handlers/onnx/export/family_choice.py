@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from handlers.models.tasks import Kind, Task, task_of
-from handlers.onnx.families.base import Family, architecture, unsupported
+from handlers.onnx.families.base import PortableFamily, architecture, unsupported
 from handlers.onnx.families.causal import Causal
 from handlers.onnx.families.encoder import Encoder
 from handlers.onnx.families.seq2seq.family import Seq2Seq
 
-FAMILIES: Mapping[Kind, Callable[[Task], Family]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
+FAMILIES: Mapping[Kind, Callable[[Task], PortableFamily]] = {"causal": Causal, "encoder": Encoder, "seq2seq": Seq2Seq}
 
 
-def choose(folder: Path) -> Family:
+def choose(folder: Path) -> PortableFamily:
     """The family of a transformers folder; Permanent `unsupported-architecture` where there is none."""
     name = architecture(folder)
     task = task_of(folder)

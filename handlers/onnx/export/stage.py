@@ -19,10 +19,8 @@ from typing import Any
 from daemon.contract.jobs.messages import Fallback, StageContext
 from daemon.contract.version import __version__
 from handlers.child.progress import Reporter, StageOutput
-from handlers.models import sentence
 from handlers.models.files import read_json
-from handlers.models.folder import ModelFolder, copy_config
-from handlers.models.older_readers import make_readable
+from handlers.models.folder import ModelFolder
 from handlers.models.tasks import Task
 from handlers.onnx.export import profiles
 from handlers.onnx.export.attempts import AllStrategiesFailedError, StrategyFailure, StrategyResult, attempts, try_strategies
@@ -43,15 +41,14 @@ from handlers.onnx.families.base import (
     shaped,
 )
 from handlers.onnx.families.chain.family import CHAIN, Layered, divided, forms, place_example
-from handlers.onnx.folder import examples, tokenizer_files
+from handlers.onnx.folder import companions, examples
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.graphset import GraphSet
 from handlers.onnx.graphs.sessions import check_form, described
 from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.options import OnnxOptions
-from handlers.onnx.tracing import tracer_warnings
 from handlers.onnx.tracing.exporters import Request
-from handlers.onnx.tracing.library_warnings import LIMIT, LibraryWarnings
+from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
 from handlers.onnx.tracing.model_rewrites import rewritten
 from handlers.onnx.tracing.strategies import LOSSES, STRATEGIES, Strategy, named, starting_at
 
@@ -195,24 +192,17 @@ def build(strategy: Strategy, family: Family, context: StageContext, reporter: R
             reporter.progress(0.85, "checking the graph against torch")
             verify = functools.partial(family.verify, reference=exported.reference, threads=context.limits.threads)
             error = verify(staging)
-        judged = _judged(chatter, family, exported.reference)
+        warnings = told(chatter, family, exported.reference)
         graphs = GraphSet(
             task=family.task.name, family=family.name, dtype="float32", opset=exported.opset,
             graphs=tuple(described(role, file, context.limits.threads) for role, file in files.items()),
             extra=extra_facts(family, exported.reference),
         )  # fmt: skip
         graphs.write(staging)
-        return Built(graphs, exported.opset, error, exported.seconds, [*judged, *chatter.lines], verify, undivided)
+        return Built(graphs, exported.opset, error, exported.seconds, warnings, verify, undivided)
     except Exception:
         graph_file.clear(staging)
         raise
-
-
-def _judged(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
-    """The report's lines about the tracer's warnings, once the graph has passed its check."""
-    tested = getattr(family, "tested", None)
-    words = tested(reference) if tested else "the shapes of this family's own check"
-    return tracer_warnings.summary(tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", "")), LIMIT)
 
 
 def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strategy], known: PastExport | None = None) -> StageOutput:
@@ -220,15 +210,12 @@ def export(context: StageContext, reporter: Reporter, strategies: Sequence[Strat
     source, staging = Path(context.inputs["merge"]), Path(context.staging)
     family = choose(source)
 
-    def told(failure: StrategyFailure) -> None:
+    def warn(failure: StrategyFailure) -> None:
         reporter.warn(f"{failure.strategy} failed ({failure.diagnosis.meaning}): {failure.reason}")
 
-    climbed = try_strategies(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=told)
+    climbed = try_strategies(strategies, lambda one: build(one, family, context, reporter), path=str(source), on_failure=warn)
     reporter.progress(0.86, "copying configuration and tokenizer")
-    copy_config(ModelFolder(source), staging)
-    sentence.place(source, staging)
-    tokenizer = tokenizer_files.place(Path(context.pin), Path(context.base) if context.base else None, staging)
-    make_readable(staging)
+    tokenizer = companions.place(context, source, staging)
     if CHAIN in climbed.result.graphs.extra:
         place_example(staging)
     elif "window" not in climbed.result.graphs.extra:  # the example script can't feed a window of fixed length

@@ -20,6 +20,7 @@ from daemon.contract.jobs.plan import plan, variant_names
 from daemon.contract.values import Json
 from handlers.models.files import read_json, setting
 from handlers.models.tasks import Task
+from handlers.onnx.graphs.comparison import Opener, open_graph
 from handlers.onnx.graphs.signature import Signature
 
 if TYPE_CHECKING:
@@ -94,6 +95,13 @@ class Family(Protocol):
 
         Raises `handlers.onnx.graphs.comparison.GraphMismatchError`.
         """
+
+
+class PortableFamily(Family, Protocol):
+    """A family that can compare what another runtime than onnxruntime runs."""
+
+    def verify(self, folder: Path, reference: Any, *, threads: int = 1, opened: Opener = open_graph) -> float:
+        """See `Family.verify`. `opened` opens the file that stands for a graph."""
 
 
 def shaped(family: Family, form: Form) -> Family:

@@ -13,6 +13,7 @@ import warnings
 from types import TracebackType
 from typing import Any
 
+from handlers.onnx.families.base import Family
 from handlers.onnx.tracing import tracer_warnings
 
 LIMIT = 10
@@ -79,3 +80,11 @@ class LibraryWarnings(logging.Handler):
         if text not in self._counts:
             print(text, file=sys.stderr)
         self._counts[text] = self._counts.get(text, 0) + 1
+
+
+def told(chatter: LibraryWarnings, family: Family, reference: Any) -> list[str]:
+    """The report's lines, once the family's check has passed: the tracer's warnings with what was tried, then those of the libraries."""
+    tested = getattr(family, "tested", None)
+    words = tested(reference) if tested else "the shapes of this family's own check"
+    judged = tracer_warnings.judge(chatter.traced, words, getattr(reference, "untested", ""))
+    return [*tracer_warnings.summary(judged, LIMIT), *chatter.lines]

@@ -154,7 +154,7 @@ class Seq2Seq:
         """The family that makes graphs of `form`; NotApplicableError for fixed axes, which would serve one length of source only."""
         if form.axes != "all":
             raise NotApplicableError("an encoder-decoder needs a dynamic batch and dynamic lengths")
-        return Seq2Seq(self.task, cache=form.cache)
+        return Seq2Seq(self.task, cache=form.cache, merges=self.merges)
 
     def load(self, folder: Path, tracing: Tracing) -> Any:
         """See `Family.load`; Permanent for a model whose encoder reads something else than tokens."""
