@@ -1,4 +1,4 @@
-"""Entry of a child process: `python -m handlers JOB_FILE` runs one attempt of one stage.
+"""Entry of a child process: `python -m handlers JOB_FILE` runs one attempt of one stage; `--loaded` is the process that forks some of them.
 
 The order is the point: the child binds its life to the daemon's, takes the lowest priority and moves its
 standard output aside before any heavy library is imported. It ends with a result file and exit code 0 unless it is
@@ -29,9 +29,9 @@ from daemon.contract.files import odd_below, seal, write_atomic
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import plan
-from daemon.contract.jobs.messages import CONTRACT_VERSION, Outcome, StageContext, StageResult
+from daemon.contract.jobs.messages import CONTRACT_VERSION, ChildLimits, Outcome, StageContext, StageResult
 from daemon.contract.jobs.options import Work
-from handlers.child import process
+from handlers.child import process, warm
 from handlers.child.progress import Interrupted, Reporter, StageOutput, StopFlag
 
 EXIT_BAD_JOB = 65
@@ -222,7 +222,11 @@ def main(job_file: str) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = main(sys.argv[1]) if len(sys.argv) == 2 else main("")
+    if sys.argv[1:2] == ["--loaded"]:
+        descriptor, limits, idle = sys.argv[2:]
+        exit_code = warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), main)
+    else:
+        exit_code = main(sys.argv[1]) if len(sys.argv) == 2 else main("")
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     os._exit(exit_code)  # there is nothing to save, and libraries that are taken down in order may hang or crash doing so

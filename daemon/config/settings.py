@@ -199,6 +199,7 @@ class LimitSettings(Section):
     stage_timeout: float = Field(default=7200.0, gt=0)
     silence_seconds: float = Field(default=900.0, gt=0)
     stop_seconds: float = Field(default=20.0, ge=0, le=600)
+    warm_seconds: float = Field(default=60.0, ge=0)
     log_size: ByteSize = Field(default=ByteSize(16 << 20), ge=1 << 12, validate_default=True)
     processes: int = Field(default=128, ge=4)
     pass_environment: tuple[str, ...] = ()

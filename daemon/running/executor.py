@@ -43,6 +43,8 @@ class Bounds:
     processes: int
     pass_environment: tuple[str, ...] = ()
     """Names of variables that it gets beside those that every attempt does."""
+    warm: float = 0.0
+    """Seconds that a process with PyTorch loaded waits for an attempt to be forked from it; 0: none is kept."""
 
 
 @dataclass(frozen=True)

@@ -110,4 +110,5 @@ def bounds_of(limits: LimitSettings) -> Bounds:
         timeout=limits.stage_timeout, silence=limits.silence_seconds, grace=limits.stop_seconds,
         memory=max(LEAST_MEMORY, int(memory()[0] * limits.memory_fraction)), memory_reserve=int(limits.memory_reserve),
         log_size=int(limits.log_size), processes=limits.processes, pass_environment=limits.pass_environment,
+        warm=limits.warm_seconds,
     )  # fmt: skip

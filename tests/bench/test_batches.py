@@ -41,6 +41,7 @@ def test_rows_of_a_language_model_decode_together(folders: dict[str, Path]) -> N
         assert found.tokens == 8 and found.prefill_seconds > 0 and found.decode_seconds > 0
 
 
+@pytest.mark.slow
 def test_rows_of_a_translator_decode_together(marian_export: Any) -> None:
     found = timed("onnx", marian_export.onnx, "text2text-generation", [[5, 6, 7], [8, 9, 10], [11, 12, 13]], 4)
     assert found.tokens == 12 and found.decode_seconds > 0

@@ -175,6 +175,7 @@ def test_what_is_killed_costs_one_variant(tmp_path: Path, folders: Folders, star
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_measurement_that_was_killed_is_swept_by_the_next_one(tmp_path: Path, folders: Folders, start: Start) -> None:
     export = publish(tmp_path / "run" / "step-4", {"onnx": folders["onnx"]})
     process = start(export, *LONG)

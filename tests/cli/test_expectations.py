@@ -283,6 +283,7 @@ def test_show_tells_each_cause_once_with_the_report_and_the_command_to_try_again
     assert said.count("needs merge") == 2
 
 
+@pytest.mark.slow
 def test_a_beginning_that_several_jobs_share_names_them_all_and_the_last_part_finds_one(tmp_path: Path, state: Path) -> None:
     journal = Journal(StatePaths(state).journal)
     for number in range(3):

@@ -175,6 +175,7 @@ def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(t
     assert "it has changed since" in ckptd(tmp_path, "explain", checkpoint).stdout
 
 
+@pytest.mark.slow
 def test_with_a_daemon_it_tells_what_was_taken_skipped_and_since_when_the_rest_is_incomplete(
     make_toy: Callable[..., Toy], pico_run: Path
 ) -> None:  # R1.5 R6.1

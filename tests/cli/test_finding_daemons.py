@@ -67,6 +67,7 @@ def without_arguments(*words: str) -> tuple[int, str]:
     return answer.returncode, answer.stdout + answer.stderr
 
 
+@pytest.mark.slow
 def test_verbs_find_the_state_that_only_the_service_knows(make_service: Make, own_places: Path) -> None:
     service = unit_like(make_service())
     service.start()

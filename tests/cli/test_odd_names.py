@@ -71,6 +71,7 @@ def rows(lines: list[str], first: str) -> int:
     return sum(line.startswith(first) for line in lines)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=MAKING)
 @given(name=NAMES, file=NAMES)
 def test_a_run_of_any_name_has_one_row_in_every_table(name: str, file: str, here: Desk, shown: Shown, pico_checkpoint: Path) -> None:

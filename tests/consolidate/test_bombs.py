@@ -31,7 +31,7 @@ def looked_into(folder: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", some(bombs.DESCRIPTIONS, of=8))
+@pytest.mark.parametrize("name", some(bombs.DESCRIPTIONS, of=16))
 def test_a_look_at_a_description_is_bounded(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "step-4"
     folder.mkdir()
@@ -40,7 +40,7 @@ def test_a_look_at_a_description_is_bounded(name: str, tmp_path: Path) -> None:
     assert looked_into(folder) != "complete"
 
 
-@pytest.mark.parametrize("name", some(bombs.ARCHIVES, of=8))
+@pytest.mark.parametrize("name", some(bombs.ARCHIVES, of=16))
 def test_a_look_at_an_archive_is_bounded(name: str, tmp_path: Path) -> None:
     bombs.ARCHIVES[name](tmp_path)
     looked_into(tmp_path)

@@ -129,6 +129,7 @@ def test_events_that_the_kernel_had_to_drop_are_made_good_at_once(daemon: Daemon
     here.wait_taken(4, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("nsenter") is None, reason="mounting needs root and nsenter")
 def test_a_mount_that_comes_and_goes_below_a_root_is_noticed_without_a_rescan(daemon: Daemons, pico_checkpoint: Path) -> None:  # R1.1
     here = daemon("true", ("unshare", "-m"))

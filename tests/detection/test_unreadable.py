@@ -216,7 +216,8 @@ def test_the_daemon_lists_what_it_may_not_read_says_it_once_and_takes_it_when_it
             path.chmod(0o755)
 
 
-@pytest.mark.parametrize("part", [pytest.param("root", marks=pytest.mark.slow), "around"])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["root", "around"])
 def test_a_root_that_is_closed_is_listed_too(make_other: Make, tmp_path: Path, part: str) -> None:
     outer = tmp_path / "home"
     outer.mkdir()

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.test_bad_input import ckptd
 from tests.cli.test_every_verb import VERBS
 from tests.service import Service
@@ -34,6 +36,7 @@ def test_it_runs_as_a_user_of_its_own_with_verbs_and_options_that_exist() -> Non
         assert {word for word in words if word.startswith("--")} <= options
 
 
+@pytest.mark.slow
 def test_the_health_check_tells_whether_the_daemon_is_well(make_service: Callable[..., Service], tmp_path: Path) -> None:
     service = make_service()
     assert ckptd(tmp_path, "status", "--exit-code", "--config", service.config).returncode == 1

@@ -159,6 +159,7 @@ def test_the_page_has_every_metric() -> None:
     assert table() in PAGE.read_text("utf-8"), "run `python -m tests.monitoring.page`"
 
 
+@pytest.mark.slow
 def test_a_daemon_writes_a_textfile_that_the_official_parser_reads(
     make_toy: Callable[..., Toy], pico_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_an_optimized_graph_says_what_torch_says(qwen3: Exported, tmp_path: Path
     assert np.abs(found - wanted)[mask.astype(bool)].max() < 1e-4 * np.abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_level_none_touches_nothing(bert: Exported, tmp_path: Path) -> None:
     folder = copied(bert, tmp_path)
     assert run(folder, "none").reports == ()
@@ -161,6 +162,7 @@ def assert_fed(source: Exported) -> None:
         assert set(maker.speed()) == ({"decode"} if maker.needs_past else {"prefill", "decode"} if maker.cached else {"prefill"})
 
 
+@pytest.mark.slow
 def test_inputs_are_made_for_every_port(qwen3: Exported, bert: Exported) -> None:
     assert_fed(qwen3)
     assert_fed(bert)

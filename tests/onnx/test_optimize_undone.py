@@ -109,6 +109,7 @@ def test_a_graph_that_nothing_can_be_fed_to_is_left_alone(qwen3: Exported, tmp_p
     assert_same(qwen3.folder, folder)
 
 
+@pytest.mark.slow
 def test_a_slower_graph_is_undone(qwen3: Exported, tmp_path: Path) -> None:
     folder = copied(qwen3, tmp_path)
     report = of(run(folder, timed=True, steps=(Step("slow", "extended", tampered("slowed")),)), "slow")

@@ -249,6 +249,7 @@ def routes(source: Path, batch: qwen.Batch) -> set[tuple[int, ...]]:
     return {tuple(sorted(row)) for row in logits.topk(2).indices.tolist()}
 
 
+@pytest.mark.slow
 # R3.1
 def test_experts_are_chosen_without_control_flow(mixture: Exported) -> None:
     model = onnx.load(mixture.folder / "model.onnx")

@@ -112,6 +112,7 @@ def test_each_thing_given_up_is_a_recorded_fallback(static: Exported) -> None:
     assert graphset.read(static.folder).extra == {"cache": False, "dynamic_axes": "none", "window": 128}
 
 
+@pytest.mark.slow
 def test_no_cache_that_was_asked_for_is_no_loss(pico_base: Path, tmp_path: Path) -> None:
     context = make_context(tmp_path, "onnx", {"merge": pico_base}, pico_base)
     work = context.work.with_options(OnnxOptions(cache=False, external_data="always"))
@@ -121,6 +122,7 @@ def test_no_cache_that_was_asked_for_is_no_loss(pico_base: Path, tmp_path: Path)
     assert (Path(context.staging) / "model.onnx.data").is_file()
 
 
+@pytest.mark.slow
 def test_a_way_that_worked_is_taken_first_next_time(pico_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "STRATEGIES", (Strategy("first", refuses), LEGACY))
     first = make_context(tmp_path / "1", "onnx", {"merge": pico_base}, pico_base)

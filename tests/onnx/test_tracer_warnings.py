@@ -45,6 +45,7 @@ def test_warnings_of_a_sound_graph_are_judged_harmless_with_what_was_tried(pico_
     assert judged and all(tried in line for line in judged)
 
 
+@pytest.mark.slow
 # R7.2
 def test_a_branch_that_is_wrong_beyond_the_sample_is_caught_and_rewritten(scaled: Path, pico_base: Path, tmp_path: Path) -> None:
     exported = export(scaled, pico_base, tmp_path, LEGACY, REWRITTEN)
@@ -69,6 +70,7 @@ def test_a_branch_at_a_length_too_long_to_be_tried_rejects_the_graph(
     assert "dynamic_frequency_update: the tracer made this constant: which frequencies a rotary embedding uses" in failed["error"]
 
 
+@pytest.mark.slow
 # R7.1, R8.3
 def test_the_tracers_missing_key_is_mended_by_masks_without_vmap(pico_base: Path, tmp_path: Path) -> None:
     import torch

@@ -102,6 +102,7 @@ def test_a_job_goes_the_whole_way_and_its_artifacts_are_those_of_this_box(
     queued.sound()
 
 
+@pytest.mark.slow
 def test_what_an_attempt_says_is_seen_while_it_runs(make_queued: Callable[..., Queued], add: Add) -> None:
     queued = make_queued()
     queued.held.touch()

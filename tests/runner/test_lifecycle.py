@@ -70,6 +70,7 @@ def test_a_second_signal_does_not_wait_for_a_safe_point(make_toy: Callable[..., 
     assert stray_handlers(toy.folder) == []
 
 
+@pytest.mark.slow
 def test_a_reload_takes_over_a_valid_configuration_as_a_whole(make_toy: Callable[..., Toy], add: Add) -> None:  # R5.6
     toy = make_toy()
     add(toy, "one", 1)
@@ -115,6 +116,7 @@ def test_a_reload_that_only_a_restart_could_bring_is_refused_and_says_so(make_to
     assert toy.stop() == 0
 
 
+@pytest.mark.slow
 def test_people_can_pause_cancel_and_take_up_again_while_it_runs(make_toy: Callable[..., Toy], add: Add) -> None:
     toy = make_toy()
     toy.held.touch()

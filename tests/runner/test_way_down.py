@@ -51,6 +51,7 @@ def test_the_next_forms_are_made_until_one_passes_and_all_say_so(make_toy: Calla
     assert [stage for stage in toy.stages_begun() if stage in MADE] == MADE
 
 
+@pytest.mark.slow
 def test_a_form_that_can_not_be_made_is_passed_over(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:  # R2.5
     toy = start(make_toy, pico_checkpoint, inexact="onnx-int8")
     toy.environment["TOY_BROKEN"] = "onnx-int8-weight"
@@ -77,6 +78,7 @@ def test_a_daemon_killed_at_a_step_down_goes_on_there(make_toy: Callable[..., To
     assert [stage for stage in toy.stages_begun() if stage in MADE] == MADE, "nothing that was finished is made again"
 
 
+@pytest.mark.slow
 def test_a_journal_that_was_lost_comes_back_with_the_forms_that_were_added(make_toy: Callable[..., Toy], pico_checkpoint: Path) -> None:
     toy = start(make_toy, pico_checkpoint)
     toy.start()

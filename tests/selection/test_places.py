@@ -148,6 +148,7 @@ def test_what_another_journal_published_is_not_replaced(desk: Desks, add: Add) -
     assert (record["by"], record["path"]) == ("/elsewhere/run/checkpoint-4", str(checkpoint))
 
 
+@pytest.mark.slow
 def test_an_export_by_hand_has_the_place_and_the_name_that_the_daemon_gives(desk: Desks, add: Add) -> None:  # R1.1
     """Of a base that is nowhere, so that it ends at once; what it reports lies where the export would."""
     here = desk()

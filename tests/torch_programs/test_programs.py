@@ -71,6 +71,7 @@ def test_a_program_that_forgets_its_cache_is_refused(
     assert not list((tmp_path / "work" / "staging").glob("*.pt*")), "no program is left behind"
 
 
+@pytest.mark.slow
 def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # the trap of tracing: sizes become constants, silently

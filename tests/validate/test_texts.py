@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 
 from daemon.contract.jobs.messages import Outcome
 from daemon.contract.jobs.options import ValidateOptions, Work
@@ -29,6 +30,7 @@ def conversations(folder: Path, count: int = 40) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_reference_is_measured_on_the_trainings_own_conversations(
     start_stage: StartStage, folders: dict[str, Path], pico_base: Path, pico_checkpoint: Path, tmp_path: Path
 ) -> None:  # R2.6

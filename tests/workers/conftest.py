@@ -6,14 +6,17 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.contract.jobs.messages import StageContext
 from daemon.running.executor import Bounds, Order
-from daemon.running.workers import cgroup, containment
+from daemon.running.workers import cgroup, containment, warm
+from daemon.running.workers.environment import for_children
 from daemon.running.workers.worker import Worker
 from daemon.toolchains.registry import HANDLERS
 from tests.workers.helpers import BOUNDS, HAS_GROUPS, SCRIPT, UNIFIED, Start, leftovers, make_context, wait
@@ -54,8 +57,26 @@ def few_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(params=["started", "forked"])
+def way(request: pytest.FixtureRequest, adopting: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How children come to be: as programs, or forked from a process that is ready for it."""
+    monkeypatch.setattr(warm, "HANDLERS", (sys.executable, str(SCRIPT)))
+    yield request.param
+    warm.end_all()
+
+
+def make_ready(context: StageContext, environment: dict[str, str]) -> None:
+    """Wait until a child with these limits can be forked."""
+    kind = warm.kind_of(context.limits, environment)
+    warm.get_ready(kind, 60, 0)
+    end = time.monotonic() + 60
+    while not warm._all[0].ready:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @pytest.fixture
-def start(adopting: None, few_objects: None, tmp_path: Path) -> Iterator[Start]:
+def start(way: str, few_objects: None, tmp_path: Path) -> Iterator[Start]:
     """Starts a child; in the end nothing may be left of any: no process, no zombie, no open file, no file but its own."""
     (tmp_path / "attempt").mkdir()
     (tmp_path / "staging").mkdir()
@@ -65,7 +86,15 @@ def start(adopting: None, few_objects: None, tmp_path: Path) -> Iterator[Start]:
     def begin(case: str, *, limits: dict[str, Any] | None = None, stage: str = "merge", entry: str = "", **bounds: Any) -> Worker:
         command = HANDLERS if case == "real" else (sys.executable, str(SCRIPT), case)
         context = make_context(tmp_path, stage, entry, **(limits or {}))
-        made.append(Worker(Order(context, tmp_path / "attempt", Bounds(**{**vars(BOUNDS), **bounds})), command))
+        if way == "forked":
+            command = ()
+            if case != "real":
+                context = context.model_copy(update={"entry": case})
+            if not warm._all:
+                make_ready(context, {**for_children(os.environ), "PYTHONUNBUFFERED": "1"})
+        bound = Bounds(**{**vars(BOUNDS), "warm": 60 * (way == "forked"), **bounds})
+        made.append(Worker(Order(context, tmp_path / "attempt", bound), command))
+        assert isinstance(made[-1].process, warm.Forked) == (way == "forked")
         return made[-1]
 
     yield begin
@@ -73,6 +102,7 @@ def start(adopting: None, few_objects: None, tmp_path: Path) -> Iterator[Start]:
         if not worker.ended:
             worker.hurry()
             wait(worker)
+    warm.end_all()
     assert leftovers(tmp_path / "attempt") == []
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert {path.name for path in (tmp_path / "attempt").iterdir()} <= {"job.json", "log.txt", "result.json", "tmp"}

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from daemon.contract.jobs.messages import Outcome, StageContext, StageResult
-from handlers.child import process
+from daemon.contract.jobs.messages import ChildLimits, Outcome, StageContext, StageResult
+from handlers import __main__ as entry
+from handlers.child import process, warm
 from handlers.child.progress import Reporter
 
 BOMB = 300
@@ -216,13 +217,27 @@ def disk_full(context: StageContext) -> None:
     os._exit(_write(context, StageResult(outcome=Outcome.SUCCEEDED, figures={"much": "x" * 4000})))
 
 
-def main() -> None:
-    """Bind as a real child does, then misbehave."""
-    context = StageContext.model_validate_json(Path(sys.argv[2]).read_bytes())
+def misbehave(job: str, case: str = "") -> int:
+    """Bind as a real child does, then misbehave; a forked one is told how by the entry of its job."""
+    context = StageContext.model_validate_json(Path(job).read_bytes())
+    case = case or context.entry
+    if ":" in case:
+        return entry.main(job)
     process.bind(context.limits)
     os.makedirs(context.staging, exist_ok=True)
-    globals()[sys.argv[1]](context)
+    globals()[case](context)
     sys.stdout.flush()
+    return 0
+
+
+def main() -> None:
+    """As the real entry: one attempt, or the process that attempts are forked from. That one loads nothing."""
+    if sys.argv[1] != "--loaded":
+        misbehave(sys.argv[2], sys.argv[1])
+        return
+    descriptor, limits, idle = sys.argv[2:]
+    warm._LIBRARIES = ()
+    warm.serve(int(descriptor), ChildLimits.model_validate_json(limits), float(idle), misbehave)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -118,5 +119,5 @@ def test_the_kernels_count_of_kills_is_what_tells_that_memory_ran_out(start: Sta
     worker = start("beats")
     until(worker, lambda: worker._heard > worker.started)
     monkeypatch.setattr(procfs, "oom_kills", lambda: count + 1)
-    worker.process.send_signal(signal.SIGKILL)
+    os.kill(worker.process.pid, signal.SIGKILL)
     assert fault_of(wait(worker)).code == "out-of-memory"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -46,6 +47,7 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:  # R6.5
     assert gone == [child]
 
 
+@pytest.mark.slow
 def test_a_child_that_has_another_parent_already_ends_itself() -> None:
     parent, child = start(str(os.getpid()))
     try:

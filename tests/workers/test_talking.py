@@ -28,6 +28,7 @@ def test_a_child_that_says_nothing_is_hung(start: Start) -> None:
     assert fault_of(wait(start("sleeps", silence=1.0, **SHORT))).code == "hung"
 
 
+@pytest.mark.slow
 def test_a_child_that_beats_is_not_hung_but_runs_out_of_time(start: Start) -> None:
     started = time.monotonic()
     fault = fault_of(wait(start("beats", silence=2.0, timeout=5.0, **SHORT)))
@@ -40,12 +41,13 @@ def test_a_pause_of_the_daemon_is_not_the_childs_silence(start: Start, monkeypat
     until(worker, lambda: worker._heard > worker.started)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
-    worker.process.send_signal(signal.SIGSTOP)
+    os.kill(worker.process.pid, signal.SIGSTOP)
     assert worker.poll() is None
     assert worker._kill_at is None, "after an hour in which nobody looked the child gets a fresh period"
-    worker.process.send_signal(signal.SIGCONT)
+    os.kill(worker.process.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_child_that_gets_no_cpu_is_neither_hung_nor_late_as_long_as_that_lasts(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     real = procfs.cpu_times
     monkeypatch.setattr(procfs, "cpu_times", lambda _pids: {7: (0.0, 0.0, True)})  # ready to run, and others do

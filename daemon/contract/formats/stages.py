@@ -70,11 +70,18 @@ class StageSpec:
     """Keys of the job's configuration (`export.opset`, …, `validation.samples` for `[validate]`) that its output depends on."""
     libraries: tuple[str, ...] = ()
     """Distributions whose version its output depends on."""
+    light: bool = False
+    """It loads none of them itself: what it starts, in the Python of the artifact's engine, may."""
     toolchain: str = ""
     """The toolchain whose Python it runs in ("optimum"); "" for the one that ckptd is installed in."""
     arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
     """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
     int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""
+
+    @property
+    def uses_torch(self) -> bool:
+        """It, or a worker in the same Python, computes with PyTorch."""
+        return not self.light and ("torch" in self.libraries or self.alone)
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""

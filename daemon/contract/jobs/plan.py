@@ -95,7 +95,7 @@ def _check(variant: Variant) -> StageSpec:
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=variant.limits.layerwise,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
-        toolchain=variant.limits.toolchain,
+        light=True, toolchain=variant.limits.toolchain,
     )  # fmt: skip
 
 

@@ -32,6 +32,8 @@ _adopting = False
 _root: Path | None = None
 _open: dict[int, Enclosure] = {}
 """The attempts that run, by the id of their first process."""
+_kept: set[int] = set()
+"""Processes of this program's own that are no attempt's."""
 
 
 def adopt_orphans() -> bool:
@@ -58,6 +60,11 @@ class Enclosure:
         """The kernel itself ends the attempt at the limit of memory."""
         self._leader = 0
         self._killed: dict[int, float] = {}
+
+    @property
+    def group(self) -> Path | None:
+        """Its control group, where there is one."""
+        return None if self._group is None else self._group.path
 
     @property
     def environment(self) -> dict[str, str]:
@@ -162,6 +169,16 @@ class Enclosure:
             self._group.remove()
 
 
+def keep(pid: int) -> None:
+    """This child leads a session of its own, and belongs to no attempt."""
+    _kept.add(pid)
+
+
+def let_go(pid: int) -> None:
+    """It has ended."""
+    _kept.discard(pid)
+
+
 def send(pids: Iterable[int], number: int) -> None:
     """Send a signal to processes; those that are gone already are no error."""
     for pid in pids:
@@ -185,7 +202,7 @@ def _orphans(table: dict[int, procfs.ProcessInfo]) -> set[int]:
     if not _adopting:
         return set()
     me, own = os.getpid(), os.getsid(0)
-    return {pid for pid, known in table.items() if known.parent == me and known.session != own and pid not in _open}
+    return {pid for pid, known in table.items() if known.parent == me and known.session != own and pid not in _open and pid not in _kept}
 
 
 def reap() -> None:

@@ -5,6 +5,7 @@ Its ids name the process for good: `local:PID:START`, START in seconds after boo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,16 +57,24 @@ class LocalExecutor:
         return result
 
     def at_work(self, jobs: Path) -> Mapping[str, Path]:
-        """Live processes with the command line of a child, `-m handlers JOBS/…`."""
+        """Live processes with the command line of a child, `-m handlers JOBS/…`, or forked from one of ours, in an attempt's folder."""
         prefix = f"{jobs.absolute()}/"
         found = {}
         for process in psutil.process_iter():
             try:
-                line = process.cmdline()
-                mine = "handlers" in line and next((word for word in line if word.startswith(prefix)), None)
-                known = procfs.entry(process.pid)
-                if mine and known is not None and not known.dead:
-                    found[local_id(process.pid, known.started)] = Path(mine).parent
-            except psutil.Error:
+                folder, known = _attempt_of(process, prefix), procfs.entry(process.pid)
+                if folder is not None and known is not None and not known.dead:
+                    found[local_id(process.pid, known.started)] = folder
+            except (psutil.Error, OSError):
                 continue
         return found
+
+
+def _attempt_of(process: psutil.Process, prefix: str) -> Path | None:
+    """The folder of the attempt below `prefix` whose first process it is. Raises psutil.Error, OSError."""
+    line = process.cmdline()
+    if "--loaded" in line:
+        leads = os.getsid(process.pid) == process.pid  # a worker that an attempt forked does not
+        folder = process.cwd()
+        return Path(folder) if leads and folder.startswith(prefix) else None
+    return next((Path(word).parent for word in line if word.startswith(prefix)), None) if "handlers" in line else None

@@ -22,7 +22,7 @@ from daemon.contract.events import Event
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageResult
 from daemon.running.executor import LOG_FILE, CpuShare, Order, Progress
-from daemon.running.workers import procfs
+from daemon.running.workers import procfs, warm
 from daemon.running.workers.attempt_log import AttemptLog
 from daemon.running.workers.containment import Enclosure, kill_marked, kill_session
 from daemon.running.workers.cpu_meter import CpuMeter
@@ -65,12 +65,11 @@ class Worker:
         """The folder that had no room when the child ended."""
         self._ended: StageResult | None = None
         self._log = AttemptLog(self.folder / LOG_FILE, self.bounds.log_size)
-        limits = order.context.limits.model_copy(update={"parent_pid": os.getpid()})
-        job_file = order.write_job_file(order.context.model_copy(update={"limits": limits}))
         self._enclosure = Enclosure(mark_of(self.folder), self.bounds.memory, self.bounds.processes)
         self._oom_kills = self._oom_kills_before = procfs.oom_kills()
         try:
-            self.process = self._spawn([*(command or command_of(order.context)), str(job_file)])
+            forked = self._forked(order) if not command and warm.wanted(order.context) else None
+            self.process = forked or self._spawn(order, command or command_of(order.context))
         except BaseException:
             self._enclosure.close()
             raise
@@ -87,13 +86,43 @@ class Worker:
         self._look_at = self.started
         self._deadline = self.started + self.bounds.timeout
 
-    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, order: Order, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        job_file = _job_file(order, os.getpid())
         with open(self._log.path, "ab") as stderr:
             return subprocess.Popen(
-                self._enclosure.wrap(command),
+                self._enclosure.wrap([*command, str(job_file)]),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, cwd=self.folder,
-                env={**for_children(os.environ, self.bounds.pass_environment), **self._enclosure.environment, "PYTHONUNBUFFERED": "1"},
+                env={**self._environment(), **self._enclosure.environment},
             )  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        return {**for_children(os.environ, self.bounds.pass_environment), "PYTHONUNBUFFERED": "1"}
+
+    def _forked(self, order: Order) -> warm.Forked | None:
+        """The attempt, forked from a process that has PyTorch loaded; None where none is ready, which the next attempt will find."""
+        if self.bounds.warm <= 0:
+            return None
+        kind = warm.kind_of(order.context.limits, self._environment())
+        source = warm.take(kind)
+        try:
+            return None if source is None else self._forked_from(source, order)
+        finally:
+            warm.get_ready(kind, self.bounds.warm, self.bounds.memory_reserve)
+
+    def _forked_from(self, source: warm.Loaded, order: Order) -> warm.Forked | None:
+        told = warm.order_of(
+            _job_file(order, source.process.pid), self.folder, self.context.stage, self._enclosure.environment, self._enclosure.group
+        )
+        ours, theirs = os.pipe()
+        try:
+            with open(self._log.path, "ab") as stderr:
+                return source.fork(told, [theirs, stderr.fileno()], ours)
+        except OSError:
+            os.close(ours)
+            warm.drop(source)
+            return None
+        finally:
+            os.close(theirs)
 
     @property
     def progress(self) -> Progress:
@@ -152,6 +181,8 @@ class Worker:
     def _status(self) -> int | None:
         """The exit code or signal of a child that has ended, None while it runs. It stays a zombie, so that its id and its session's stay
         its own until all is swept."""
+        if isinstance(self.process, warm.Forked):
+            return self.process.status()
         if self.process.returncode is not None:
             return self.process.returncode
         try:
@@ -253,6 +284,11 @@ class Worker:
                 if free_disk(folder) < LEAST_BYTES or probe(folder) is not None:
                     return str(folder)
         return ""
+
+
+def _job_file(order: Order, parent: int) -> Path:
+    limits = order.context.limits.model_copy(update={"parent_pid": parent})
+    return order.write_job_file(order.context.model_copy(update={"limits": limits}))
 
 
 def mark_of(folder: Path) -> str:

@@ -127,6 +127,8 @@ _OURS: dict[str, dict[str, str]] = {
     "torch-layerwise": {"causal": "handlers.validate.engines.layerwise.engines:LayerwiseTorch"},
 }
 """The engines of the reference and of PyTorch's own format; all others are declared by the formats that they run."""
+PYTORCH = frozenset(_OURS)
+"""Those that run PyTorch and transformers, and start at once in a process that has them loaded."""
 LAYERWISE = "-layerwise"
 """What the name of an engine ends with that reads its model layer by layer, and answers many requests at once (`Ahead`)."""
 WAY = "layer by layer"

@@ -20,10 +20,12 @@ from daemon.contract.fault_codes import Code, FaultCode, code_of
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.messages import ChildLimits
 from daemon.contract.values import Json
-from handlers.child import process
+from handlers.child import process, warm
 from handlers.child.progress import Interrupted
 from handlers.toolchains import use
+from handlers.validate.engines import registry
 from handlers.validate.engines.registry import EngineSpec
+from handlers.validate.workers import worker
 from handlers.validate.workers.protocol import A, Failure, Load, Loaded, Request
 
 MODULE = "handlers.validate.workers.worker"
@@ -82,6 +84,9 @@ class EngineWorker:
         spec_file.write_text(json.dumps(job))
         self._stderr = folder / f"worker-{name}.log"
         with open(self._stderr, "wb") as errors:
+            if toolchain is None and warm.is_forked() and spec.engine in registry.PYTORCH:
+                self._process: subprocess.Popen[bytes] | warm.Forked = warm.fork(lambda: worker.main(str(spec_file)), errors.fileno())
+                return
             self._process = subprocess.Popen(
                 use.command(toolchain, MODULE, str(spec_file)),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=use.environment(toolchain),

@@ -1,0 +1,197 @@
+"""Processes that have PyTorch loaded, from which attempts are forked: the daemon's side of `handlers.child.warm`.
+
+Used by `worker` alone, from its one thread. An attempt is forked where a process of the right kind is ready and free; otherwise it is
+started like any other, and such a process gets ready for the next one. A process that nobody needs ends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from daemon.contract.jobs.messages import ChildLimits, StageContext
+from daemon.contract.jobs.plan import find_spec
+from daemon.contract.values import Json
+from daemon.running.workers import containment
+from daemon.system.box import memory
+from daemon.toolchains.registry import HANDLERS
+
+NEEDS_BYTES = 512 << 20
+"""What the loaded libraries take, generously; with less than that to spare none is started."""
+LIFE_SECONDS = 3600.0
+"""After which one is replaced, so that what libraries leak or cache ends some day."""
+ANSWER_SECONDS = 5.0
+END_SECONDS = 0.5
+PATH_LIMIT = 4096
+"""Room for an attempt's mark, which is a path."""
+MOST = 2
+_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all attempts that are forked from one process share."""
+
+    limits: ChildLimits
+    environment: tuple[tuple[str, str], ...]
+    installed: tuple[int, ...] = field(default_factory=lambda: _installed())
+    """When the folders of packages were last changed: after an update, what is loaded is of the version before."""
+
+
+def _installed() -> tuple[int, ...]:
+    folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}
+    return tuple(os.stat(folder).st_mtime_ns for folder in sorted(folders) if os.path.isdir(folder))
+
+
+def kind_of(limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
+    """What an attempt with these limits and variables can be forked from."""
+    return Kind(limits.model_copy(update={"parent_pid": os.getpid(), "resumable": False}), tuple(sorted(environment.items())))
+
+
+def wanted(context: StageContext) -> bool:
+    """Whether an attempt of this stage would load PyTorch in the Python that ckptd runs in."""
+    spec = find_spec(context.stage)
+    return spec is not None and spec.uses_torch and not context.toolchain
+
+
+class Loaded:
+    """One such process."""
+
+    def __init__(self, kind: Kind, idle: float) -> None:
+        """Start it; it loads its libraries on its own. Raises OSError."""
+        self.kind = kind
+        self.born = time.monotonic()
+        self.busy = False
+        self._ready = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [HANDLERS[0], "-P", *HANDLERS[1:], "--loaded", str(theirs.fileno()), kind.limits.model_dump_json(), str(idle)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                start_new_session=True, cwd="/", env={**dict(kind.environment), containment.MARK: " " * PATH_LIMIT},
+            )  # fmt: skip
+        self._control = ours
+        containment.keep(self.process.pid)
+
+    @property
+    def ready(self) -> bool:
+        """It has loaded its libraries and lives."""
+        if not self._ready:
+            self._ready = bool((self.answer(0.0) or {}).get("ready"))
+        return self._ready and self.process.poll() is None
+
+    def answer(self, seconds: float) -> Json | None:
+        """The next message; None where there is none in time, {} at its end."""
+        if not select.select([self._control], [], [], seconds)[0]:
+            return None
+        try:
+            message = self._control.recv(_LIMIT)
+            return dict(json.loads(message)) if message else {}
+        except (OSError, ValueError):
+            return {}
+
+    def say(self, message: Json, descriptors: list[int]) -> None:
+        """Send a message with descriptors. Raises OSError."""
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+
+    def fork(self, order: Json, descriptors: list[int], stdout: int) -> Forked:
+        """The attempt that `order` describes. `descriptors`: its standard output and error; `stdout`: the other end of the first, which is
+        the attempt's from now on. Raises OSError."""
+        self.say(order, descriptors)
+        said = self.answer(ANSWER_SECONDS) or {}
+        if "pid" not in said:
+            raise OSError(errno.ESRCH, "the process that an attempt was to be forked from does not answer")
+        return Forked(self, int(said["pid"]), os.fdopen(stdout, "rb"))
+
+    def end(self) -> None:
+        """End it, and what was forked from it."""
+        self._control.close()
+        if self._ready:  # it ends at once, and takes the attempt's zombie away
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)
+        self.process.kill()
+        self.process.wait()
+        containment.let_go(self.process.pid)
+
+
+class Forked:
+    """An attempt's first process, as far as it is a `subprocess.Popen`."""
+
+    def __init__(self, source: Loaded, pid: int, stdout: IO[bytes]) -> None:
+        self._source = source
+        self.pid = pid
+        self.stdout: IO[bytes] | None = stdout
+        self.returncode: int | None = None
+
+    def status(self) -> int | None:
+        """Exit code, or negative number of a signal, of a process that has ended; None while it runs. It stays a zombie until `wait`."""
+        if self.returncode is None and (said := self._source.answer(0.0)) is not None:
+            self.returncode = int(said.get("ended", -signal.SIGKILL))  # without the process that it was forked from it is killed
+        return self.returncode
+
+    def wait(self) -> int:
+        """The same once it has ended; its process is gone then, and the next one can be forked."""
+        while self.returncode is None and self.status() is None:
+            time.sleep(0.005)
+        with contextlib.suppress(OSError):
+            self._source.say({"reap": self.pid}, [])
+        self._source.busy = False
+        assert self.returncode is not None
+        return self.returncode
+
+
+_all: list[Loaded] = []
+
+
+def take(kind: Kind) -> Loaded | None:
+    """A process of this kind that is ready and free; it is the caller's, who forks from it."""
+    source = next((one for one in _all if one.kind == kind and not one.busy and one.ready), None)
+    if source is not None:
+        source.busy = True
+    return source
+
+
+def get_ready(kind: Kind, idle: float, reserve: int) -> None:
+    """Have a process of this kind for the next attempt, if the box has the memory for it. One is enough: what runs beside it is started."""
+    now = time.monotonic()
+    for one in [one for one in _all if not one.busy and (one.process.poll() is not None or now - one.born > LIFE_SECONDS)]:
+        drop(one)
+    free = [one for one in _all if not one.busy]
+    if any(one.kind == kind for one in _all) or memory()[1] < reserve + NEEDS_BYTES:
+        return
+    if len(_all) >= MOST:
+        if not free:
+            return
+        drop(free[0])
+    with contextlib.suppress(OSError):  # without one, attempts are started like any other
+        _all.append(Loaded(kind, idle))
+
+
+def drop(one: Loaded) -> None:
+    """End one, and what was forked from it."""
+    _all.remove(one)
+    one.end()
+
+
+def end_all() -> None:
+    """End all of them; their attempts have ended before."""
+    for one in list(_all):
+        drop(one)
+
+
+def order_of(job: Path, folder: Path, stage: str, environment: Mapping[str, str], group: Path | None) -> Json:
+    """What a process is told of the attempt that it is to fork."""
+    return {"job": str(job), "folder": str(folder), "name": f"ckptd:{stage}", "environment": dict(environment),
+            "group": None if group is None else str(group / "cgroup.procs")}  # fmt: skip

@@ -1,0 +1,200 @@
+"""Attempts that are forked from a process which has PyTorch and transformers loaded: importing them costs more than most stages do.
+
+`serve` is that process. It holds no model and starts no work: it loads the libraries, forks itself for each attempt that the daemon asks
+for, and says how it ended, one attempt after the other. The daemon's side is `daemon.running.workers.warm`. `fork` does the same inside
+of an attempt, for a worker of its own. What is forked is a process like any other: its memory goes back with its end, and a crash is
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from daemon.contract.jobs.messages import ChildLimits
+from handlers.child import process
+
+EXIT_NO_GROUP = 71
+MESSAGE_LIMIT = 1 << 16
+_ASKED = (signal.SIGTERM,)
+_PR_SET_NAME = 15
+_ENV_START = 47
+"""Place of env_start behind the name in /proc/PID/stat, whose 50th field it is."""
+_LIBRARIES = ("numpy", "torch", "transformers", "transformers.modeling_utils", "safetensors.torch")
+_NAMES = ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM")
+"""Of transformers, which imports them when they are asked for."""
+
+_forked = False
+
+
+def is_forked() -> bool:
+    """Whether this process comes from one that has PyTorch loaded, so that forking it spares loading it again."""
+    return _forked
+
+
+def serve(descriptor: int, limits: ChildLimits, idle: float, run: Callable[[str], int]) -> int:
+    """Fork an attempt for each message on the socket `descriptor`; `run` gets its job file and gives its exit code.
+
+    Ends when the other side does, or after `idle` seconds without a message.
+    """
+    process.bind(limits)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who ends a whole service asks its attempts, which end with this process
+    process.set_environment(limits, tempfile.gettempdir())
+    control = socket.socket(fileno=descriptor)
+    _load()
+    with contextlib.suppress(OSError):
+        control.send(b'{"ready": true}')
+        while select.select([control], [], [], idle)[0]:
+            message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_LIMIT, 2)
+            if not message or not _attempt(control, json.loads(message), descriptors, run):
+                break
+    return 0
+
+
+def _load() -> None:
+    for name in _LIBRARIES:
+        with contextlib.suppress(Exception):  # the stage that needs it says what is wrong
+            importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        for name in _NAMES:
+            getattr(sys.modules["transformers"], name)
+    gc.collect()
+    gc.freeze()  # the collector of a forked process does not touch, and so copy, what all of them share
+
+
+def _attempt(control: socket.socket, order: dict[str, Any], descriptors: list[int], run: Callable[[str], int]) -> bool:
+    """Fork one attempt and wait for its end; whether the other side is still there."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)  # asked to stop before `_be` listens, it stops then
+    child = os.fork()
+    if child == 0:
+        control.close()
+        _be(lambda: _start(order, descriptors, run))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    control.send(json.dumps({"pid": child}).encode())
+    ended = os.pidfd_open(child)
+    try:
+        # Nothing is asked while it runs: what can be read is the other side's end.
+        if control.fileno() in select.select([control.fileno(), ended], [], [])[0]:
+            os.kill(child, signal.SIGKILL)
+            return False
+        found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        control.send(json.dumps({"ended": code}).encode())
+        # It stays a zombie until then, so that its id and its session's stay its own.
+        alive = bool(control.recv(MESSAGE_LIMIT))
+        os.waitpid(child, 0)
+        return alive
+    finally:
+        os.close(ended)
+
+
+def _start(order: dict[str, Any], descriptors: list[int], run: Callable[[str], int]) -> int:
+    os.setsid()
+    for number, descriptor in enumerate(descriptors, 1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if order["group"]:
+        try:
+            Path(order["group"]).write_text("0")
+        except OSError as error:
+            print(f"could not enter the control group: {error}", file=sys.stderr, flush=True)
+            return EXIT_NO_GROUP
+    for name, value in order["environment"].items():
+        _show(name, value)
+        os.environ[name] = value
+    os.chdir(order["folder"])
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, order["name"].encode()[:15])
+    return run(order["job"])
+
+
+def _show(name: str, value: str) -> None:
+    """Let others see a variable in this process's /proc/PID/environ: that holds what the first program got, so it is written over there.
+
+    The program was started with the variable and a value that is long enough. See proc(5), env_start of /proc/PID/stat.
+    """
+    start = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[_ENV_START])
+    given = Path("/proc/self/environ").read_bytes()
+    before, found, after = (b"\0" + given).partition(b"\0" + name.encode() + b"=")
+    room, text = len(after.partition(b"\0")[0]), os.fsencode(value)
+    if found and start and len(text) <= room:
+        ctypes.memmove(start + len(before) + len(found) - 1, text.ljust(room, b"\0"), room)
+
+
+def _be(run: Callable[[], int]) -> None:
+    """What a forked process does instead of going on; does not return."""
+    global _forked
+    _forked, code = True, 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKED)
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)  # as in `handlers.__main__`; nothing of what it was forked from may run twice
+
+
+class Forked:
+    """A process that `fork` started, as far as it is a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = stdin
+        self.stdout: IO[bytes] | None = stdout
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, or the negative number of the signal that ended it. Raises subprocess.TimeoutExpired."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            found, status = os.waitpid(self.pid, 0 if end is None else os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif end is not None and time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            else:
+                time.sleep(0.005)
+        return self.returncode
+
+    def kill(self) -> None:
+        """SIGKILL, unless its end was seen."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def fork(run: Callable[[], int], errors: int) -> Forked:
+    """Run `run` in a process of its own with pipes for standard input and output, and the descriptor `errors` for standard error.
+
+    To be called in a process that `is_forked`, before it has computed anything with PyTorch: no thread of a library's may run then.
+    """
+    theirs_in, ours_in = os.pipe()
+    ours_out, theirs_out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for number, descriptor in enumerate((theirs_in, theirs_out, errors)):
+            os.dup2(descriptor, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
+        _be(run)
+    os.close(theirs_in)
+    os.close(theirs_out)
+    return Forked(child, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))

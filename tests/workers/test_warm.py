@@ -1,0 +1,175 @@
+"""Attempts that are forked from a process with PyTorch loaded; the other tests here start children in both ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon.contract.jobs.messages import ChildLimits, Outcome
+from daemon.contract.jobs.plan import all_specs
+from daemon.running.executor import Order
+from daemon.running.workers import procfs, warm
+from daemon.running.workers.environment import for_children
+from daemon.running.workers.executor import LocalExecutor
+from daemon.running.workers.worker import Worker
+from tests.workers.conftest import make_ready
+from tests.workers.helpers import BOUNDS, SCRIPT, fault_of, make_context, until, wait
+
+
+def environment() -> dict[str, str]:
+    return {**for_children(os.environ), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def quick(adopting: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What attempts are forked from loads nothing."""
+    monkeypatch.setattr(warm, "HANDLERS", (sys.executable, str(SCRIPT)))
+    yield
+    warm.end_all()
+
+
+def make(folder: Path, case: str, name: str = "attempt", warm_seconds: float = 60, **limits: object) -> Worker:
+    (folder / name).mkdir()
+    context = make_context(folder, entry=case, **limits).model_copy(update={"result": str(folder / name / "result.json")})
+    bounds = BOUNDS.__class__(**{**vars(BOUNDS), "warm": warm_seconds})
+    return Worker(Order(context, folder / name, bounds))
+
+
+def ready(**limits: object) -> warm.Loaded:
+    make_ready(make_context(Path("/nowhere"), **limits), environment())
+    return warm._all[0]
+
+
+def ended(pid: int, seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while (known := procfs.entry(pid)) is not None and not known.dead and time.monotonic() < end:
+        time.sleep(0.01)
+    return known is None or known.dead
+
+
+def test_the_first_attempt_is_started_the_next_ones_are_forked_one_after_the_other(adopting: None, tmp_path: Path) -> None:
+    """With the real entry and the real libraries."""
+    try:
+        first = make(tmp_path, "", "first")
+        assert not isinstance(first.process, warm.Forked)
+        assert wait(first).outcome is Outcome.PERMANENT, "there is no checkpoint"
+        (source,) = warm._all
+        end = time.monotonic() + 120
+        while not source.ready:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        seen = set()
+        for name in ("second", "third"):
+            worker = make(tmp_path, "", name)
+            assert isinstance(worker.process, warm.Forked) and procfs.entry(worker.process.pid).parent == source.process.pid
+            result = wait(worker)
+            assert result.outcome is Outcome.PERMANENT and {"torch", "transformers"} <= set(_loaded(source.process.pid))
+            assert ended(worker.process.pid)
+            seen.add(worker.process.pid)
+        assert len(seen) == 2 and warm._all == [source] and not source.busy
+    finally:
+        warm.end_all()
+    assert ended(source.process.pid)
+
+
+def _loaded(pid: int) -> list[str]:
+    text = Path(f"/proc/{pid}/maps").read_text()
+    return [name for name, part in (("torch", "libtorch"), ("transformers", "tokenizers")) if part in text]
+
+
+def test_an_attempt_ends_with_the_process_that_it_was_forked_from(quick: None, tmp_path: Path) -> None:
+    source = ready()
+    worker = make(tmp_path, "beats")
+    until(worker, lambda: worker._heard > worker.started)
+    os.kill(source.process.pid, signal.SIGKILL)
+    assert fault_of(wait(worker)).code == "killed"
+    assert ended(worker.process.pid)
+    again = make(tmp_path, "beats", "again")
+    assert not isinstance(again.process, warm.Forked), "the dead one is not asked"
+    again.hurry()
+    wait(again)
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from daemon.running.workers import warm
+from tests.workers import test_warm
+warm.HANDLERS = (sys.executable, sys.argv[2])
+source = test_warm.ready()
+worker = test_warm.make(Path(sys.argv[1]), "beats")
+assert isinstance(worker.process, warm.Forked)
+print(source.process.pid, worker.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_both_end_with_the_daemon(tmp_path: Path) -> None:  # R6.5
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), str(SCRIPT)], stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        pids = [int(word) for word in daemon.stdout.readline().split()]
+        assert len(pids) == 2
+        daemon.kill()
+        assert all(ended(pid) for pid in pids)
+
+
+def test_one_that_nobody_needs_ends_by_itself(quick: None) -> None:
+    kind = warm.kind_of(make_context(Path("/nowhere")).limits, environment())
+    warm.get_ready(kind, 0.2, 0)
+    assert ended(warm._all[0].process.pid)
+    assert warm.take(kind) is None
+    warm.get_ready(kind, 60, 0)
+    assert len(warm._all) == 1 and warm._all[0].process.poll() is None, "the next one takes its place"
+
+
+def test_attempts_with_other_limits_or_packages_are_not_forked_from_it(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ready()
+    kind = source.kind
+    assert warm.take(warm.kind_of(ChildLimits(**{**kind.limits.model_dump(), "threads": 7}), environment())) is None
+    assert warm.take(warm.kind_of(kind.limits, {**environment(), "HF_HOME": "/elsewhere"})) is None
+    monkeypatch.setattr(warm, "_installed", lambda: (0,))
+    assert warm.take(warm.kind_of(kind.limits, environment())) is None, "after an update of the packages"
+    monkeypatch.undo()
+    assert warm.take(kind) is source
+
+
+def test_two_attempts_at_once_are_never_forked_from_one(quick: None, tmp_path: Path) -> None:
+    ready()
+    first, second = make(tmp_path, "beats", "one"), make(tmp_path, "beats", "two")
+    assert isinstance(first.process, warm.Forked) and not isinstance(second.process, warm.Forked)
+    assert len(warm._all) <= warm.MOST
+    for worker in (first, second):
+        worker.hurry()
+        assert wait(worker).outcome is Outcome.INTERRUPTED
+
+
+def test_none_is_kept_where_memory_is_short_or_the_configuration_wants_none(quick: None, tmp_path: Path) -> None:
+    warm.get_ready(warm.kind_of(make_context(tmp_path).limits, environment()), 60, 1 << 60)
+    assert warm._all == []
+    assert wait(make(tmp_path, "", warm_seconds=0)).outcome is Outcome.PERMANENT
+    assert warm._all == []
+
+
+def test_what_runs_in_an_attempts_folder_is_found_by_it(quick: None, tmp_path: Path) -> None:
+    ready()
+    worker = make(tmp_path, "beats")
+    until(worker, lambda: worker._heard > worker.started)
+    assert LocalExecutor().at_work(tmp_path) == {worker.id: tmp_path / "attempt"}
+    worker.hurry()
+    wait(worker)
+    assert LocalExecutor().at_work(tmp_path) == {}
+
+
+def test_it_is_for_stages_that_compute_with_torch() -> None:
+    forked = {spec.name for spec in all_specs() if spec.uses_torch}
+    assert {"merge", "onnx", "reference", "merged", "speed"} <= forked
+    assert not forked & {"report", "consolidate", "check-onnx", "check-onnx-int8"}
