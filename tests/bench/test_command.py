@@ -188,6 +188,7 @@ def test_a_measurement_that_was_killed_is_swept_by_the_next_one(tmp_path: Path, 
     assert code == 0 and left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_the_limit_of_time_is_kept_and_said(tmp_path: Path, folders: Folders, start: Start) -> None:
     export = publish(tmp_path / "run" / "step-4", {"onnx": folders["onnx"]})
     code, value, _ = answer(start(export, "--lengths", "4", "--rounds", "1000", "--tokens", "64", "--minutes", "0.02", "--json"))

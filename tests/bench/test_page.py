@@ -46,6 +46,7 @@ def test_it_loads_nothing() -> None:
     assert "default-src 'none'" in page
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
 @given(name=st.text(min_size=1, max_size=20), kind=st.sampled_from(["causal", "seq2seq", "encoder", None]), some=st.integers(0, 3))
 def test_names_are_shown_and_not_obeyed(name: str, kind: str | None, some: int) -> None:

@@ -259,6 +259,7 @@ def test_check_and_explain_say_what_cannot_be_added(kind: str, box: Box, made: M
         assert checked.returncode == 2 and said in checked.stdout + checked.stderr
 
 
+@pytest.mark.slow
 def test_check_and_explain_have_nothing_against_adapters_that_can_be_added(box: Box, made: Made) -> None:
     box.config(f'[[merge.add]]\npath = "{made.style}"\n')
     assert "merge.add" not in box.run("explain", str(made.checkpoint)).stdout

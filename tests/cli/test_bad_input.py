@@ -74,6 +74,7 @@ def test_a_run_directory_is_answered_with_its_newest_checkpoint(tmp_path: Path, 
     )
 
 
+@pytest.mark.slow
 def test_a_directory_of_runs_is_answered_with_the_latest_of_each(tmp_path: Path, pico_run: Path) -> None:
     for run in ("a", "b"):
         shutil.copytree(pico_run / "checkpoint-4", tmp_path / "runs" / run / "checkpoint-4")
@@ -85,7 +86,7 @@ def test_a_directory_of_runs_is_answered_with_the_latest_of_each(tmp_path: Path,
     assert all(f"`ckptd export {tmp_path}/runs/{latest}`" in sentence for latest in ("a/checkpoint-4", "b/final"))
 
 
-@pytest.mark.parametrize("inside", some(["adapter_model.safetensors", "adapter_config.json", "global_step4", "global_step4/x.pt"], of=3))
+@pytest.mark.parametrize("inside", some(["adapter_model.safetensors", "adapter_config.json", "global_step4", "global_step4/x.pt"], of=4))
 def test_what_lies_inside_of_a_checkpoint_is_answered_with_the_directory_to_give(
     tmp_path: Path, pico_checkpoint: Path, inside: str
 ) -> None:
@@ -177,6 +178,7 @@ def test_an_adapter_for_another_base_names_the_module_and_both_shapes(
     assert "64" in answer.stderr and "128" in answer.stderr
 
 
+@pytest.mark.slow
 def test_an_output_that_cannot_be_written_names_the_key(tmp_path: Path, pico_checkpoint: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for output, said in (("file/below", f"{tmp_path}/file is a file, not a directory"), ("file", "it is a file, not a directory")):

@@ -336,6 +336,7 @@ def test_a_filter_that_is_none_is_refused_with_what_to_give(words: tuple[str, st
     assert refused.value.fault.code == FaultCode.BAD_OPTION
 
 
+@pytest.mark.slow
 def test_status_of_a_real_daemon_tells_what_runs_what_waits_and_that_it_stopped(
     make_toy: Callable[..., Toy], pico_checkpoint: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_an_empty_directory_is_no_checkpoint_yet(tmp_path: Path) -> None:
     assert "not recognized yet" in answer.stdout and "no adapter and no model weights in it yet" in answer.stdout
 
 
+@pytest.mark.slow
 def test_a_plain_adapter_tells_when_it_will_have_been_quiet_long_enough(tmp_path: Path, pico_checkpoint: Path) -> None:
     final = tmp_path / "run" / "final"
     shutil.copytree(pico_checkpoint, final, ignore=shutil.ignore_patterns(LAST, "training_args.bin"))

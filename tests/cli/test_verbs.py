@@ -133,6 +133,7 @@ def test_a_failed_job_is_put_back_by_retry_once_its_cause_is_mended(  # R1.5
     assert not (service.exports / "run" / "step-4.failed").exists()
 
 
+@pytest.mark.slow
 def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  # R5.4
     value = json.loads(ckptd(tmp_path, "formats", "--json").stdout)
     assert all(value["variants"][name]["available"] for name in ("pytorch", "onnx", "onnx-int8"))

@@ -385,6 +385,7 @@ def test_any_division_into_boxes_is_put_together_and_any_box_less_is_noticed(
 # Memory
 
 
+@pytest.mark.slow
 def test_a_tensor_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     """256 MiB in columns, put together with at most a few blocks of them allocated."""
     import tracemalloc

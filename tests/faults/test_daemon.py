@@ -100,6 +100,7 @@ def test_a_daemon_without_file_handles_goes_on_once_there_are_some(service: Faul
     assert_went_on(service)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(26.0, marks=pytest.mark.slow)])
 def test_a_journal_that_another_process_holds_is_waited_for(service: FaultyService, pico_checkpoint: Path, seconds: float) -> None:  # R6.5
     """The longer one outlasts the time that SQLite waits by itself."""

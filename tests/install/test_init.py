@@ -119,6 +119,7 @@ def typed(folder: Path, answers: list[str], *words: str) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_asks_and_takes_the_answers(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     answers = [

@@ -30,7 +30,7 @@ def export(checkpoint: Path, folder: Path) -> dict[str, Any]:
 def test_what_the_targets_need_is_made_and_one_artifact_is_recommended_for_each(tmp_path: Path) -> None:  # R10
     run = models.train_run(train(tmp_path / "base"), tmp_path / "run", steps=4)
     first, second = (export(run / f"checkpoint-{step}", tmp_path) for step in (2, 4))
-    assert {"pytorch", "onnx", "onnx-int8", "onnx-int4"} <= set(first["configuration"]["export"]["variants"])
+    assert {"pytorch-bf16", "onnx", "onnx-int8", "onnx-int4"} <= set(first["configuration"]["export"]["variants"])
     found = {one["target"]: one for one in first["recommendation"]["targets"]}
     assert set(found) == {"cpu-server", "edge", "nvidia", "ios"} and found["ios"]["variant"] is None
     published = {one["variant"] for one in first["artifacts"] if one["published"]}

@@ -104,6 +104,7 @@ def test_other_wanted_begin_again_and_leave_nothing_of_the_former_ones(safe: Pat
         assert sorted(digests(placed)) == ["config.json", "generation_config.json", "model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_stage_that_was_killed_goes_on_in_its_staging_folder(safe: Path, tmp_path: Path) -> None:  # R6.5
     context = helpers.context(tmp_path / "job", safe, None, method="full")
     merge = MergeOptions(dtype="bfloat16", max_shard_size=LIMIT)  # type: ignore[arg-type]

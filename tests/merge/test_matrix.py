@@ -157,7 +157,7 @@ PAIRS = [
 """Every case for every run of the tests, in one of the two types; the other is a slow test."""
 
 
-@pytest.mark.parametrize(("case", "dtype"), some(PAIRS, of=2), ids=str)
+@pytest.mark.parametrize(("case", "dtype"), some(PAIRS, of=4), ids=str)
 def test_the_merge_equals_peft_the_live_adapter_and_exact_arithmetic(case: Case, dtype: str, bases: Bases, tmp_path: Path) -> None:  # R1.2
     base = bases(case.family, dtype)
     check_case(case, base, dtype, tmp_path)

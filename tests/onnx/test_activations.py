@@ -323,6 +323,7 @@ def assert_right_for_an_encoder(made: Exported, auto: str) -> None:
         assert np.abs(got[f"attentions.{layer}"] - weights).swapaxes(1, 2)[real].max() < 1e-5
 
 
+@pytest.mark.slow
 # R9
 def test_an_encoder_gives_its_activations_too(export: Callable[..., Exported], activate: Activate, tmp_path: Path) -> None:
     made = activate(export(make(tmp_path, "Bert", "feature-extraction"), strategy="legacy-eager"), **EVERYTHING)

@@ -36,6 +36,8 @@ from tests.onnx.conftest import SMALL, make_context, make_model, quantize, silen
 from tests.onnx.small import greedy_tokens
 from tests.sampling import some
 
+pytestmark = pytest.mark.slow
+
 CAUSAL = BY_NAME["text-generation"]
 LEGACY = named(STRATEGIES, "legacy-eager")
 SLIDING = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}

@@ -259,6 +259,7 @@ def test_the_example_says_which_package_is_missing(marian_export: Translated) ->
     assert done.stderr == "This model's tokenizer needs the Python package sentencepiece: pip install sentencepiece\n"
 
 
+@pytest.mark.slow
 def test_the_adapter_changes_what_is_translated(marian_model: Marian, marian_export: Translated) -> None:
     text = marian.sentences(1)[0][0]
     assert generated(marian_model.base, text) != generated(marian_export.merged, text)

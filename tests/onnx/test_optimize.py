@@ -21,6 +21,8 @@ from tests.onnx.conftest import SMALL, Exported, Runner, make_model, prompts, qu
 from tests.onnx.optimizing import assert_in_order, assert_same, content, copied, of, run
 from tests.onnx.test_encoders import make as make_encoder
 
+pytestmark = pytest.mark.slow
+
 GPT2 = {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "initializer_range": 0.15}
 MARIAN = {
     "vocab_size": 320, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,

@@ -89,6 +89,7 @@ def test_dense_models_say_what_torch_says_whether_or_not_the_head_is_tied(kind: 
     assert vocabulary == [[64, 320]] * (1 if tied else 2)
 
 
+@pytest.mark.slow
 def test_queries_and_keys_are_normed_with_weights_of_their_own(variant: Callable[..., Exported]) -> None:
     normed, plain = variant("Qwen3", tie_word_embeddings=True), variant("Qwen2", tie_word_embeddings=False)
 
@@ -258,6 +259,7 @@ def test_experts_are_chosen_without_control_flow(mixture: Exported) -> None:
     assert (mixture.output.strategy, mixture.output.fallbacks) == ("dynamo-experts", [])
 
 
+@pytest.mark.slow
 # R3.2
 def test_a_mixture_says_what_torch_says_however_its_tokens_are_routed(mixture: Exported) -> None:
     taken = {batch: routes(mixture.source, batch) for batch in qwen.BATCHES}

@@ -76,6 +76,7 @@ def assert_translates(one: Exported, dummy: int | None, sizes: list[tuple[int, i
         assert len(set(got.ravel().tolist())) > 7
 
 
+@pytest.mark.slow
 # R11
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", some(ONE_EACH, of=3))

@@ -63,6 +63,7 @@ def test_the_next_strategy_is_taken_and_recorded(pico_base: Path, tmp_path: Path
     assert (second["strategy"], second["outcome"]) == ("legacy-eager", "succeeded") and second["seconds"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -76,6 +77,7 @@ def test_a_graph_that_is_silently_wrong_counts_as_a_failure(pico_base: Path, tmp
     assert_equal_to_torch(exported, 3, (6, 1, 1), 2)
 
 
+@pytest.mark.slow
 def test_an_older_opset_than_asked_for_is_recorded(pico_base: Path, tmp_path: Path) -> None:
     exported = export(pico_base, tmp_path, LEGACY, opset=23)
     assert exported.output.figures["opset"] == 20

@@ -62,6 +62,7 @@ def test_what_worked_before_comes_first_and_a_mixture_starts_with_its_own_way() 
     assert "dynamo-external" not in order("balanced", external=True)
 
 
+@pytest.mark.slow
 # R7.3
 def test_one_row_at_a_time_where_the_batch_is_fixed(pico_base: Path, tmp_path: Path) -> None:
     context = make_context(tmp_path, "onnx", {"merge": pico_base}, pico_base)

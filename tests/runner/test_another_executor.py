@@ -84,6 +84,7 @@ def ended(entry: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_job_goes_the_whole_way_and_its_artifacts_are_those_of_this_box(
     make_queued: Callable[..., Queued], make_toy: Callable[..., Toy], add: Add
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_cancelled_job_ends_what_runs_elsewhere(make_queued: Callable[..., Que
     queued.sound()
 
 
+@pytest.mark.slow
 def test_a_job_that_was_cancelled_without_a_daemon_is_not_gone_on_with(make_queued: Callable[..., Queued], add: Add) -> None:
     queued = make_queued()
     queued.held.touch()

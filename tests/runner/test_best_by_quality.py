@@ -58,6 +58,7 @@ def test_best_follows_the_quality_and_the_log_says_when_it_moves(make_toy: Calla
     assert "step 4" in so_far["sentence"] and so_far["sentence"] in (run / "step-6" / "report.html").read_text().replace("&#39;", "'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", some(LINK, 4))
 def test_a_daemon_killed_while_best_moves_moves_it_when_it_comes_back(
     make_toy: Callable[..., Toy], add: Callable[..., Path], place: str

@@ -106,6 +106,7 @@ def test_a_reload_of_a_wrong_configuration_changes_nothing(make_toy: Callable[..
     assert list(job["artifacts"]) == ["pytorch"]
 
 
+@pytest.mark.slow
 def test_a_reload_that_only_a_restart_could_bring_is_refused_and_says_so(make_toy: Callable[..., Toy]) -> None:
     toy = make_toy()
     toy.start()

@@ -28,6 +28,7 @@ def sound(service: Service) -> None:
     assert [path for path in files_below(service.exports) if path.stat().st_nlink != 1] == [], "each is a file of its own"
 
 
+@pytest.mark.slow
 def test_an_undisturbed_export_runs_each_stage_once_and_leaves_everything_sound(make_toy: Callable[..., Toy], add: Add) -> None:  # R6.1
     toy = make_toy(variants=ALL)
     add(toy)

@@ -95,6 +95,7 @@ def test_a_journal_that_was_lost_comes_back_with_the_forms_that_were_added(make_
     assert fsck.returncode == 0, fsck.stdout + fsck.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "state", "published"), [("reject", "failed", []), ("publish", "partial", ["onnx-int8"])])
 def test_the_configuration_may_want_nothing_or_the_variant_itself(
     make_toy: Callable[..., Toy], pico_checkpoint: Path, policy: str, state: str, published: list[str]

@@ -76,6 +76,7 @@ def test_without_the_toolchain_the_way_names_the_command_that_brings_it(climb: C
     assert "the toolchain optimum is not installed: ckptd toolchain install optimum" in failure.reason
 
 
+@pytest.mark.slow
 def test_its_graph_is_verified_and_has_our_order(climb: Climb, context: StageContext, million_onnx: Exported, tmp_path: Path) -> None:
     chain = stand_in(tmp_path / "chain", COPY.format(folder=str(turned(million_onnx.folder, tmp_path / "turned"))))
     output = climb(offered(context, chain))
@@ -90,6 +91,7 @@ def test_its_graph_is_verified_and_has_our_order(climb: Climb, context: StageCon
     assert wanted.items() <= options.items()
 
 
+@pytest.mark.slow
 def test_a_graph_that_computes_something_else_is_refused(
     climb: Climb, context: StageContext, million_onnx: Exported, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_trace_of_one_token_without_a_past_is_found_to_be_wrong(
         make("torchscript", tiny, tmp_path / "work")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", some(VARIANTS, of=2))
 def test_the_folder_alone_runs_without_transformers(variant: str, tiny: Path, tmp_path: Path) -> None:
     folder, _ = make(variant, tiny, tmp_path / "work")

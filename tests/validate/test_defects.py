@@ -12,6 +12,8 @@ from handlers.validate.workers.client import WorkerFailed
 from tests.validate import artifacts
 from tests.validate.conftest import Measured
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_sound_graph_equals_the_model_it_came_from(measured: Measured, folders: dict[str, Path]) -> None:  # R3.2
     check = measured.check("onnx", folders["onnx"])

@@ -36,7 +36,7 @@ def bench(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Bench:
         return lab.bench(tmp_path_factory.mktemp("bench") / "scratch")
 
 
-@pytest.mark.parametrize("variant", some(VARIANTS, of=6))
+@pytest.mark.parametrize("variant", some(VARIANTS, of=13))
 def test_sound_artifacts_of_the_models_pass(variant: str, lab: Lab, bench: Bench) -> None:
     with FileLock(lab.folder / "lock"):
         folder, source = lab.made("sound", variant), lab.source(variant)
@@ -117,6 +117,7 @@ def test_a_fingerprint_of_weights_passes_every_way_of_rounding(lab: Lab, tmp_pat
             assert told is None, (algorithm, symmetric, told)
 
 
+@pytest.mark.slow
 def test_the_check_of_a_form_reads_what_it_was_made_of(lab: Lab) -> None:
     with FileLock(lab.folder / "lock"):
         source, stale = lab.made("sound", "onnx"), lab.made("stale", "onnx-int8")

@@ -257,6 +257,7 @@ def test_a_module_s_folder_can_only_lie_in_the_folder_itself(path: str, model: M
     assert not (target / "1_Pooling").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "activation"),
     [

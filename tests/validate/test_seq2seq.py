@@ -95,6 +95,7 @@ def test_the_merged_model_and_both_ways_of_running_the_graphs_agree_with_the_liv
     assert set(figures["cache_errors"]) == {"decoder_with_past", "decoder_merged"}
 
 
+@pytest.mark.slow
 def test_the_reference_is_what_transformers_itself_generates(make: Make) -> None:
     from peft import PeftModel
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

@@ -73,6 +73,7 @@ def test_the_reference_is_the_unmerged_adapter_and_its_effect_is_told(validated:
         assert [(one["prompt"], one["reference"]) for one in check.figures["samples"]] == [(one["prompt"], one["text"]) for one in shown]
 
 
+@pytest.mark.slow
 def test_each_check_leaves_a_comparison_for_each_prompt(validated: Validated) -> None:  # R4.4
     assert [sample["text"] for sample in validated.record("reference", "reference.json")["samples"]] == validated.figures["prompts"]
     for stage in ("merged", "check-onnx", "check-onnx-int8"):

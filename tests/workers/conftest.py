@@ -57,7 +57,7 @@ def few_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(params=["started", "forked"])
+@pytest.fixture(params=["started", pytest.param("forked", marks=pytest.mark.slow)])
 def way(request: pytest.FixtureRequest, adopting: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """How children come to be: as programs, or forked from a process that is ready for it."""
     monkeypatch.setattr(warm, "HANDLERS", (sys.executable, str(SCRIPT)))
