@@ -212,7 +212,7 @@ def test_an_untied_head_has_weights_of_its_own(pico_base: Path, tmp_path: Path) 
         pytest.param(
             "GPT2LMHead",
             {"vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4},
-            "not embedding, layers, norm and head in a row",
+            "not embedding, layers, norm and head in sequence",
             marks=pytest.mark.slow,
         ),
         ("Granite", {**SMALL, "embedding_multiplier": 6.0, "logits_scaling": 2.0}, "has other computations besides"),
