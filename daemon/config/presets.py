@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.contract.jobs.plan import variant_names
+from daemon.contract.jobs.plan import spec_of, variant_names
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ def _server_gpu() -> dict[str, dict[str, Any]]:
 
 
 def _everything() -> dict[str, dict[str, Any]]:
-    return {"export": {"variants": variant_names()}}
+    return {"export": {"variants": [name for name in variant_names() if not spec_of(name).toolchain]}}
 
 
 PRESETS = {
     "edge": Preset("small devices: only int8 ONNX, only of the newest checkpoint, one stage at a time, few exports kept", _edge),
     "server-cpu": Preset("servers without a GPU: the merged model, and ONNX in fp32 and int8", _server_cpu),
     "server-gpu": Preset("servers with a GPU: the merged model, and ONNX in fp16", _server_gpu),
-    "everything": Preset("all variants of all installed formats", _everything),
+    "everything": Preset("all variants of all installed formats, but those that need a toolchain", _everything),
 }
 
 

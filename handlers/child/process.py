@@ -28,7 +28,7 @@ _NO_CORE = 1
 """Bytes of a core file: less than any holds, so none is written. Unlike 0 it also holds where cores go to a program by a pipe."""
 _LIBRARIES = (
     "torch", "transformers", "peft", "safetensors", "tokenizers", "sentencepiece", "onnx", "onnxruntime", "onnxruntime_genai", "onnxscript",
-    "onnxslim", "optimum", "numpy",
+    "onnxslim", "optimum", "numpy", "openvino", "openvino_genai", "openvino_tokenizers", "nncf",
 )  # fmt: skip
 
 _stop = StopFlag()

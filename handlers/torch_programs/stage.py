@@ -28,13 +28,13 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.export.family_choice import choose
 from handlers.onnx.families.base import Part, PortableFamily, Tracing, architecture, release
 from handlers.onnx.families.seq2seq.family import Seq2Seq
-from handlers.onnx.folder import companions
+from handlers.onnx.folder import companions, opening
 from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
 from handlers.onnx.graphs.signature import Signature
 from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
-from handlers.torch_programs import example
 from handlers.torch_programs.program import EXPORTED, SCRIPT, Program
 
+PROGRAM = Path(__file__).with_name("program.py")
 ATTENTION = ("sdpa", "eager")
 """transformers' implementations, in the order in which they are tried: the first one is faster."""
 Save = Callable[[Part, Path], None]
@@ -76,7 +76,7 @@ def _run(context: StageContext, reporter: Reporter, save: Save, ending: str) -> 
     figures, fallbacks, warnings = _first_that_works(context, reporter, family, save, ending)
     reporter.progress(0.9, "copying configuration and tokenizer")
     tokenizer = companions.place(context, source, staging)
-    example.place(family.task.name, staging)
+    opening.place(family.task.name, staging, PROGRAM, "torch")
     figures |= {"tokenizer": tokenizer.form, "chat_template": tokenizer.chat_template}
     warnings += [tokenizer.warning] if tokenizer.warning else []
     return StageOutput(strategy=str(figures["attention"]), figures=figures, warnings=warnings, fallbacks=fallbacks)

@@ -46,7 +46,15 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
 
 def test_a_format_that_comes_first_does_not_displace_one_of_ours(strangers: Any) -> None:
     known = strangers.take(declared(variant("onnx"), name="first", order=1))
-    assert [one.name for one in known.formats] == ["pytorch", "pytorch-adapter", "onnx", "onnx-activations", "onnx-genai", "torch-programs"]
+    assert [one.name for one in known.formats] == [
+        "pytorch",
+        "pytorch-adapter",
+        "onnx",
+        "onnx-activations",
+        "onnx-genai",
+        "torch-programs",
+        "openvino",
+    ]
     assert known.problems == ("the format first (strangers:first) was left out: there is another stage onnx",)
 
 

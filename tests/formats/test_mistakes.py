@@ -115,7 +115,15 @@ def test_a_declaration_with_a_mistake_is_left_out_with_a_sentence(gather: Any, m
     (problem,) = known.problems
     assert problem.startswith("the format flat (strangers:FORMAT) was left out: ")
     assert said in problem and "\n" not in problem
-    assert [one.name for one in known.formats] == ["pytorch", "pytorch-adapter", "onnx", "onnx-activations", "onnx-genai", "torch-programs"]
+    assert [one.name for one in known.formats] == [
+        "pytorch",
+        "pytorch-adapter",
+        "onnx",
+        "onnx-activations",
+        "onnx-genai",
+        "torch-programs",
+        "openvino",
+    ]
 
 
 def test_what_pydantic_says_of_a_declaration_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -146,11 +154,11 @@ WRONG_CODE = {
     "a package that is not there": (_small(entry="no_such:run"), "its entry no_such:run is wrong: there is no module no_such"),
     "a toolchain that does not exist": (
         _small(toolchain="optimim"),
-        "its toolchain 'optimim' is not known; the names are optimum",
+        "its toolchain 'optimim' is not known; the names are openvino, optimum",
     ),
     "a toolchain of the check that does not exist": (
         _small(limits=replace(LIMITS, toolchain="optimim")),
-        "its toolchain 'optimim' is not known; the names are optimum",
+        "its toolchain 'optimim' is not known; the names are openvino, optimum",
     ),
 }  # fmt: skip
 

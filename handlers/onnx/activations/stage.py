@@ -26,8 +26,7 @@ from handlers.onnx.activations.reference import Torchs, ask_torch, compare
 from handlers.onnx.folder.examples import place_activations
 from handlers.onnx.graphs import graph_file
 from handlers.onnx.graphs.comparison import GraphMismatchError
-from handlers.onnx.graphs.derive import copy_beside
-from handlers.onnx.graphs.graphset import GraphSet, read
+from handlers.onnx.graphs.graphset import GraphSet, copy_beside, read
 from handlers.onnx.graphs.sessions import check_form, described
 from handlers.onnx.options import OnnxOptions
 

@@ -6,7 +6,6 @@ such a child is quick.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter
 from handlers.onnx.graphs import graph_file
-from handlers.onnx.graphs.graphset import FILE, Graph, GraphSet, read
+from handlers.onnx.graphs.graphset import Graph, GraphSet, copy_beside, read
 from handlers.onnx.graphs.sessions import check_form, described
 
 Transform = Callable[[Graph, ir.Model], ir.Model]
@@ -49,13 +48,6 @@ def derive(context: StageContext, reporter: Reporter, transform: Transform, *, d
     copy_beside(folder, staging, source)
     made.write(staging)
     return made
-
-
-def copy_beside(folder: Path, target: Path, graphs: GraphSet) -> None:
-    """Copy all of an ONNX folder but its graphs and their description."""
-    for path in sorted(folder.iterdir()):
-        if path.name not in (*graphs.files, FILE):
-            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target / path.name)
 
 
 def _checked(before: Graph, file: graph_file.GraphFile, threads: int, operation: str) -> Graph:

@@ -7,6 +7,8 @@ the example scripts. Free of torch and onnx.
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -52,7 +54,7 @@ class GraphSet(Frozen):
     dtype: str
     """Of the weights: "float32", "float16", "int8", "int4"."""
     opset: int
-    """0: they are no ONNX graphs but programs of PyTorch."""
+    """0: they are no ONNX graphs but programs of PyTorch, or models of OpenVINO."""
     graphs: tuple[Graph, ...]
     extra: Json = Field(default_factory=dict)
     """Facts of one family or variant."""
@@ -85,3 +87,10 @@ def read(folder: Path) -> GraphSet:
     except (ValidationError, OSError) as error:
         cause = f"its {FILE} can't be read ({str(error).splitlines()[0]})"
     raise Permanent(FaultCode.NO_GRAPHS, OPERATION, cause, "export the model to ONNX again", path=folder)
+
+
+def copy_beside(folder: Path, target: Path, graphs: GraphSet, without: Collection[str] = ()) -> None:
+    """Copy all of such a folder but its graphs, their description, and the names in `without`."""
+    for path in sorted(folder.iterdir()):
+        if path.name not in (*graphs.files, FILE, *without):
+            (shutil.copytree if path.is_dir() else shutil.copyfile)(path, target / path.name)

@@ -1,0 +1,116 @@
+"""The engines of OpenVINO's folders. Run inside the toolchain, with settings under which OpenVINO computes in fp32 on every processor.
+
+A language model keeps its cache to itself: each text or batch has a request of its own. The others are those of ONNX folders, over
+OpenVINO's models instead of sessions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from handlers.openvino import library
+
+library.openvino()  # before anything else imports it
+
+from handlers.openvino.conversion import BEAM  # noqa: E402
+from handlers.openvino.session import EXACT, Session  # noqa: E402
+from handlers.openvino.tokenizer import ENCODER, Pair  # noqa: E402
+from handlers.validate.engines.generation_rules import end_tokens  # noqa: E402
+from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder  # noqa: E402
+from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq  # noqa: E402
+from handlers.validate.engines.registry import EngineSpec  # noqa: E402
+
+
+class Value:
+    """An array in the manner of onnxruntime's values."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def numpy(self) -> np.ndarray:
+        """As an array, which shares its memory."""
+        return self.array
+
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return list(self.array.shape)
+
+
+class OpenVinoModel(LoadedGraph):
+    """One model."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path = path
+        self.session: Any = Session(path, {**EXACT, "INFERENCE_NUM_THREADS": str(threads)})
+        self.inputs = {port.name: port for port in self.session.get_inputs()}
+        self.outputs = {port.name: port for port in self.session.get_outputs()}
+        self.past = [name for name in self.inputs if name.startswith("past_key_values.")]
+
+    def value(self, name: str, array: np.ndarray) -> Any:
+        return Value(np.ascontiguousarray(array, dtype=self.dtype(name)))
+
+    def passed(self, name: str, value: Any) -> Any:
+        """As it is: the models of a folder are of one dtype."""
+        return value
+
+    def run(self, outputs: list[str], feeds: dict[str, Any]) -> dict[str, Any]:
+        found = self.session.run(outputs, {name: feeds[name].array for name in self.inputs})
+        return {name: Value(array) for name, array in zip(outputs, found, strict=True)}
+
+
+class OpenVinoEngine(OnnxFolder):
+    """A language model whose cache is its own state."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self._model = self._graph("model", spec.threads)
+        self._model.check_names("a language model", ["input_ids", BEAM], ["logits"], ["attention_mask", "position_ids"])
+        self.vocabulary: int | None = self._model.width("logits")
+        self.end_tokens: tuple[int, ...] = end_tokens(self._generation, self._config)
+        self._pair: Pair | None = None
+
+    def _opened(self, path: Path, threads: int) -> LoadedGraph:
+        return OpenVinoModel(path, threads)
+
+    def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
+        """See `Engine.step`; the cache is a request of the compiled model."""
+        if cache is None:
+            cache = self._model.session.compiled.create_infer_request()
+            cache.reset_state()
+        arrays = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, BEAM: np.arange(len(input_ids))
+        }  # fmt: skip
+        feeds = {name: array.astype(self._model.dtype(name)) for name, array in arrays.items() if name in self._model.inputs}
+        logits: np.ndarray = np.asarray(cache.infer(feeds)["logits"]).astype(np.float32, copy=False)
+        return logits, cache
+
+    def encode(self, text: str) -> list[int]:
+        """See `Loaded.encode`; by OpenVINO's tokenizer where the folder has one."""
+        pair = self._own_tokenizer()
+        return super().encode(text) if pair is None else pair.encode(text)
+
+    def text(self, ids: list[int]) -> str:
+        pair = self._own_tokenizer()
+        return super().text(ids) if pair is None else pair.decode(ids)
+
+    def _own_tokenizer(self) -> Pair | None:
+        if self._pair is None and (self._folder / ENCODER).is_file():
+            self._pair = Pair(self._folder)
+        return self._pair
+
+
+class OpenVinoSeq2Seq(OnnxSeq2Seq):
+    """An encoder-decoder: an encoder, and decoders of the first step and of the later ones."""
+
+    def _opened(self, path: Path, threads: int) -> LoadedGraph:
+        return OpenVinoModel(path, threads)
+
+
+class OpenVinoEncoder(OnnxEncoder):
+    """An encoder, with or without a head."""
+
+    def _opened(self, path: Path, threads: int) -> LoadedGraph:
+        return OpenVinoModel(path, threads)

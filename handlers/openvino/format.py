@@ -1,0 +1,62 @@
+"""The formats `openvino…`: for Intel's processors and graphics, and other CPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.stages import MIB
+from handlers.openvino.options import OpenVinoOptions
+
+USAGE = Path(__file__).with_name("usage.md")
+TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
+TOOLCHAIN = "openvino"
+_ENGINE = "handlers.openvino.engine"
+DEFAULTS = "on the CPU, with settings that compute in fp32; by default OpenVINO takes bf16, an int8 cache and int8 activations where it can"
+
+FORMAT = Format(
+    name="openvino",
+    about="OpenVINO's own files, for CPUs, Intel graphics and NPUs; a language model runs in OpenVINO GenAI too, with its tokenizer.",
+    order=70,
+    options=OpenVinoOptions,
+    section="openvino",
+    engines={
+        "openvino": {
+            "causal": f"{_ENGINE}:OpenVinoEngine", "seq2seq": f"{_ENGINE}:OpenVinoSeq2Seq", "encoder": f"{_ENGINE}:OpenVinoEncoder",
+        },
+    },
+    variants=(
+        Variant(
+            "openvino", "handlers.openvino.stage:plain", 1, toolchain=TOOLCHAIN,
+            about="OpenVINO's files in fp32, with the tokenizer as a model too; a decoder keeps its cache to itself",
+            needs=("onnx",), memory_fixed=600 * MIB, memory_fp32=3.5, disk_fp32=1.1, disk_fixed=16 * MIB,
+            limits=Limits("openvino", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=2.5),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
+        ),
+        Variant(
+            "openvino-int8", "handlers.openvino.stage:int8", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+            about="OpenVINO's files with 8-bit weights, a scale a row",
+            needs=("openvino",), memory_fixed=700 * MIB, memory_fp32=3.5, disk_fp32=0.4, disk_fixed=16 * MIB,
+            form_of="openvino", level="int8-weight", fallback="openvino",
+            limits=Limits("openvino", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.0),
+            traits=TRAITS, usage=USAGE, also_for=frozenset({"cpu-server", "laptop", "edge"}), elsewhere=DEFAULTS,
+        ),
+        Variant(
+            "openvino-int4", "handlers.openvino.stage:int4", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+            about="OpenVINO's files with 4-bit weights in groups, their scales found with texts; tables and the head in 8 bits",
+            needs=("openvino", "calibration"), memory_fixed=900 * MIB, memory_fp32=4.5, disk_fp32=0.4, disk_fixed=16 * MIB,
+            settings=("openvino.group_size", "openvino.calibration_samples", "validation.prompts", "validation.data", "validation.samples"),
+            form_of="openvino", level="int4", fallback="openvino-int8",
+            limits=Limits("openvino", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=TRAITS, usage=USAGE, also_for=frozenset({"laptop", "edge", "cpu-server"}), elsewhere=DEFAULTS,
+        ),
+    ),
+    families={
+        "decoders": "run by OpenVINO and compared with the live model: prefill, cached decoding, left-padded batches, greedy text",
+        "encoder-decoders": "run by OpenVINO and compared with the live model: an encoder, decoders of the first step and the later ones",
+        "encoders and heads": "run by OpenVINO and compared with the live model, by the outputs of their task",
+    },
+)  # fmt: skip
