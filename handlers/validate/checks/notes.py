@@ -98,7 +98,7 @@ def _share(figures: CheckFigures) -> str:
 def grows(figures: CheckFigures) -> str | None:
     """That the differences from the live model grow over the sequence, as a clause with figures; None where that is not certain."""
     interval = figures.growth_interval
-    if figures.growth is None or interval is None or figures.growth <= growth.MARGIN or interval[0] <= 1:
+    if figures.growth is None or interval is None or interval[0] <= growth.MARGIN:
         return None
     return f"the differences grow over the sequence, {figures.growth:.2g} times from the first to the last third (95 % {_span(interval)})"
 
