@@ -173,3 +173,10 @@ def test_it_is_for_stages_that_compute_with_torch() -> None:
     forked = {spec.name for spec in all_specs() if spec.uses_torch}
     assert {"merge", "onnx", "reference", "merged", "speed"} <= forked
     assert not forked & {"report", "consolidate", "check-onnx", "check-onnx-int8"}
+
+
+def test_what_computes_on_a_gpu_or_in_a_toolchain_is_started(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    assert warm.wanted(context)
+    for other in ({"limits": context.limits.model_copy(update={"device": "cuda"})}, {"toolchain": "optimum"}, {"stage": "onnx-int8"}):
+        assert not warm.wanted(context.model_copy(update=other))

@@ -61,9 +61,10 @@ def kind_of(limits: ChildLimits, environment: Mapping[str, str]) -> Kind:
 
 
 def wanted(context: StageContext) -> bool:
-    """Whether an attempt of this stage would load PyTorch in the Python that ckptd runs in."""
+    """Whether an attempt of this stage would load PyTorch in the Python that ckptd runs in, and no GPU, whose driver does not outlive a
+    fork."""
     spec = find_spec(context.stage)
-    return spec is not None and spec.uses_torch and not context.toolchain
+    return spec is not None and spec.uses_torch and not context.toolchain and context.limits.device == "cpu"
 
 
 class Loaded:
