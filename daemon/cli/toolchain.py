@@ -1,4 +1,4 @@
-"""`ckptd toolchain list | install | remove | check`. Thin; `daemon.cli` registers them.
+"""`ckptd toolchain list | install | remove | check | doctor`. Thin; `daemon.cli` registers them.
 
 Exit codes: 0 done, 1 it can't be made or does not work, 2 usage, 75 temporary (no network, no disk, in use).
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from daemon.toolchains.registry import Installed, Toolchains
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the toolchain; `ckptd toolchain list` shows the names.")]
+NamesArgument = Annotated[list[str], typer.Argument(help="Names of toolchains; `ckptd toolchain list` shows them.")]
 _app = typer.Typer(name="toolchain", help="Separate environments for exporters that need one.", no_args_is_help=True)
 
 
@@ -51,12 +52,12 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
 
 @_app.command()
 def install(
-    name: NameArgument,
+    names: NamesArgument,
     config: ConfigOption = None,
     again: Annotated[bool, typer.Option("--again", help="Install it again even if it is already installed.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Install a toolchain with its locked packages, and test it."""
+    """Install toolchains with their locked packages, and test them. The first one that can't be installed ends it."""
     from daemon.toolchains.install import install as make
 
     settings = load_settings(config)
@@ -65,7 +66,15 @@ def install(
     def told(line: str) -> None:
         say_error(f"{time.monotonic() - started:6.1f} s  {line}")
 
-    _show(make(chains, name, told, reserve=int(settings.limits.disk_reserve), again=again), "is installed", as_json=json_)
+    for name in names:
+        chains.definition(name)  # a wrong name is told before anything is fetched
+    made = []
+    for name in dict.fromkeys(names):
+        made.append(make(chains, name, told, reserve=int(settings.limits.disk_reserve), again=again))
+        if not json_:
+            _show(made[-1], "is installed", as_json=False)
+    if json_:
+        print_json({"toolchains": [{"folder": str(one.folder), **one.manifest.model_dump()} for one in made]})
 
 
 @_app.command()
@@ -84,6 +93,23 @@ def check(name: NameArgument, config: ConfigOption = None, json_: JsonOption = F
     from daemon.toolchains.install import check as examine
 
     _show(examine(_chains(load_settings(config)), name), "works", as_json=json_)
+
+
+@_app.command()
+def doctor(config: ConfigOption = None, json_: JsonOption = False) -> None:
+    """Test all installed toolchains. Exit code 1: one of them no longer works."""
+    from daemon.toolchains.install import examine_all
+
+    found = examine_all(_chains(load_settings(config)))
+    if json_:
+        print_json({"toolchains": found})
+    else:
+        for one in found:
+            say(f"{one.name} works" if one.works else f"{one.name}: {one.error}")
+        if not found:
+            say("No toolchain is installed; `ckptd toolchain list` shows which there are.")
+    if not all(one.works for one in found):
+        raise typer.Exit(1)
 
 
 def _show(one: Installed, said: str, *, as_json: bool) -> None:

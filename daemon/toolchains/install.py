@@ -14,10 +14,11 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract import failpoints
-from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, make_folders, remove_tree
 from daemon.system.box import free_disk, human
@@ -96,6 +97,32 @@ def check(chains: Toolchains, name: str) -> Installed:
         raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder)
     probe(chains.definition(name), known.folder, operation, remedy)
     return known
+
+
+@dataclass(frozen=True)
+class Examined:
+    """An installed toolchain after its test. The names are stable for programs."""
+
+    name: str
+    works: bool
+    """Whether its packages are those that were installed, and its probe succeeds."""
+    error: str | None
+    """Why it does not work, with what to do; null if it works."""
+    folder: str | None
+    """Its folder; null if it does not work."""
+
+
+def examine_all(chains: Toolchains) -> list[Examined]:
+    """`check` for every toolchain of which something is there, one that an earlier version of ckptd installed included."""
+    found = []
+    for name in chains.known:
+        if not chains.versions(name):
+            continue
+        try:
+            found.append(Examined(name, True, None, str(check(chains, name).folder)))
+        except CkptdError as error:
+            found.append(Examined(name, False, str(error), None))
+    return found
 
 
 @contextmanager

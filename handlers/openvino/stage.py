@@ -1,6 +1,6 @@
 """The stages `openvino`, `openvino-int8` and `openvino-int4`: what the onnx stage exported as OpenVINO's models, and smaller forms of them.
 
-Run by `handlers/__main__.py` with the Python of the toolchain `openvino`. No model is traced again, so that a conversion takes seconds. A
+Run by `handlers/__main__.py` with the Python of the toolchain `openvino`. No model is traced again. A
 decoder keeps its cache to itself; the folder is what OpenVINO GenAI and optimum-intel load. Whether the result is right is the check's
 verdict: every form is run by OpenVINO and compared with the live model.
 """

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+from daemon.toolchains import install
 from tests.cli.test_bad_input import ckptd
+from tests.toolchains.conftest import Fake
+from tests.toolchains.test_installing import copied
 
 
 def test_list_tells_what_is_missing_and_what_brings_it(tmp_path: Path) -> None:
@@ -26,3 +30,20 @@ def test_what_is_not_installed_or_not_known_is_one_sentence_and_exit_code_2(tmp_
         answer = ckptd(tmp_path, "toolchain", verb, name)
         assert answer.returncode == 2, answer.stderr
         assert words in answer.stderr and answer.stderr.count("\n") == 1
+
+
+def test_several_are_installed_in_one_go_and_a_wrong_name_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
+    answer = ckptd(tmp_path, "toolchain", "install", "optimum", "nothing")
+    assert answer.returncode == 2 and "there is no toolchain 'nothing'" in answer.stderr
+    assert not list(tmp_path.rglob(".optimum*")), "nothing was begun"
+
+
+def test_the_doctor_says_which_installed_toolchain_no_longer_works(fake: Fake, tmp_path: Path) -> None:
+    chains = copied(fake, tmp_path / "copy")
+    (one,) = install.examine_all(chains)
+    assert one.works and one.error is None and one.folder
+    shutil.rmtree(next(Path(one.folder).glob("lib/python*/site-packages/fakelib*.dist-info")))
+    (one,) = install.examine_all(chains)
+    assert not one.works and "its packages are not the ones that were installed" in str(one.error) and "--again" in str(one.error)
+    nothing = ckptd(tmp_path, "toolchain", "doctor")
+    assert nothing.returncode == 0 and "No toolchain is installed" in nothing.stdout

@@ -30,6 +30,7 @@ from daemon.operating.monitoring.run_quality import RunQuality
 from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
 from daemon.publishing.verification import Verification
+from daemon.toolchains.install import Examined
 from daemon.toolchains.registry import Manifest, ToolchainHere
 from tests.words.written import ROOT
 
@@ -111,6 +112,7 @@ EXITS: dict[Verb, dict[int, str]] = {
     },
     ("toolchain", "remove"): {2: "it is not installed", 75: "a stage is using it"},
     ("toolchain", "check"): {1: "it no longer works", 2: "it is not installed"},
+    ("toolchain", "doctor"): {1: "one of them no longer works"},
 }
 
 
@@ -172,7 +174,8 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("config", "preset"): ("an object: each preset by its name, with these fields", (PRESET_ROW,)),
     ("notify-test",): ("a list", (SERVICE_ROW,)),
     ("toolchain", "list"): ('`{"toolchains": {NAME: …}}`; each is', (ToolchainHere,)),
-    ("toolchain", "install"): ("an object: `folder`, and", (Manifest,)),
+    ("toolchain", "install"): ('`{"toolchains": […]}`; each has `folder`, and', (Manifest,)),
+    ("toolchain", "doctor"): ('`{"toolchains": […]}`, those of which something is installed; each is', (Examined,)),
     ("toolchain", "check"): ("an object: `folder`, and", (Manifest,)),
     ("toolchain", "remove"): ('`{"name": …, "freed": …}`, the number of freed bytes', ()),
 }

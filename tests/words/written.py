@@ -73,7 +73,8 @@ def wrong_with(command: str) -> str | None:
             return f"there is no option {name}"
         elif name in options and not options[name].is_flag and not value:
             words = words[1:]
-    most = sum(one.param_type_name == "argument" for one in group.params)
+    arguments = [one for one in group.params if one.param_type_name == "argument"]
+    most = given if any(one.nargs == -1 for one in arguments) else len(arguments)
     return f"it takes {most} arguments" if given > most else None
 
 
