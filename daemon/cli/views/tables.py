@@ -198,7 +198,7 @@ def print_formats(value: FormatsHere) -> None:
     rows = [[Cell(name), _here(row), Cell(row.about), Cell(row.package)] for name, row in value.variants.items()]
     columns = (
         Column("variant", least=max(map(len, value.variants), default=8)), Column("here", "words", least=8),
-        Column("what it is", "words", least=12), Column("package", "words", least=8),
+        Column("what it is", "words", least=max((len(word) for row in value.variants.values() for word in row.about.split()), default=12)), Column("package", "words", least=8),
     )  # fmt: skip
     console = terminal(soft_wrap=True)
     for line in (line for row in table(columns, rows, width_of(console)) for line in row):
