@@ -196,9 +196,10 @@ def print_check(value: Diagnosis) -> None:
 def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
     rows = [[Cell(name), _here(row), Cell(row.about), Cell(row.package)] for name, row in value.variants.items()]
+    longest = max((len(word) for row in value.variants.values() for word in row.about.split()), default=12)
     columns = (
         Column("variant", least=max(map(len, value.variants), default=8)), Column("here", "words", least=8),
-        Column("what it is", "words", least=max((len(word) for row in value.variants.values() for word in row.about.split()), default=12)), Column("package", "words", least=8),
+        Column("what it is", "words", least=longest), Column("package", "words", least=8),
     )  # fmt: skip
     console = terminal(soft_wrap=True)
     for line in (line for row in table(columns, rows, width_of(console)) for line in row):
