@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -114,6 +115,14 @@ class Service:
             return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.status() != "zombie"]
         except psutil.NoSuchProcess:
             return []
+
+    def attempts(self) -> list[psutil.Process]:
+        """Those of them that work on an attempt, and are not there to be forked."""
+        found = []
+        for child in self.children():
+            with contextlib.suppress(psutil.Error):
+                found += [child] if child.cwd() != "/" else []
+        return found
 
     def add(self, checkpoint: Path, run: str = "run", name: str | None = None) -> Path:
         """Copy a checkpoint below the root, as a trainer's directory."""

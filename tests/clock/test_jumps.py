@@ -101,8 +101,8 @@ def test_a_daemon_ticks_on_over_a_change_of_summer_time(service: ShiftedService,
 
 def kill_child(service: ShiftedService, stage: str) -> None:
     """As the kernel does when memory is short: that attempt failed, and is tried again later."""
-    service.wait_for(lambda v: stage_of(v, stage)["state"] == "running" and bool(service.children()), 60)
-    for child in service.children():
+    service.wait_for(lambda v: stage_of(v, stage)["state"] == "running" and bool(service.attempts()), 60)
+    for child in service.attempts():
         child.kill()
     service.wait_for(lambda v: stage_of(v, stage)["state"] == "waiting" or stage_of(v, stage)["attempts"] == 2, 60)
 
