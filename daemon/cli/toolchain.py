@@ -6,7 +6,7 @@ Exit codes: 0 done, 1 it can't be made or does not work, 2 usage, 75 temporary (
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,7 +74,7 @@ def install(
         if not json_:
             _show(made[-1], "is installed", as_json=False)
     if json_:
-        print_json({"toolchains": [{"folder": str(one.folder), **one.manifest.model_dump()} for one in made]})
+        print_json({"toolchains": [_row(one) for one in made]})
 
 
 @_app.command()
@@ -112,10 +112,14 @@ def doctor(config: ConfigOption = None, json_: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
+def _row(one: Installed) -> dict[str, Any]:
+    return {"folder": str(one.folder), **one.manifest.model_dump()}
+
+
 def _show(one: Installed, said: str, *, as_json: bool) -> None:
     from daemon.system.box import human
 
     if as_json:
-        print_json({"folder": str(one.folder), **one.manifest.model_dump()})
+        print_json(_row(one))
     else:
         say(f"{one.manifest.name} {said}: {human(one.manifest.size)} in {one.folder}, Python {one.manifest.python}")

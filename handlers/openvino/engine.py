@@ -21,47 +21,23 @@ from handlers.openvino.tokenizer import ENCODER, Pair  # noqa: E402
 from handlers.validate.engines.generation_rules import end_tokens  # noqa: E402
 from handlers.validate.engines.onnx_folder import LoadedGraph, OnnxFolder  # noqa: E402
 from handlers.validate.engines.onnx_tasks import OnnxEncoder, OnnxSeq2Seq  # noqa: E402
+from handlers.validate.engines.other_runtimes import OtherGraph  # noqa: E402
 from handlers.validate.engines.registry import EngineSpec  # noqa: E402
 
 
-class Value:
-    """An array in the manner of onnxruntime's values."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def numpy(self) -> np.ndarray:
-        """As an array, which shares its memory."""
-        return self.array
-
-    def shape(self) -> list[int]:
-        """Its sizes."""
-        return list(self.array.shape)
-
-
-class OpenVinoModel(LoadedGraph):
+class OpenVinoModel(OtherGraph):
     """One model."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.path = path
-        self.session: Any = Session(path, {**EXACT, "INFERENCE_NUM_THREADS": str(threads)})
-        self.inputs = {port.name: port for port in self.session.get_inputs()}
-        self.outputs = {port.name: port for port in self.session.get_outputs()}
-        self.past = [name for name in self.inputs if name.startswith("past_key_values.")]
-
-    def value(self, name: str, array: np.ndarray) -> Any:
-        return Value(np.ascontiguousarray(array, dtype=self.dtype(name)))
-
-    def passed(self, name: str, value: Any) -> Any:
-        """As it is: the models of a folder are of one dtype."""
-        return value
-
-    def run(self, outputs: list[str], feeds: dict[str, Any]) -> dict[str, Any]:
-        found = self.session.run(outputs, {name: feeds[name].array for name in self.inputs})
-        return {name: Value(array) for name, array in zip(outputs, found, strict=True)}
+    def _session(self, path: Path, threads: int) -> Session:
+        return Session(path, {**EXACT, "INFERENCE_NUM_THREADS": str(threads)})
 
 
-class OpenVinoEngine(OnnxFolder):
+class _Models(OnnxFolder):
+    def _opened(self, path: Path, threads: int) -> LoadedGraph:
+        return OpenVinoModel(path, threads)
+
+
+class OpenVinoEngine(_Models):
     """A language model whose cache is its own state."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -71,9 +47,6 @@ class OpenVinoEngine(OnnxFolder):
         self.vocabulary: int | None = self._model.width("logits")
         self.end_tokens: tuple[int, ...] = end_tokens(self._generation, self._config)
         self._pair: Pair | None = None
-
-    def _opened(self, path: Path, threads: int) -> LoadedGraph:
-        return OpenVinoModel(path, threads)
 
     def step(self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Any) -> tuple[np.ndarray, Any]:
         """See `Engine.step`; the cache is a request of the compiled model."""
@@ -102,15 +75,9 @@ class OpenVinoEngine(OnnxFolder):
         return self._pair
 
 
-class OpenVinoSeq2Seq(OnnxSeq2Seq):
+class OpenVinoSeq2Seq(_Models, OnnxSeq2Seq):
     """An encoder-decoder: an encoder, and decoders of the first step and of the later ones."""
 
-    def _opened(self, path: Path, threads: int) -> LoadedGraph:
-        return OpenVinoModel(path, threads)
 
-
-class OpenVinoEncoder(OnnxEncoder):
+class OpenVinoEncoder(_Models, OnnxEncoder):
     """An encoder, with or without a head."""
-
-    def _opened(self, path: Path, threads: int) -> LoadedGraph:
-        return OpenVinoModel(path, threads)

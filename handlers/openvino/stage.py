@@ -1,8 +1,8 @@
 """The stages `openvino`, `openvino-int8` and `openvino-int4`: what the onnx stage exported as OpenVINO's models, and smaller forms of them.
 
-Run by `handlers/__main__.py` with the Python of the toolchain `openvino`. No model is traced again. A
-decoder keeps its cache to itself; the folder is what OpenVINO GenAI and optimum-intel load. Whether the result is right is the check's
-verdict: every form is run by OpenVINO and compared with the live model.
+Run by `handlers/__main__.py` with the Python of the toolchain `openvino`. No model is traced again. A decoder keeps its
+cache to itself; the folder is what OpenVINO GenAI and optimum-intel load. Whether the result is right is the check's verdict: every form
+is run by OpenVINO and compared with the live model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from handlers.openvino import compression, conversion, library, tokenizer
 from handlers.openvino.options import OpenVinoOptions
 from handlers.texts.selection import calibration_texts
 
-LEFT_OUT = frozenset({examples.NAME, graphset.FILE})
-"""What lies beside ONNX graphs alone; so do the files with graphs and weights."""
 SESSION = Path(__file__).with_name("session.py")
 CAUSAL = "causal"
 MERGED = "decoder_merged"
@@ -56,7 +54,7 @@ def plain(context: StageContext, reporter: Reporter) -> StageOutput:
         del model
     known.model_copy(update={"graphs": tuple(made), "opset": 0}).write(staging)
     reporter.progress(0.7, "copying configuration and tokenizer")
-    graphset.copy_beside(source, staging, known, LEFT_OUT)
+    graphset.copy_beside(source, staging, known, {examples.NAME})
     if not stateful:
         opening.place(known.task, staging, SESSION, "openvino")
     figures: dict[str, Any] = {"library": importlib.metadata.version("openvino"), "graphs": {one.role: one.file for one in made}}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -70,15 +71,18 @@ class LoadedGraph:
     """One session. Spinning threads lose more than they gain on a busy box, and would slow down the engine whose turn is next."""
 
     def __init__(self, path: Path, threads: int) -> None:
+        self.path = path
+        self.session: Any = self._session(path, threads)
+        self.inputs = {node.name: node for node in self.session.get_inputs()}
+        self.outputs = {node.name: node for node in self.session.get_outputs()}
+        self.past = [name for name in self.inputs if name.startswith("past_key_values.")]
+
+    def _session(self, path: Path, threads: int) -> Any:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self.path = path
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.inputs = {node.name: node for node in self.session.get_inputs()}
-        self.outputs = {node.name: node for node in self.session.get_outputs()}
-        self.past = [name for name in self.inputs if name.startswith("past_key_values.")]
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def check_names(self, what: str, needed: Iterable[str], outputs: Iterable[str], optional: Iterable[str] = ()) -> None:
         """Permanent unless the graph takes the inputs `needed` and none but those, `optional` and its past, and gives `outputs`."""
