@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ import pytest
 import structlog
 
 from daemon.journal.journal import Journal
+from daemon.running.workers import containment
 from tests import marian, models
 from tests.service import Service, making
 from tests.sharing import shared
@@ -36,6 +38,7 @@ hypothesis.settings.register_profile("random", derandomize=False)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 LONGEST = (
     "live/test_training_exported_live.py", "onnx/test_optimize.py", "runner/test_lifecycle.py", "onnx/test_qwen3.py",
     "cli/test_bad_input.py", "onnx/test_activations.py", "validate/test_isolation.py", "simulation/test_simulation.py",
@@ -60,6 +63,17 @@ def own_logging() -> Iterator[None]:
     for handler in set(root.handlers) - set(handlers):
         handler.close()
     root.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def own_orphans() -> Iterator[None]:
+    """A test that starts attempts makes this process adopt orphans, as the daemon does; the next one's would stay as its zombies."""
+    library, adopts = ctypes.CDLL(None), ctypes.c_int()
+    library.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    known = containment._adopting, containment._root
+    yield
+    library.prctl(PR_SET_CHILD_SUBREAPER, adopts.value, 0, 0, 0)
+    containment._adopting, containment._root = known
 
 
 @pytest.fixture(autouse=True)

@@ -105,21 +105,26 @@ def short_of_room(where: Iterable[Place], needs: Sequence[Place] = (), refused: 
 def probe(folder: Path) -> OSError | None:
     """Write below `folder` in every way that exports do, and take it away again; gives the error of a full disk, else None."""
     place = folder / PROBE
+    first, second, link = (place / name for name in ("first", "second", "link"))
     try:
         remove_tree(place)
         place.mkdir()
-        first, second = place / "first", place / "second"
         with open(first, "wb") as stream:
             stream.write(b"\1" * PROBE_BYTES)
             stream.flush()
             os.fsync(stream.fileno())
         os.rename(first, second)
         os.link(second, first)
-        os.symlink("second", place / "link")
+        os.symlink("second", link)
         fsync_directory(place)
     except OSError as error:
         return error if error.errno in FULL_DISK else None
-    finally:
+    finally:  # by their names, since a folder can't be listed where no more files can be opened
+        for path in (first, second, link):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with contextlib.suppress(OSError):
+            place.rmdir()
         with contextlib.suppress(OSError):
             remove_tree(place)
     return None

@@ -164,14 +164,15 @@ def test_lines_of_a_run_say_what_is_not_watched_and_what_is_not_wanted(tmp_path:
 @pytest.mark.slow
 def test_an_export_in_the_foreground_is_known_and_so_is_what_was_written_since(tmp_path: Path, pico_checkpoint: Path) -> None:  # R1.5
     checkpoint = copy_of(pico_checkpoint, tmp_path / "run" / "checkpoint-4")
-    os.truncate(checkpoint / "adapter_model.safetensors", 5000)
+    config = json.loads((checkpoint / "adapter_config.json").read_bytes())
+    (checkpoint / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "acme/absent"}))
     assert export(tmp_path, checkpoint).returncode == 1
     known = explained(tmp_path, checkpoint)["journal"]
-    assert (known["by"], known["verdict"], known["job_state"], known["current"]) == ("export", "damaged", "failed", True)
+    assert (known["by"], known["verdict"], known["job_state"], known["current"]) == ("export", "taken", "failed", True)
     text = ckptd(tmp_path, "explain", checkpoint).stdout
-    assert f"reported as damaged as job {known['job']} (failed) by `ckptd export` at" in text
+    assert f"taken as job {known['job']} (failed) by `ckptd export` at" in text
     assert "it has changed since" not in text
-    shutil.copy(pico_checkpoint / "adapter_model.safetensors", checkpoint)
+    shutil.copy(pico_checkpoint / "adapter_config.json", checkpoint)
     assert explained(tmp_path, checkpoint)["journal"]["current"] is False
     assert "it has changed since" in ckptd(tmp_path, "explain", checkpoint).stdout
 

@@ -1,4 +1,4 @@
-"""A publication, a sealed folder, an atomic write and a pin, each in a process that the fault layer watches."""
+"""A publication, a sealed folder, an atomic write, a pin and a probe of the disk, each in a process that the fault layer watches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from daemon.checkpoints.inspection import fingerprint
 from daemon.checkpoints.pins import PinRules, make_pin
 from daemon.contract.files import make_folders, seal, write_atomic
 from daemon.publishing.publication import assemble, link_to, swap_in
+from daemon.system.disks import probe
 from tests.faults.forks import tell
 from tests.publish.parts import parts
 
@@ -47,3 +48,9 @@ def write(file: str, text: str) -> None:
 def pin(checkpoint: str, target: str, copy_limit: int) -> None:
     """`copy_limit`: 0 links what can't be reflinked."""
     make_pin(Path(checkpoint), Path(target), fingerprint(Path(checkpoint)), PinRules(copy_limit=copy_limit))
+
+
+def tried(folder: str) -> None:
+    """Whether the disk takes writes."""
+    error = probe(Path(folder))
+    tell(None if error is None else error.errno)

@@ -214,3 +214,19 @@ def test_a_checkpoint_that_can_not_be_read_is_not_pinned_in_part(faults: Faults,
         assert is_sentence_to_be(ending), f"open {nth} failed and nobody was told"
         assert not target.exists()
         assert state_of(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_probe_of_the_disk_leaves_nothing_whatever_fails(faults: Faults, forks: Forks, tmp_path: Path, kind: str, number: int) -> None:
+    """And it says that a disk is full where, and only where, that was refused which a full disk refuses."""
+    assert forks.call("tried", str(tmp_path), rules=(Rule(kind, below=tmp_path),)).told == [None]
+    total = faults.seen
+    assert total > 0
+    for nth in range(1, total + 1):
+        for lasting in FOR.values() if kind != "unlink" else (1,):  # what can't be removed stays
+            ending = forks.call("tried", str(tmp_path), rules=(Rule(kind, number, nth=nth, calls=lasting, below=tmp_path),))
+            told = f"{kind} {nth} of {total}, {lasting}: {ending}, failed on {faults.failed}"
+            assert ending.good and os.listdir(tmp_path) == [], told
+            if kind != "unlink":
+                assert ending.told == [number if number == errno.ENOSPC else None], told

@@ -11,14 +11,19 @@ import pytest
 
 from daemon.toolchains import install
 from daemon.toolchains.registry import Toolchains
+from tests.sharing import shared
 
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state directory with the toolchain, below what TOOLCHAINS_TEST_STATE names, or else a temporary folder."""
-    folder = Path(os.environ.get("TOOLCHAINS_TEST_STATE") or tmp_path_factory.mktemp("openvino"))
-    install.install(Toolchains(folder), "openvino", print)
-    return folder
+
+    def put(folder: Path) -> Path:
+        state = Path(os.environ.get("TOOLCHAINS_TEST_STATE") or folder)
+        install.install(Toolchains(state), "openvino", print)
+        return state
+
+    return shared(tmp_path_factory, "openvino", put)
 
 
 @pytest.fixture(scope="session")

@@ -139,8 +139,11 @@ def started(state: Path, definitions: Path, until: str, **environment: str) -> s
 @pytest.fixture(scope="session")
 def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The real toolchain's folder, installed with pip's own index below what TOOLCHAINS_TEST_STATE names, or else a temporary folder."""
-    state = os.environ.get("TOOLCHAINS_TEST_STATE") or tmp_path_factory.mktemp("optimum")
-    return install.install(Toolchains(Path(state)), "optimum", print).folder
+
+    def put(folder: Path) -> Path:
+        return install.install(Toolchains(Path(os.environ.get("TOOLCHAINS_TEST_STATE") or folder)), "optimum", print).folder
+
+    return shared(tmp_path_factory, "optimum", put)
 
 
 @pytest.fixture(scope="session")

@@ -210,7 +210,7 @@ def test_speed_is_measured_in_the_toolchain_of_the_check_or_says_what_is_missing
     shutil.rmtree(bench.folder / "speed")
     result = bench.speed()
     assert result.outcome is Outcome.SUCCEEDED and result.figures["speed"] == {}
-    told = "The speed of tabled could not be measured: the toolchain fake is not installed (`ckptd toolchain install fake` brings it)."
+    told = "The speed of tabled could not be measured: the toolchain fake is not installed (`ckptd toolchain install fake` installs it)."
     assert told in result.warnings
 
 

@@ -348,7 +348,7 @@ SABOTAGES = (
     Sabotage("zeroed stored scales", ROUNDED, "sound", _zero_stored_scales, r"up_proj.weight is not that of the merge"),
     Sabotage("noise in stored numbers", ROUNDED, "sound", _noise_in_stored_numbers, r"gate_proj.weight is not that of the merge"),
     Sabotage("zeroed norm", ("pytorch", *FOLDERS), "sound", _zero_a_norm, _WEIGHTS_DIFFER),
-    Sabotage("lost tensor", ("pytorch", *FOLDERS), "sound", _lose_a_tensor, f"{_WEIGHTS_DIFFER}|_layernorm.weight is missing"),
+    Sabotage("lost tensor", ("pytorch", *FOLDERS), "sound", _lose_a_tensor, f"{_WEIGHTS_DIFFER}|(_layernorm.weight|1 weight) is missing"),
     Sabotage("wrong epsilon", ("pytorch", *GRAPHS[1:], *FOLDERS), "sound", _other_epsilon, "rms_norm_eps is 1e-05 instead of 1e-06"),
     Sabotage("corrupted block", VARIANTS, "corrupted block", _nothing, f"{_WEIGHTS_DIFFER}|differs from the merged"),
     Sabotage("wrong tokenizer", VARIANTS, "sound", _other_tokenizer, "its tokenizer gives other token ids"),

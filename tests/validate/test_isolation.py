@@ -35,6 +35,14 @@ def _wait_for_worker(run: Run, variant: str) -> psutil.Process:
     raise AssertionError(f"no worker of {variant} appeared")
 
 
+def _lives(process: psutil.Process) -> bool:
+    """Whether it has not ended; who adopts a zombie, and when it takes it away, is the box's affair."""
+    try:
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.slow
 def test_a_corrupt_graph_and_a_crash_fail_their_own_artifacts_alone(
     validate: Validate, start_stage: StartStage, folders: dict[str, Path], tmp_path: Path
@@ -63,7 +71,7 @@ def test_a_corrupt_graph_and_a_crash_fail_their_own_artifacts_alone(
     assert done.checks["pytorch"].figures["agreement"] == 1.0
     assert done.figures["reference"]["method"] == "full fine-tune"
     assert list(done.figures["speed"]) == ["pytorch"]  # what could not be run is not timed
-    assert not victim.is_running()
+    assert not _lives(victim)
 
 
 def test_killing_the_stage_leaves_no_worker_behind(start_stage: StartStage, folders: dict[str, Path]) -> None:
@@ -72,8 +80,10 @@ def test_killing_the_stage_leaves_no_worker_behind(start_stage: StartStage, fold
     time.sleep(0.5)  # long enough for the worker to bind itself
     run.process.kill()
     run.process.wait()
-    psutil.wait_procs([worker], timeout=10)
-    assert not worker.is_running()
+    deadline = time.monotonic() + 30
+    while _lives(worker) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _lives(worker)
 
 
 def _onnx_worker(folder: Path, scratch: Path) -> EngineWorker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,7 +137,7 @@ def test_attempts_with_other_limits_or_packages_are_not_forked_from_it(
     kind = source.kind
     assert warm.take(warm.kind_of(ChildLimits(**{**kind.limits.model_dump(), "threads": 7}), environment())) is None
     assert warm.take(warm.kind_of(kind.limits, {**environment(), "HF_HOME": "/elsewhere"})) is None
-    monkeypatch.setattr(warm, "_installed", lambda: (0,))
+    monkeypatch.setattr(warm, "_installed", lambda: frozenset({("a.dist-info", 0)}))
     assert warm.take(warm.kind_of(kind.limits, environment())) is None, "after an update of the packages"
     monkeypatch.undo()
     assert warm.take(kind) is source
@@ -180,3 +181,23 @@ def test_what_computes_on_a_gpu_or_in_a_toolchain_is_started(tmp_path: Path) -> 
     assert warm.wanted(context)
     for other in ({"limits": context.limits.model_copy(update={"device": "cuda"})}, {"toolchain": "optimum"}, {"stage": "onnx-int8"}):
         assert not warm.wanted(context.model_copy(update=other))
+
+
+def test_a_package_that_comes_changes_or_goes_in_any_folder_of_pythons_path_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path / "never there"))
+    package = tmp_path / "site" / "npz-1.0.dist-info"
+    seen = [warm._installed()]
+    package.mkdir(parents=True)
+    seen.append(warm._installed())
+    (tmp_path / "site" / "notes.txt").touch()
+    assert warm._installed() == seen[-1], "other files beside packages are none"
+    os.utime(package, (1e9, 1e9))  # as another one of the same version
+    seen.append(warm._installed())
+    package.rename(tmp_path / "site" / "npz-1.1.dist-info")
+    seen.append(warm._installed())
+    shutil.rmtree(tmp_path / "site")
+    seen.append(warm._installed())
+    assert len(set(seen)) == 4 and seen[0] == seen[-1]

@@ -14,7 +14,7 @@ import select
 import signal
 import socket
 import subprocess
-import sysconfig
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,13 +46,17 @@ class Kind:
 
     limits: ChildLimits
     environment: tuple[tuple[str, str], ...]
-    installed: tuple[int, ...] = field(default_factory=lambda: _installed())
-    """When the folders of packages were last changed: after an update, what is loaded is of the version before."""
+    installed: frozenset[tuple[str, int]] = field(default_factory=lambda: _installed())
+    """The packages: after one was updated or removed, what is loaded is of the version before."""
 
 
-def _installed() -> tuple[int, ...]:
-    folders = {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}
-    return tuple(os.stat(folder).st_mtime_ns for folder in sorted(folders) if os.path.isdir(folder))
+def _installed() -> frozenset[tuple[str, int]]:
+    """Where each package on Python's path is described, and when that was written."""
+    found = set[tuple[str, int]]()
+    for folder in sys.path:
+        with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+            found |= {(one.path, one.stat().st_mtime_ns) for one in entries if one.name.endswith((".dist-info", ".egg-info", ".egg-link"))}
+    return frozenset(found)
 
 
 def kind_of(limits: ChildLimits, environment: Mapping[str, str]) -> Kind:

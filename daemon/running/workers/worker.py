@@ -278,8 +278,11 @@ class Worker:
         )  # fmt: skip
 
     def _no_room(self) -> str:
-        """The first of the folders that the attempt wrote into whose disk takes no writes now."""
-        for folder in (self.folder, Path(self.context.staging)):
+        """The first of the folders that the attempt wrote into whose disk takes no writes now.
+
+        Nothing is tried in the folder of its output, which the next attempt may go on with.
+        """
+        for folder in (self.folder, Path(self.context.staging).parent):
             with contextlib.suppress(OSError):
                 if free_disk(folder) < LEAST_BYTES or probe(folder) is not None:
                     return str(folder)

@@ -145,6 +145,7 @@ def load_model(folder: Path, task: str, made: Container[str] = (), dtype: torch.
     model, info = loaded
     lost = sorted(name for name in info["missing_keys"] if name not in made) + sorted(str(key) for key in info["mismatched_keys"])
     if lost:
-        cause = f"{len(lost)} weights are missing from its files or have another shape, for example {lost[0]}"
+        some = f"{len(lost)} weights are" if len(lost) != 1 else "1 weight is"
+        cause = f"{some} missing from its files or of another shape, for example {lost[0]}"
         raise Permanent(FaultCode.MISSING_WEIGHTS, "load the model", cause, "restore the model's files", path=folder)
     return model
