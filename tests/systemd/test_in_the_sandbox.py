@@ -21,7 +21,7 @@ from tests.systemd.probe import MAY_NOT_WRITE, MAY_WRITE
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 ENDED = ("succeeded", "partial", "failed")
-TOO_COARSE = {"onnx-int4", "onnx-genai-int4"}
+TOO_COARSE = {"onnx-int4", "onnx-int4-fine", "onnx-genai-int4", "pytorch-bnb-nf4", "pytorch-w4a16"}
 """What a model of this size does not survive, on any box."""
 
 
