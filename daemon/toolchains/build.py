@@ -39,9 +39,11 @@ _NETWORK = re.compile(
 )
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NOT_FOUND = re.compile(r"No matching distribution found for (.+)")
+_NO_COMPILER = re.compile(r"No CMAKE_C(XX)?_COMPILER could be found|CMAKE_C(XX)?_COMPILER not set|(Could not|Unable to) find (a )?compiler")
 _NOTICES = (
     (re.compile(r"Collecting (\S+)"), "fetching"),
     (re.compile(r"Processing (\S+)"), "reading"),
+    (re.compile(r"Building wheel for (\S+) .*: started"), "building"),
     (re.compile(r"(Installing collected packages)"), "unpacking what was fetched:"),
 )
 Say = Callable[[str], None]
@@ -154,6 +156,10 @@ def _no_packages(build: Build, text: str) -> CkptdError:
             FaultCode.NO_PACKAGE, build.operation, cause, "configure pip with an index that has it (`pip config list`)",
             path=build.log, details=text,
         )  # fmt: skip
+    if _NO_COMPILER.search(text):
+        remedy = "install one (build-essential on Debian and Ubuntu), or configure pip with an index that has a wheel (`pip config list`)"
+        cause = "one of its packages is built from source, and this box has no C and C++ compiler"
+        return Permanent(FaultCode.INSTALL_FAILED, build.operation, cause, remedy, path=build.log, details=text)
     return _unclear(build, text)
 
 

@@ -29,7 +29,10 @@ _NO_CORE = 1
 _LIBRARIES = (
     "torch", "transformers", "peft", "safetensors", "tokenizers", "sentencepiece", "onnx", "onnxruntime", "onnxruntime_genai", "onnxscript",
     "onnxslim", "optimum", "numpy", "openvino", "openvino_genai", "openvino_tokenizers", "nncf",
+    "gguf", "llama_cpp",
 )  # fmt: skip
+_DISTRIBUTIONS = {"llama_cpp": "llama_cpp_python"}
+"""Module → its distribution, where the names differ."""
 
 _stop = StopFlag()
 
@@ -143,5 +146,6 @@ def loaded_versions() -> dict[str, str]:
     for name in _LIBRARIES:
         if name in sys.modules:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[name] = importlib.metadata.version(name)
+                distribution = _DISTRIBUTIONS.get(name, name)
+                versions[distribution] = importlib.metadata.version(distribution)
     return versions

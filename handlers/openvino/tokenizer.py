@@ -12,15 +12,10 @@ import numpy as np
 
 from daemon.contract.errors import Permanent
 from handlers.onnx.folder import tokenizers
+from handlers.onnx.folder.hard_texts import TEXTS
 from handlers.openvino import library
 
 ENCODER, DECODER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
-TEXTS = (
-    "How are you?", "Größe: 12 µm × 3 €, naïve café – «проверка» 東京 안녕 مرحبا", " two  spaces, a\ttab\nand\r\na line\n\n ",
-    "1234567890 3.14 1,000", "don't I'LL we've", "👩‍👩‍👧 é é ﬁ ① Å ½", "def f(x):\n    return x**2  # !?#$", "<|im_start|>user",
-    "https://a.b/c?d=e&f", "ＡＢ　Ｃ",
-)  # fmt: skip
-"""What is read both ways, beside all tokens that stand for themselves."""
 
 
 class Unlike(Exception):

@@ -87,8 +87,9 @@ def _examined(
     )  # fmt: skip
     outputs = scratch / "logits"
     source = next((context.inputs[one] for one in (variant.form_of, "merge") if variant.form_of and one in context.inputs), None)
+    weighed = context.inputs.get("merge", source)
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
-        if source and (told := worker.ask(CompareWeights(source=source)).reason):
+        if weighed and (told := worker.ask(CompareWeights(source=weighed)).reason):
             weights.append(told)
         examination = examine(
             worker, reference, outputs, record.merged_logits(context.inputs.get("merged")), tokenizer=True, progress=reporter.progress

@@ -54,6 +54,7 @@ def test_a_format_that_comes_first_does_not_displace_one_of_ours(strangers: Any)
         "onnx-genai",
         "torch-programs",
         "openvino",
+        "gguf",
     ]
     assert known.problems == ("the format first (strangers:first) was left out: there is another stage onnx",)
 

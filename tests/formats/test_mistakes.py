@@ -123,6 +123,7 @@ def test_a_declaration_with_a_mistake_is_left_out_with_a_sentence(gather: Any, m
         "onnx-genai",
         "torch-programs",
         "openvino",
+        "gguf",
     ]
 
 
@@ -154,11 +155,11 @@ WRONG_CODE = {
     "a package that is not there": (_small(entry="no_such:run"), "its entry no_such:run is wrong: there is no module no_such"),
     "a toolchain that does not exist": (
         _small(toolchain="optimim"),
-        "its toolchain 'optimim' is not known; the names are openvino, optimum",
+        "its toolchain 'optimim' is not known; the names are gguf, openvino, optimum",
     ),
     "a toolchain of the check that does not exist": (
         _small(limits=replace(LIMITS, toolchain="optimim")),
-        "its toolchain 'optimim' is not known; the names are openvino, optimum",
+        "its toolchain 'optimim' is not known; the names are gguf, openvino, optimum",
     ),
 }  # fmt: skip
 

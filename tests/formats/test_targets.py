@@ -67,7 +67,8 @@ def test_every_target_is_made_by_an_installed_format_or_said_to_be_missing(tmp_p
         assert bool(made_for(target, known)) != (target in lacking([target], known))
         assert set(made_for(target, known)) <= set(fitting(target, known))
     here = formats_here(Settings().state_directory)
-    assert here.targets["edge"] == ("onnx-int8", "onnx-int4") and here.targets["ollama"] == ()
+    assert here.targets["edge"] == ("onnx-int8", "onnx-int4") and here.targets["ollama"] == ("gguf-q4_k_m",)
+    assert here.targets["ios"] == ()
     assert {name for names in here.targets.values() for name in names} <= set(variant_names())
 
 

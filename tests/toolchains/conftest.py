@@ -20,6 +20,7 @@ from daemon.toolchains.registry import Definition, Installed, Toolchains, defini
 from tests import models
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained  # noqa: F401
 from tests.sharing import shared
+from tests.toolchains import real
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
@@ -138,12 +139,8 @@ def started(state: Path, definitions: Path, until: str, **environment: str) -> s
 
 @pytest.fixture(scope="session")
 def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real toolchain's folder, installed with pip's own index below what TOOLCHAINS_TEST_STATE names, or else a temporary folder."""
-
-    def put(folder: Path) -> Path:
-        return install.install(Toolchains(Path(os.environ.get("TOOLCHAINS_TEST_STATE") or folder)), "optimum", print).folder
-
-    return shared(tmp_path_factory, "optimum", put)
+    """The real toolchain's folder."""
+    return real.folder_of(real.state_with(tmp_path_factory, "optimum"), "optimum")
 
 
 @pytest.fixture(scope="session")

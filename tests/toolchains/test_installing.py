@@ -189,6 +189,11 @@ def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(tmp_path: 
             "no-network",
             "could not reach its package index",
         ),
+        (
+            "CMake Error: CMAKE_CXX_COMPILER not set, after EnableLanguage\nERROR: Failed building wheel for llama_cpp_python",
+            "install-failed",
+            "this box has no C and C++ compiler",
+        ),
         ("ERROR: No matching distribution found for torch==2.13.0", "no-package", "index has no torch==2.13.0 for Python"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.\nmore", "install-failed", "THESE PACKAGES DO NOT MATCH THE HASHES"),
     ],

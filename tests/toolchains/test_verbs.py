@@ -25,7 +25,7 @@ def test_what_is_not_installed_or_not_known_is_one_sentence_and_exit_code_2(tmp_
     for verb, name, words in (
         ("check", "optimum", "check the toolchain optimum: it is not installed. Fix: run `ckptd toolchain install optimum`."),
         ("remove", "optimum", "it is not installed. Fix: there is nothing to remove; `ckptd toolchain list` shows what is installed."),
-        ("install", "nothing", "there is no toolchain 'nothing'. Fix: use one of: openvino, optimum."),
+        ("install", "nothing", "there is no toolchain 'nothing'. Fix: use one of: gguf, openvino, optimum."),
     ):
         answer = ckptd(tmp_path, "toolchain", verb, name)
         assert answer.returncode == 2, answer.stderr

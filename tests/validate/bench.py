@@ -63,11 +63,8 @@ class Bench:
         return examine(direct, self.reference, outputs, against, tokenizer=True, progress=lambda fraction, message: None)
 
     def told_of_weights(self, variant: str, folder: Path) -> str | None:
-        """Why the weights of a PyTorch form are not those of the merged model."""
-        declared = catalog().variants[variant]
-        if declared.form_of != "pytorch":
-            return None
-        spec = EngineSpec(engine=declared.limits.engine, folder=str(folder), task=self.subject.task)
+        """Why its weights are not those of the merged model, where its engine compares them."""
+        spec = EngineSpec(engine=catalog().variants[variant].limits.engine, folder=str(folder), task=self.subject.task)
         return Direct(variant, spec).ask(CompareWeights(source=str(self.merged))).reason
 
     def check(self, variant: str, folder: Path, source: Path | None = None) -> ArtifactCheck:

@@ -243,6 +243,10 @@ def test_special_tokens_are_compared_as_programs_read_them(tmp_path: Path) -> No
     assert special_tokens.difference(artifact, wanted) is None, "another program's file of that name"
     (artifact / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     assert "eos_token is not set instead of '</s>'" in str(special_tokens.difference(artifact, wanted))
+    (artifact / "tokenizer_config.json").unlink()
+    assert special_tokens.difference(artifact, wanted, (5, 2, 9)) is None, "its runtime may know more"
+    told = "its special tokens are not the live model's: the end of a text is [5, 9] instead of [2]"
+    assert special_tokens.difference(artifact, wanted, (5, 9)) == told
     assert special_tokens.difference(artifact, None) is None, "an older version wrote down none"
     (pin / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
     assert special_tokens.expected(pin, base)["names"] == {"eos_token": "<end>"}, "the checkpoint's file goes before the base's"

@@ -15,12 +15,7 @@ from transformers import AutoTokenizer
 
 from handlers.models.files import copy_tokenizer
 from handlers.onnx.folder import examples, tokenizers
-
-TEXTS = (
-    "How are you?", "Größe und Gewicht: 12 µm × 3 €, naïve café – «проверка» 東京", " two  spaces, a\ttab\nand a line ", "<<a>> >>b",
-    ">>deu<<", "¿Qué? ½ ﬁ ①  Å", "",
-)  # fmt: skip
-"""What is read both ways, beside all tokens that stand for themselves."""
+from handlers.onnx.folder.hard_texts import TEXTS
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def examine(
     if tokenizer and reference.readable:
         result.tokenizer = _tokenizer_difference(worker, reference)
     result.labels = _label_difference(Path(worker.folder), subject.labels) or _threshold_difference(Path(worker.folder), subject)
-    result.special = special_tokens.difference(Path(worker.folder), reference.special)
+    result.special = special_tokens.difference(Path(worker.folder), reference.special, about.ends)
     result.base = reference.adapter
     outputs.mkdir(exist_ok=True)
     live, tuned, rows = Comparison(subject.head, subject.thresholds), FineTuning(subject.head), list[Rows]()

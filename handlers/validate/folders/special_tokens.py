@@ -1,11 +1,13 @@
 """Whether an artifact's files name the same special tokens as the live model's: the ids that begin, end and pad a text, and their texts.
 
 Called by the stage `reference`, which reads what they must be, and by `examination`. A wrong one changes no logits: it shows in use,
-as texts that never end, or end at once. Only files in transformers' form are compared.
+as texts that never end, or end at once. Files in transformers' form are compared, and the ends of texts that a
+runtime reads from a file of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,9 @@ def expected(pin: Path, base: Path | None) -> Json:
     }
 
 
-def difference(folder: Path, wanted: Json | None) -> str | None:
-    """Which special tokens of an artifact are not those of `wanted`, as a clause; None where all are."""
+def difference(folder: Path, wanted: Json | None, ends: Collection[int] | None = None) -> str | None:
+    """Which special tokens of an artifact are not those of `wanted`, as a clause; None where all are. `ends`: those at which its runtime
+    ends a text, where its file says so."""
     if wanted is None:
         return None
     wrong = []
@@ -47,6 +50,10 @@ def difference(folder: Path, wanted: Json | None) -> str | None:
     names = _names(config, _json(folder, _OLDER))
     whole = "tokenizer_class" in config  # what another program writes under this name may leave tokens out
     wrong += [(key, names.get(key), value) for key, value in wanted["names"].items() if names.get(key, None if whole else value) != value]
+    if ends is not None:
+        ids = wanted["ids"].get("eos_token_id", [])
+        lost = [token for token in (ids if isinstance(ids, list) else [ids]) if token not in ends]
+        wrong += [("the end of a text", list(ends)[:8], lost)] if lost else []
     if not wrong:
         return None
     told = ", ".join(f"{key} is {_told(found)} instead of {_told(value)}" for key, found, value in wrong)

@@ -27,6 +27,8 @@ class Loaded(Frozen):
     """Whether there is an adapter that can be left out of a pass."""
     together: bool = False
     """Whether many requests take little more time than one, if they are sent `Ahead`."""
+    ends: tuple[int, ...] | None = None
+    """Tokens at which the runtime ends a text by what its file says; None where nobody but the caller says so."""
 
 
 class Rebased(Frozen):

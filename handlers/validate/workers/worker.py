@@ -55,6 +55,7 @@ class Commands:
             context_length=self._engine.context_length,
             adapted=bool(getattr(self._engine, "adapted", False)),
             together=hasattr(self._driver, "expect"),
+            ends=getattr(self._engine, "own_ends", None),
         )
 
     def rebase(self, request: protocol.Rebase) -> protocol.Rebased:

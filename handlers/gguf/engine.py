@@ -1,0 +1,88 @@
+"""The engine of GGUF files: llama.cpp itself, in fp32 wherever the weights leave it the choice. Run inside the toolchain `gguf`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from handlers.gguf import comparison, library
+from handlers.validate.engines.registry import EngineSpec
+
+ROOM = 256
+"""Tokens for which a cache has room beyond its first ones, at least."""
+
+
+@dataclass
+class Cache:
+    """A context, and what was computed in it: rows of (token, position)."""
+
+    context: library.Context
+    rows: list[list[tuple[int, int]]] = field(default_factory=list)
+
+
+class GgufEngine:
+    """A language model."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        folder = Path(spec.folder)
+        files = sorted(folder.glob("*.gguf"))
+        if len(files) != 1:
+            cause = f"the folder holds {len(files)} .gguf files instead of one"
+            raise Permanent(FaultCode.GRAPH_NOT_FOUND, "run the GGUF file", cause, "export the variant again", path=folder)
+        self._threads = spec.threads
+        self._model = library.Model(files[0])
+        self.vocabulary: int | None = self._model.tokens
+        self.context_length: int | None = self._model.trained_length
+        self.end_tokens = self.own_ends = self._model.end_tokens()
+
+    @staticmethod
+    def prepare(spec: EngineSpec) -> None:
+        """Load llama.cpp."""
+        library.llama()
+
+    @staticmethod
+    def weights_difference(spec: EngineSpec, merged: Path) -> str | None:
+        """Why its weights are not those of the merged model, as a clause; None where they are. Nothing is loaded for it."""
+        return comparison.difference(Path(spec.folder), merged)
+
+    def step(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray, position_ids: np.ndarray, cache: Cache | None
+    ) -> tuple[np.ndarray, Cache]:
+        """See `Engine.step`; tokens of padding are left out, since each row is a text of its own for llama.cpp."""
+        rows, new = input_ids.shape
+        if cache is None:
+            cache = Cache(self._context(rows * (new + ROOM), rows), [[] for _ in range(rows)])
+        elif sum(map(len, cache.rows)) + rows * new > cache.context.room:
+            cache = self._wider(cache, rows * (new + ROOM))
+        real = attention_mask[:, attention_mask.shape[1] - new :].astype(bool)
+        places = [(row, at) for row in range(rows) for at in range(new) if real[row, at]]
+        found = cache.context.run([(int(input_ids[row, at]), int(position_ids[row, at]), row) for row, at in places])
+        for row, at in places:
+            cache.rows[row].append((int(input_ids[row, at]), int(position_ids[row, at])))
+        logits = np.zeros((rows, new, found.shape[1]), np.float32)
+        logits[tuple(np.array(places).T)] = found
+        return logits, cache
+
+    def _context(self, room: int, rows: int) -> library.Context:
+        return library.Context(self._model, -(-room // 256) * 256, rows, self._threads)
+
+    def _wider(self, cache: Cache, more: int) -> Cache:
+        """A context with more room, in which all of the cache was computed again: llama.cpp's do not grow."""
+        cache.context.close()
+        wider = self._context(2 * cache.context.room + more, cache.context.sequences)
+        wider.run([(token, place, row) for row, known in enumerate(cache.rows) for token, place in known], logits=False)
+        return Cache(wider, cache.rows)
+
+    def encode(self, text: str) -> list[int]:
+        """See `Loaded.encode`; by llama.cpp's tokenizer."""
+        return self._model.encode(text)
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        raise Permanent(FaultCode.NO_PAIRS, "run the GGUF file", "a language model takes no pairs of texts", "leave the variant out")
+
+    def text(self, ids: list[int]) -> str:
+        return self._model.decode(ids)

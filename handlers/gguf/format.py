@@ -1,0 +1,60 @@
+"""The formats `gguf-…`: for llama.cpp, Ollama, LM Studio and what else is built on llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from daemon.contract.formats.declaration import Format, Level, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.stages import MIB
+from handlers.gguf.options import GgufOptions
+
+USAGE = Path(__file__).with_name("usage.md")
+TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "dynamic axes", "tokenizer"})
+TOOLCHAIN = "gguf"
+DEFAULTS = "on the CPU with a cache in fp32 and without flash attention; llama.cpp's default cache is fp16, and other builds use a GPU"
+TEXTS = ("gguf.calibration_samples", "validation.prompts", "validation.data", "validation.samples")
+
+
+def _variant(
+    name: str, about: str, size: float, thresholds: Thresholds, *, fallback: str | None, level: Level | None = None, texts: bool = False,
+    arithmetic: Literal["half", "blocks"] = "blocks",
+) -> Variant:  # fmt: skip
+    return Variant(
+        f"gguf-{name}", f"handlers.gguf.stage:{name}", 1, toolchain=TOOLCHAIN, arithmetic=arithmetic, about=about,
+        needs=("pytorch", "calibration") if texts else ("pytorch",),
+        memory_fixed=700 * MIB, memory_fp32=1.0 if texts else 0.1, disk_fp32=size + (1.0 if texts else 0.0), disk_fixed=16 * MIB,
+        settings=TEXTS if texts else (), form_of="gguf-f16" if level else None, level=level, fallback=fallback,
+        limits=Limits("gguf", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=size + 0.2),
+        thresholds=thresholds, traits=TRAITS, usage=USAGE, library="gguf",
+        also_for=frozenset({"ollama", "laptop", "cpu-server", "edge"}), elsewhere=DEFAULTS,
+    )  # fmt: skip
+
+
+FORMAT = Format(
+    name="gguf",
+    about="One file with weights, vocabulary and chat template for llama.cpp, Ollama and LM Studio, with a Modelfile.",
+    order=80,
+    options=GgufOptions,
+    section="gguf",
+    engines={"gguf": {"causal": "handlers.gguf.engine:GgufEngine"}},
+    variants=(
+        _variant("q4_k_m", "4-bit weights in blocks of 256, some of them in 6 bits (Q4_K_M)", 0.16,
+                 Thresholds(agreement=0.8, kl=0.1, error=3.0), fallback="gguf-q5_k_m", level="int4", texts=True),
+        _variant("q5_k_m", "5-bit weights in blocks of 256, some of them in 6 bits (Q5_K_M)", 0.19,
+                 Thresholds(agreement=0.85, kl=0.05, error=2.0), fallback="gguf-q6_k", texts=True),
+        _variant("q6_k", "6-bit weights in blocks of 256 (Q6_K)", 0.22,
+                 Thresholds(agreement=0.9, kl=0.02, error=1.0), fallback="gguf-q8_0", texts=True),
+        _variant("q8_0", "8-bit weights in blocks of 32 (Q8_0)", 0.28,
+                 Thresholds(agreement=0.9, kl=0.02, error=1.0), fallback="gguf-f16", level="int8-weight"),
+        _variant("f16", "weights in fp16", 0.52,
+                 Thresholds(agreement=0.97, kl=0.001, error=0.25), fallback=None, arithmetic="half"),
+        _variant("bf16", "weights in bf16: without loss for a model that was trained in it", 0.52,
+                 Thresholds(agreement=0.97, kl=0.001, error=0.25), fallback=None, arithmetic="half"),
+    ),
+    families={
+        "decoders": "run by llama.cpp and compared with the live model: prefill, cached decoding, batches of unequal lengths, greedy text",
+        "encoder-decoders": "not possible: the export says so",
+        "encoders and heads": "not possible: the export says so",
+    },
+)  # fmt: skip
