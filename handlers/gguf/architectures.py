@@ -279,7 +279,7 @@ def plan(config: Json, found: Architecture, shapes: dict[str, tuple[int, ...]]) 
             continue
         name = _named(names, source)
         transposed = bool(found.transposed) and source.endswith(found.transposed)
-        yield Planned(name, tuple(reversed(shape)) if transposed else shape, (_part(source, config, found, transposed=transposed),))
+        yield Planned(name, tuple(reversed(shape)) if transposed else shape, (part_of(source, config, found),))
     divisors = frequencies(config)
     if divisors is not None:
         yield Planned("rope_freqs.weight", divisors.shape, (), divisors)
@@ -292,8 +292,9 @@ def _named(names: Any, source: str) -> str:
     return name
 
 
-def _part(source: str, config: Json, found: Architecture, *, transposed: bool) -> Part:
-    if transposed:
+def part_of(source: str, config: Json, found: Architecture) -> Part:
+    """A tensor of transformers as llama.cpp stores it."""
+    if found.transposed and source.endswith(found.transposed):
         return Part(source, lambda array: np.ascontiguousarray(array.T), whole=True)
     if found.shift and source.endswith("norm.weight"):
         return Part(source, lambda array: array + np.float32(found.shift))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import numpy as np
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.gguf import comparison, library
+from handlers.gguf.architectures import NotPossible
+from handlers.gguf.model_file import ModelFile
+from handlers.gguf.writing import TooLarge
 from handlers.validate.engines.registry import EngineSpec
 
 ROOM = 256
@@ -24,20 +28,28 @@ class Cache:
     rows: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
+def file_in(folder: Path) -> Path:
+    """The GGUF file of a folder."""
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        cause = f"the folder holds {len(files)} .gguf files instead of one"
+        raise Permanent(FaultCode.GRAPH_NOT_FOUND, "run the GGUF file", cause, "export the variant again", path=folder)
+    return files[0]
+
+
 class GgufEngine:
     """A language model."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        folder = Path(spec.folder)
-        files = sorted(folder.glob("*.gguf"))
-        if len(files) != 1:
-            cause = f"the folder holds {len(files)} .gguf files instead of one"
-            raise Permanent(FaultCode.GRAPH_NOT_FOUND, "run the GGUF file", cause, "export the variant again", path=folder)
         self._threads = spec.threads
-        self._model = library.Model(files[0])
+        self._adapter: library.LoadedAdapter | None = None
+        self._model = self._opened(spec)
         self.vocabulary: int | None = self._model.tokens
         self.context_length: int | None = self._model.trained_length
         self.end_tokens = self.own_ends = self._model.end_tokens()
+
+    def _opened(self, spec: EngineSpec) -> library.Model:
+        return library.Model(file_in(Path(spec.folder)))
 
     @staticmethod
     def prepare(spec: EngineSpec) -> None:
@@ -68,7 +80,7 @@ class GgufEngine:
         return logits, cache
 
     def _context(self, room: int, rows: int) -> library.Context:
-        return library.Context(self._model, -(-room // 256) * 256, rows, self._threads)
+        return library.Context(self._model, -(-room // 256) * 256, rows, self._threads, adapter=self._adapter)
 
     def _wider(self, cache: Cache, more: int) -> Cache:
         """A context with more room, in which all of the cache was computed again: llama.cpp's do not grow."""
@@ -86,3 +98,27 @@ class GgufEngine:
 
     def text(self, ids: list[int]) -> str:
         return self._model.decode(ids)
+
+
+class GgufAdapterEngine(GgufEngine):
+    """An adapter over its base, which is written as a GGUF file without loss for as long as it takes to open it."""
+
+    def _opened(self, spec: EngineSpec) -> library.Model:
+        if spec.base is None or spec.base_values != "original":
+            cause = "the adapter is to be put over a base with changed values (merge.base), which no GGUF file of the base has"
+            raise Permanent(FaultCode.FORM_NOT_POSSIBLE, "run the adapter", cause, "leave gguf-adapter out of export.variants")
+        with tempfile.TemporaryDirectory() as scratch:
+            try:
+                base, file = ModelFile(Path(spec.base), "base", Path(scratch)), Path(scratch, "base.gguf")
+                base.write(base.lossless, file, lambda _: None)
+            except (NotPossible, TooLarge) as error:
+                remedy = "leave gguf-adapter out of export.variants"
+                raise Permanent(FaultCode.FORM_NOT_POSSIBLE, "run the adapter", str(error), remedy, path=spec.base) from error
+            model = library.Model(file)  # which keeps what it has opened
+        self._adapter = library.LoadedAdapter(model, file_in(Path(spec.folder)))
+        return model
+
+    @staticmethod
+    def weights_difference(spec: EngineSpec, merged: Path) -> str | None:
+        """Nothing: its factors are compared by what they do."""
+        return None

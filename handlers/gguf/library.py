@@ -112,10 +112,22 @@ class Model:
             room = -count
 
 
+class LoadedAdapter:
+    """An adapter that was read for a model; it is freed with the model."""
+
+    def __init__(self, model: Model, path: Path) -> None:
+        _said.clear()
+        self.handle = llama().llama_adapter_lora_init(model._model, str(path).encode())
+        if not self.handle:
+            raise Refused(why())
+
+
 class Context:
     """A cache of `room` tokens of up to `sequences` texts, in which tokens are computed. Everything in fp32 but what the weights demand."""
 
-    def __init__(self, model: Model, room: int, sequences: int, threads: int, observe: Any = None) -> None:
+    def __init__(
+        self, model: Model, room: int, sequences: int, threads: int, observe: Any = None, adapter: LoadedAdapter | None = None
+    ) -> None:
         library = llama()
         _said.clear()
         params = library.llama_context_default_params()
@@ -133,6 +145,10 @@ class Context:
         if not self._context:
             raise Refused(why())
         self._batch = library.llama_batch_init(room, 0, 1)
+        if adapter is not None:
+            handles, factors = (library.llama_adapter_lora_p_ctypes * 1)(adapter.handle), (ctypes.c_float * 1)(1.0)
+            if library.llama_set_adapters_lora(self._context, handles, 1, factors) != 0:
+                raise Refused(why())
 
     def close(self) -> None:
         """Free it."""

@@ -6,9 +6,9 @@ than 8 bits are made by llama.cpp's own quantizer from a file without loss, whic
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,13 @@ import numpy as np
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
-from daemon.contract.values import Json
 from handlers.child.progress import Reporter, StageOutput
-from handlers.gguf import architectures, importance, library, modelfile, vocabulary, writing
+from handlers.gguf import architectures, importance, library, modelfile, writing
 from handlers.gguf.architectures import NotPossible
+from handlers.gguf.model_file import ModelFile
 from handlers.gguf.options import GgufOptions
-from handlers.gguf.weights import Weights
-from handlers.models.folder import GENERATION, ModelFolder
 from handlers.onnx.folder import tokenizers
 from handlers.texts.selection import calibration_texts
-from handlers.validate.engines.generation_rules import end_tokens
-
-LOSSLESS = {"BF16": "bf16", "F16": "f16"}
-"""How a file without loss is written, by the dtype of all weights; else in fp32."""
 
 
 def f16(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -64,21 +58,24 @@ def q4_k_m(context: StageContext, reporter: Reporter) -> StageOutput:
 
 
 def _made(context: StageContext, reporter: Reporter, kind: str) -> StageOutput:
-    try:
+    with told(context, context.inputs["pytorch"]):
         return _Making(context, reporter, kind).run()
-    except (NotPossible, writing.TooLarge) as error:
-        remedy = f"leave {context.stage} out of export.variants"
-        if isinstance(error, writing.TooLarge):
-            remedy = "use gguf-bf16 or gguf-q8_0 instead of gguf-f16 in export.variants"
-        raise Permanent(
-            FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", str(error), remedy, path=context.inputs["pytorch"]
-        ) from error
+
+
+@contextlib.contextmanager
+def told(context: StageContext, path: str) -> Iterator[None]:
+    """What can't be made becomes Permanent `form-not-possible`."""
+    operation, remedy = f"make the variant {context.stage}", f"leave {context.stage} out of export.variants"
+    try:
+        yield
+    except NotPossible as error:
+        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, str(error), remedy, path=path) from error
+    except writing.TooLarge as error:
+        remedy = "use gguf-bf16 or gguf-q8_0 instead of gguf-f16 in export.variants"
+        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, str(error), remedy, path=path) from error
     except library.Refused as error:
-        raise Permanent(
-            FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"llama.cpp says: {error}",
-            f"report it, with the model's config.json; until then leave {context.stage} out of export.variants",
-            path=context.inputs["pytorch"],
-        ) from error  # fmt: skip
+        remedy = f"report it, with the model's config.json; until then {remedy}"
+        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, f"llama.cpp says: {error}", remedy, path=path) from error
 
 
 class _Making:
@@ -86,36 +83,25 @@ class _Making:
 
     def __init__(self, context: StageContext, reporter: Reporter, kind: str) -> None:
         self.context, self.reporter, self.kind = context, reporter, kind
-        self.source, self.staging = Path(context.inputs["pytorch"]), Path(context.staging)
-        self.scratch = Path(context.temporary)
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        self.folder = ModelFolder(self.source)
-        config: Json = self.folder.config
-        self.config: Json = {**config, **config["text_config"]} if "text_config" in config else config
-        self.found = architectures.find(self.config)
+        self.staging, self.scratch = Path(context.staging), Path(context.temporary)
+        title = f"{context.checkpoint.run} step {context.checkpoint.step}"
+        self.model = ModelFile(Path(context.inputs["pytorch"]), title, self.scratch)
         self.target = self.staging / f"model-{kind.upper()}.gguf"
 
     def run(self) -> StageOutput:
         """Make it."""
-        weights = Weights(self.folder)
-        self._writer("f32")  # what its configuration says comes first: it explains more than a name of a tensor
-        try:
-            tensors = list(architectures.plan(self.config, self.found, {name: info.shape for name, info in self.folder.headers.items()}))
-        except KeyError as error:
-            raise NotPossible(f"its config.json does not say {error}") from error
+        model = self.model
         self.reporter.progress(0.02, "proving the tokenizer")
-        words = vocabulary.find(self.source, self.config, self._ends(), lambda _: self._writer("f32"), self.scratch)
         figures: dict[str, Any] = {
             "file": self.target.name, "library": importlib.metadata.version("llama_cpp_python"),
-            "architecture": self.found.kind.name.lower(), "pre_tokenizer": words.pre,
+            "architecture": model.found.kind.name.lower(), "pre_tokenizer": model.words.pre,
         }  # fmt: skip
         if self.kind in writing.FILE_TYPES:
-            counts = self._write(self.kind, self.target, words, tensors, weights, 0.05, 0.9)
+            counts = model.write(self.kind, self.target, self._said(0.05, 0.9, f"writing {self.target.name}"))
         else:
-            (dtype,) = weights.dtypes if len(weights.dtypes) == 1 else ("F32",)
             whole = self.scratch / "lossless.gguf"
             try:
-                self._write(LOSSLESS.get(dtype, "f32"), whole, words, tensors, weights, 0.05, 0.35)
+                model.write(model.lossless, whole, self._said(0.05, 0.35, "writing a file without loss"))
                 known, texts = self._importance(whole)
                 self.reporter.progress(0.7, f"quantizing to {self.kind}")
                 library.quantize(whole, self.target, self.kind.upper(), self.context.limits.threads, known)
@@ -123,58 +109,36 @@ class _Making:
                 whole.unlink(missing_ok=True)
             counts = _counts(self.target)
             figures["calibration_texts"] = texts
-        warnings = self._beside(words)
+        warnings = self._beside()
         return StageOutput(figures={**figures, "graph_bytes": self.target.stat().st_size, "weights": counts}, warnings=warnings)
 
-    def _ends(self) -> tuple[int, ...]:
-        path = self.source / GENERATION
-        return tuple(map(int, end_tokens(json.loads(path.read_bytes()) if path.is_file() else {}, self.config)))
-
-    def _writer(self, kind: str) -> gguf.GGUFWriter:
-        writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[self.found.kind])
-        writer.add_type(gguf.GGUFType.MODEL)
-        writer.add_name(f"{self.context.checkpoint.run} step {self.context.checkpoint.step}")
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        writer.add_file_type(writing.FILE_TYPES[kind][0])
-        try:
-            architectures.describe(writer, self.config, self.found)
-        except KeyError as error:
-            raise NotPossible(f"its config.json does not say {error}") from error
-        return writer
-
-    def _write(
-        self, kind: str, path: Path, words: vocabulary.Vocabulary, tensors: Sequence[architectures.Planned], weights: Weights,
-        start: float, share: float,
-    ) -> dict[str, int]:  # fmt: skip
-        writer = self._writer(kind)
-        words.write(writer, self.source)
-        said: Callable[[float], None] = lambda done: self.reporter.progress(start + share * done, f"writing {path.name}")  # noqa: E731
-        return writing.write(writer, path, tensors, weights, writing.FILE_TYPES[kind][1], said)
+    def _said(self, start: float, share: float, message: str) -> Callable[[float], None]:
+        return lambda done: self.reporter.progress(start + share * done, message)
 
     def _importance(self, path: Path) -> tuple[dict[str, np.ndarray], int]:
         """Tensor → mean squares, and of how many texts."""
         count = self.context.work.options(GgufOptions).calibration_samples
         if not count:
             return {}, 0
-        reader = tokenizers.load(self.source)
-        texts = calibration_texts(self.context, count, self.source)
+        reader = tokenizers.load(self.model.source)
+        texts = calibration_texts(self.context, count, self.model.source)
         rows = [row for row in (reader.encode(text) for text in texts.plain) if row]
-        said: Callable[[float], None] = lambda done: self.reporter.progress(0.4 + 0.3 * done, "computing the texts")  # noqa: E731
-        return importance.measure(path, rows, self.context.limits.threads, said), len(rows)
+        return importance.measure(path, rows, self.context.limits.threads, self._said(0.4, 0.3, "computing the texts")), len(rows)
 
-    def _beside(self, words: vocabulary.Vocabulary) -> list[str]:
-        with library.Model(self.target, vocabulary_only=True) as model:
-            known = model.end_tokens()
+    def _beside(self) -> list[str]:
+        """Put the Modelfile there; warnings."""
+        words = self.model.words
+        with library.Model(self.target, vocabulary_only=True) as opened:
+            known = opened.end_tokens()
         if lost := sorted(set(words.ends) - set(known)):
             raise NotPossible(f"llama.cpp would not end a text at its token {words.tokens[lost[0]]!r}")
-        ends = [words.tokens[token] for token in known]
         start = "" if words.first is None else words.tokens[words.first]
-        context = min(architectures.positions(self.config), architectures.window(self.config) or architectures.positions(self.config))
-        told = modelfile.write(self.staging, self.target.name, self.source, context, ends, start)
+        stops = [words.tokens[token] for token in known]
+        told = modelfile.write(self.staging, self.target.name, self.model.source, self.model.length, stops, start)
         warnings = []
         if told is False:
             warnings.append("the Modelfile has no TEMPLATE, since the chat template can't be said in Ollama's language; Ollama guesses one")
-        if (window := architectures.window(self.config)) is not None:
+        if (window := architectures.window(self.model.config)) is not None:
             warnings.append(f"llama.cpp knows no sliding window for it, so the file says that the model knows {window:,} positions")
         return warnings
 

@@ -14,7 +14,8 @@ from handlers.models.folder import ModelFolder
 
 ROWS_BYTES = 64 << 20
 """Bytes in fp32 that are read at a time."""
-_STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
+"""Dtype of weights, as safetensors names it → as it is read; bf16 as the upper halves of fp32."""
 
 
 class Weights:
@@ -31,17 +32,17 @@ class Weights:
     @functools.cached_property
     def dtypes(self) -> set[str]:
         """The dtypes of the weights, as safetensors names them."""
-        return {info.dtype for info in self.headers.values() if info.dtype in _STORED}
+        return {info.dtype for info in self.headers.values() if info.dtype in STORED}
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows start…stop of a tensor, in fp32. Permanent for a dtype that is not one of weights."""
         info = self.headers[name]
-        if info.dtype not in _STORED:
+        if info.dtype not in STORED:
             cause = f"{name} is stored as {info.dtype}, which is not a dtype of plain weights"
             raise Permanent(
                 FaultCode.FORM_NOT_POSSIBLE, "write GGUF", cause, "leave the gguf variants out of export.variants", path=info.file
             )
-        path, kind = self.folder.path / info.file, _STORED[info.dtype]
+        path, kind = self.folder.path / info.file, STORED[info.dtype]
         mapped: np.ndarray = np.memmap(path, dtype=kind, mode="r", offset=info.start, shape=info.shape)
         part = mapped[start:stop]
         if info.dtype == "BF16":

@@ -133,7 +133,7 @@ def test_an_exception_that_ends_the_thread_of_events_costs_no_checkpoint(station
     thread, before = reader(), len(instances())
     here.watcher._observers._directories.hints = None  # type: ignore[union-attr, assignment]
     copy_of(pico_run / "checkpoint-2", here.root / "run" / "checkpoint-2")
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     here.wait_for_jobs(1)
     copy_of(pico_run / "checkpoint-4", here.root / "run" / "checkpoint-4")

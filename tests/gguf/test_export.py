@@ -22,7 +22,7 @@ from tests.validate import sabotage
 from tests.validate.bench import Bench
 
 pytestmark = pytest.mark.slow
-VARIANTS = ("gguf-q4_k_m", "gguf-q5_k_m", "gguf-q6_k", "gguf-q8_0", "gguf-f16", "gguf-bf16")
+VARIANTS = ("gguf-q4_k_m", "gguf-q5_k_m", "gguf-q6_k", "gguf-q8_0", "gguf-f16", "gguf-bf16", "gguf-adapter")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_all_forms_pass_and_say_with_what_they_were_made(exported: Path) -> None
     assert {"gguf", "llama_cpp_python"} <= set(report["versions"])
     assert all(one["figures"]["speed_over_pytorch"] > 0 for one in made.values())
     sizes = [made[name]["size_bytes"] for name in VARIANTS]
-    assert sizes[:4] == sorted(sizes[:4]) and sizes[3] < min(sizes[4:]) and abs(sizes[4] - sizes[5]) < 100
+    assert sizes[:4] == sorted(sizes[:4]) and sizes[3] < min(sizes[4:6]) and abs(sizes[4] - sizes[5]) < 100
     figures = {stage["name"]: stage["figures"] for stage in report["stages"]}
     assert figures["gguf-q4_k_m"]["calibration_texts"] > 0 and figures["gguf-q4_k_m"]["weights"]["Q4_K"] > 0
 

@@ -1,0 +1,78 @@
+"""A transformers folder as what its GGUF file says: architecture, vocabulary, tensors. Used by stages, and for the base of an adapter."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+
+from daemon.contract.values import Json
+from handlers.gguf import architectures, vocabulary, writing
+from handlers.gguf.architectures import NotPossible
+from handlers.gguf.weights import Weights
+from handlers.models.folder import GENERATION, ModelFolder
+from handlers.validate.engines.generation_rules import end_tokens
+
+_LOSSLESS = {"BF16": "bf16", "F16": "f16"}
+
+
+class ModelFile:
+    """What is read of a folder before anything is written. Raises NotPossible for what llama.cpp does not compute as transformers does."""
+
+    def __init__(self, source: Path, title: str, scratch: Path) -> None:
+        """`title`: the model's name in the file; `scratch`: a folder for files without weights."""
+        self.source, self._title, self._scratch = source, title, scratch
+        self.folder = ModelFolder(source)
+        config: Json = self.folder.config
+        self.config: Json = {**config, **config["text_config"]} if "text_config" in config else config
+        self.found = architectures.find(self.config)
+        self.weights = Weights(self.folder)
+        self.writer("f32")  # what its configuration says comes first: it explains more than a name of a tensor
+        try:
+            self.tensors = list(architectures.plan(self.config, self.found, {name: one.shape for name, one in self.folder.headers.items()}))
+        except KeyError as error:
+            raise NotPossible(f"its config.json does not say {error}") from error
+
+    @functools.cached_property
+    def words(self) -> vocabulary.Vocabulary:
+        """Its vocabulary, proven."""
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        return vocabulary.find(self.source, self.config, self._ends(), lambda _: self.writer("f32"), self._scratch)
+
+    @property
+    def lossless(self) -> str:
+        """The kind of file in which no weight is rounded."""
+        dtypes = self.weights.dtypes
+        return _LOSSLESS.get(next(iter(dtypes)), "f32") if len(dtypes) == 1 else "f32"
+
+    @property
+    def length(self) -> int:
+        """Positions that the file says it knows."""
+        known = architectures.positions(self.config)
+        return min(known, architectures.window(self.config) or known)
+
+    def writer(self, kind: str) -> gguf.GGUFWriter:
+        """A writer with the keys of the model, without its vocabulary."""
+        writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[self.found.kind])
+        writer.add_type(gguf.GGUFType.MODEL)
+        writer.add_name(self._title)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_file_type(writing.FILE_TYPES[kind][0])
+        try:
+            architectures.describe(writer, self.config, self.found)
+        except KeyError as error:
+            raise NotPossible(f"its config.json does not say {error}") from error
+        return writer
+
+    def write(self, kind: str, path: Path, said: Callable[[float], None]) -> dict[str, int]:
+        """Write the file; gives type → weights in it. `said` is told which share is done. Raises writing.TooLarge."""
+        writer = self.writer(kind)
+        self.words.write(writer, self.source)
+        return writing.write(writer, path, self.tensors, self.weights, writing.FILE_TYPES[kind][1], said)
+
+    def _ends(self) -> tuple[int, ...]:
+        path = self.source / GENERATION
+        return tuple(map(int, end_tokens(json.loads(path.read_bytes()) if path.is_file() else {}, self.config)))
