@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from daemon.cli import bench, configuration, maintenance, queue, setup, toolchain
+from daemon.cli import bench, configuration, convert, maintenance, queue, setup, toolchain
 from daemon.cli.common import (
     ConfigOption,
     DaemonConfiguration,
@@ -371,6 +371,7 @@ def demo(
 
 
 bench.register(app)
+convert.register(app)
 queue.register(app)
 maintenance.register(app)
 toolchain.register(app)

@@ -511,6 +511,11 @@ class FaultCode(StrEnum):
 
     To do: Correct the field in the file that the message names, or copy that file again from its source.
     """
+    CONVERSION_DIFFERS = "conversion-differs"
+    """`ckptd convert` read other values in the file that it wrote than in its source.
+
+    To do: Try again; if it happens again, check the disk and the memory of this machine.
+    """
     DATA_EMPTY = "data-empty"
     """The files that `validate.data` or `validate.prompts` names have no text that can be used.
 
@@ -532,6 +537,11 @@ class FaultCode(StrEnum):
 
     To do: Copy or download the folder again completely.
     """
+    NAME_TAKEN = "name-taken"
+    """`ckptd convert` would give two files of the folder the same name.
+
+    To do: Move one of the two out of the folder.
+    """
     NO_TENSORS = "no-tensors"
     """A weight file is not a table of tensors.
 
@@ -551,6 +561,11 @@ class FaultCode(StrEnum):
     """The weights are pickled `.bin` files, but safetensors files are needed.
 
     To do: Convert the weights to safetensors.
+    """
+    NOTHING_TO_CONVERT = "nothing-to-convert"
+    """The folder given to `ckptd convert` has no pickled weights.
+
+    To do: Give a folder with a file that ends in .bin, .pt, .pth or .ckpt.
     """
     PROMPTS_EMPTY = "prompts-empty"
     """The prompts file has no text, or its text gives no tokens.

@@ -14,7 +14,7 @@ import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
@@ -128,8 +128,8 @@ def place_weights(model: ModelFolder, output: Path) -> None:
         _place_or_copy(model.path / name, output / name)
 
 
-def _unpickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a `.bin` file by name, mapped where its format allows it. Permanent when there is anything but tensors to run."""
+def read_pickle(path: Path) -> Any:
+    """What a pickled file holds, its tensors mapped where its format allows it. Permanent when there is anything but tensors to run."""
     import pickle
 
     import torch
@@ -138,7 +138,7 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
         raise Permanent(FaultCode.FILE_MISSING, OPERATION, "the file does not exist", "check that the folder is complete", path=path)
     try:
         # Files from before torch 1.6 are no archives and can't be mapped.
-        table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise Permanent(
@@ -148,6 +148,13 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
             "save the model with safe_serialization=True; pickled code is never executed",
             path=path,
         ) from None
+
+
+def _unpickle(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a `.bin` file by name."""
+    import torch
+
+    table = read_pickle(path)
     tensors = {str(name): value for name, value in table.items() if isinstance(value, torch.Tensor)} if isinstance(table, dict) else {}
     if not tensors:
         cause = "it holds no table of tensors" + (f", but {', '.join(map(str, list(table)[:3]))}" if isinstance(table, dict) else "")

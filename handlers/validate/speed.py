@@ -16,9 +16,10 @@ from handlers.toolchains import use
 from handlers.validate import record
 from handlers.validate.checks import base_likelihood
 from handlers.validate.checks.reference import Reference
-from handlers.validate.checks.turns import alone, race
+from handlers.validate.checks.turns import alone, race, summary
 from handlers.validate.engines.registry import EXACT, EngineSpec
 from handlers.validate.workers.client import EngineWorker, WorkerFailed
+from handlers.validate.workers.protocol import Timing
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -27,16 +28,11 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     timing = _Timing(context, reporter, reference)
     made = [one for name, one in catalog().variants.items() if name in context.inputs and record.was_run(context, name)]
     published = next((one.name for one in made if "merged" in one.traits), None)
-    found: dict[str, Speed] = {}
+    found, beside = dict[str, Speed](), list[Timing]()
     with timing.worker(EXACT.engine, context.inputs[published or "merge"], "pytorch") as worker:
         pytorch: EngineWorker | None = worker
         try:
             worker.load()
-            if published:
-                figures = alone(worker, reference)
-                found[published] = figures.plus(
-                    pytorch_tokens_per_second=figures.tokens_per_second, speed_over_pytorch=None, speed_over_pytorch_range=None
-                )
         except WorkerFailed as error:
             pytorch = None
             timing.lost("the merged model in PyTorch", error)
@@ -47,13 +43,22 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
             try:
                 with timing.worker(one.limits.engine, context.inputs[one.name], one.name, one.limits.toolchain) as artifact:
                     artifact.load()
-                    found[one.name], failed = race(artifact, pytorch, reference)
+                    raced = race(artifact, pytorch, reference)
+                found[one.name] = raced.speed
+                beside += raced.peer
             except WorkerFailed as error:
                 timing.lost(one.name, error)
                 continue
-            if failed is not None:
+            if raced.failed is not None:
                 pytorch = None
-                timing.lost("the merged model in PyTorch", failed)
+                timing.lost("the merged model in PyTorch", raced.failed)
+        if published and pytorch is not None:
+            try:
+                figures = summary(beside) if beside else alone(pytorch, reference)
+                own = {"pytorch_tokens_per_second": figures.tokens_per_second, "speed_over_pytorch": None, "speed_over_pytorch_range": None}
+                found = {published: figures.plus(**own), **found}
+            except WorkerFailed as error:
+                timing.lost("the merged model in PyTorch", error)
     return StageOutput(figures=SpeedFigures(speed=found).written(), warnings=timing.warnings, reusable=not timing.warnings)
 
 

@@ -35,7 +35,7 @@ STEERING = {
 """Verbs that need a state directory alone → what they end with here."""
 OTHERS = {
     "run", "export", "explain", "check", "formats", "quality", "demo", "retry", "reload", "verify", "fsck", "prune", "notify-test", "init",
-    "install-service", "config", "toolchain", "bench",
+    "install-service", "config", "toolchain", "bench", "convert",
 }  # fmt: skip
 """Verbs that work by the configuration itself, or need none."""
 MISTAKES = {

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from daemon.cli.export import ExportedJob
 from daemon.contract.jobs.benchmark import Bench
+from daemon.contract.jobs.conversion import Conversion
 from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere
 from daemon.operating.integrity.fsck import Findings
 from daemon.operating.monitoring.comparison import Comparison
@@ -79,6 +80,12 @@ EXITS: dict[Verb, dict[int, str]] = {
         1: "no variant could be measured; `fault` of each says why",
         2: "there is no export, it has no such variant, or an option is wrong",
         3: "some variants could not be measured",
+    },
+    ("convert",): {
+        0: "every tensor of the new folder is equal to its source; with `--to`: as `ckptd export`",
+        1: "a file can't be converted; nothing is written",
+        2: "the new folder exists, or the paths can't be meant so",
+        3: "with `--to`: some variants are published, some failed",
     },
     ("quality",): {2: "no run of that name has an export, or no name was given and there are several runs"},
     ("logs",): {0: "done, also if there is no log yet", 2: "no job matches the id of `--job`"},
@@ -151,6 +158,7 @@ ANSWERS: dict[Verb, tuple[str, Any]] = {
     ("show",): ("an object", (JobDetails,)),
     ("compare",): ("an object", (Comparison,)),
     ("bench",): ("an object", (Bench,)),
+    ("convert",): ("an object; with `--to` that of `ckptd export`", (Conversion,)),
     ("quality",): ("an object", (RunQuality,)),
     ("export",): ("an object", (ExportedJob,)),
     ("explain",): ("an object, for a checkpoint or for a run (see `kind`)", (CheckpointExplanation, RunExplanation)),

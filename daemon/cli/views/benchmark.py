@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from daemon.cli.views.layout import Cell, Column, duration, fits, hanging, table
-from daemon.cli.views.markup import put, terminal
+from daemon.cli.views.live_bar import LiveBar
+from daemon.cli.views.markup import terminal
 from daemon.contract.jobs.benchmark import Bench, BenchedVariant, BenchPoint, Spread
 from daemon.operating.wrapping import width_of
 from daemon.system.box import human
@@ -19,42 +19,13 @@ _FIRST = {"causal": "first token", "seq2seq": "first token", "encoder": "one pas
 """What the first pass of a kind of model gives."""
 
 
-class BenchView:
+class BenchView(LiveBar):
     """The progress of one measurement on stderr: a bar on a terminal, a line for each variant elsewhere."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._console = terminal(stderr=True)
-        self._live = self._console.is_terminal and not quiet
-        self._said = ""
-        self._bar: TaskID | None = None
-        self._progress = Progress(
-            SpinnerColumn(), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.fields[note]}", markup=False),
-            console=self._console, transient=True,
-        )  # fmt: skip
-
-    def show(self, fraction: float, message: str) -> None:
-        """Bring the display up to date. `message`: "VARIANT: what is done"."""
-        if self._live:
-            if self._bar is None:
-                self._progress.start()
-                self._bar = self._progress.add_task("bench", total=1.0, note="")
-            self._progress.update(self._bar, completed=fraction, note=message)
+    def _line(self, message: str) -> str | None:
+        """`message`: "VARIANT: what is done"."""
         variant, colon, _ = message.partition(": ")
-        if colon and not self._quiet and not self._live and variant != self._said:
-            self._said = variant
-            put(self._console, Text(f"measuring {variant}"))
-
-    def say(self, message: str) -> None:
-        """A line of its own."""
-        if not self._quiet:
-            put(self._console, Text(message))
-
-    def close(self) -> None:
-        """End the live display; safe to call again."""
-        if self._bar is not None:
-            self._progress.stop()
-            self._bar = None
+        return f"measuring {variant}" if colon else None
 
 
 def print_bench(value: Bench, page: Path | None) -> None:

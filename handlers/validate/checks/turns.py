@@ -8,6 +8,7 @@ Tokens are those that a language model or an encoder-decoder decodes, and those 
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, field
 
 from daemon.contract.jobs.figures import Speed
 from handlers.validate.checks.reference import Reference
@@ -15,53 +16,84 @@ from handlers.validate.workers.client import EngineWorker, WorkerFailed
 from handlers.validate.workers.protocol import Time, Timing
 
 ROUNDS, MOST_ROUNDS = 3, 9
-ENOUGH_SECONDS = 3.0
+ENOUGH_SECONDS = 1.5
 """Time after which no round is added: those of a small model are short, and each of them says little."""
+ROUND_SECONDS = 0.4
+LEAST_TOKENS = 8
+"""A round is as many tokens as the slower of both decodes in that time: the tokens of the configuration at most, these at least."""
 _WARM_UP_TOKENS = 4
 _NOTHING = {"pytorch_tokens_per_second": None, "speed_over_pytorch": None, "speed_over_pytorch_range": None}
 """Where there is nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class Raced:
+    """Speed of an artifact; the rounds of PyTorch beside it, and its failure if it failed."""
+
+    speed: Speed
+    peer: list[Timing] = field(default_factory=list)
+    failed: WorkerFailed | None = None
 
 
 def alone(worker: EngineWorker, reference: Reference) -> Speed:
     """`tokens_per_second` and `prefill_seconds` of one worker, medians over rounds; None where speed is not measured."""
     if not reference.speed_tokens:
         return Speed(tokens_per_second=None, prefill_seconds=None)
-    _time(worker, reference, _WARM_UP_TOKENS)
-    return _summary([_time(worker, reference) for _ in range(ROUNDS)])
+    tokens = _paced(reference, _time(worker, reference, _WARM_UP_TOKENS))
+    return summary([_time(worker, reference, tokens) for _ in range(ROUNDS)])
 
 
-def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Reference) -> tuple[Speed, WorkerFailed | None]:
-    """Speed of `artifact` beside that of `pytorch`; the second value is the failure of `pytorch`, if it failed.
-
-    Raises WorkerFailed when `artifact` fails.
-    """
+def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Reference) -> Raced:
+    """Speed of `artifact` beside that of `pytorch`. Raises WorkerFailed when `artifact` fails."""
     if pytorch is None or not reference.speed_tokens:
-        return alone(artifact, reference).plus(**_NOTHING), None
+        return Raced(alone(artifact, reference).plus(**_NOTHING))
     mine, theirs = list[Timing](), list[Timing]()
-    _time(artifact, reference, _WARM_UP_TOKENS)
-    for number in range(MOST_ROUNDS):
-        if number >= ROUNDS and sum(one.decode_seconds for one in (*mine, *theirs)) > ENOUGH_SECONDS:
-            break
-        if number % 2 == 0:
-            mine.append(_time(artifact, reference))
-        try:
-            theirs.append(_time(pytorch, reference))
-        except WorkerFailed as error:
-            return alone(artifact, reference).plus(**_NOTHING), error
-        if number % 2:
-            mine.append(_time(artifact, reference))
+    warm = _time(artifact, reference, _WARM_UP_TOKENS)
+    try:
+        tokens = _paced(reference, warm, _timed(pytorch, reference, _WARM_UP_TOKENS))
+        for number in range(MOST_ROUNDS):
+            if number >= ROUNDS and sum(one.decode_seconds for one in (*mine, *theirs)) > ENOUGH_SECONDS:
+                break
+            if number % 2 == 0:
+                mine.append(_time(artifact, reference, tokens))
+            theirs.append(_timed(pytorch, reference, tokens))
+            if number % 2:
+                mine.append(_time(artifact, reference, tokens))
+    except _PeerFailed as error:
+        return Raced(alone(artifact, reference).plus(**_NOTHING), failed=error.why)
     ratios = [b.decode_seconds / a.decode_seconds for a, b in zip(mine, theirs, strict=True)]
-    peer = _summary(theirs).tokens_per_second
-    figures = _summary(mine).plus(pytorch_tokens_per_second=peer, speed_over_pytorch=statistics.median(ratios))
-    return figures.plus(speed_over_pytorch_range=(min(ratios), max(ratios))), None
+    figures = summary(mine).plus(
+        pytorch_tokens_per_second=summary(theirs).tokens_per_second, speed_over_pytorch=statistics.median(ratios),
+        speed_over_pytorch_range=(min(ratios), max(ratios)),
+    )  # fmt: skip
+    return Raced(figures, theirs)
 
 
-def _time(worker: EngineWorker, reference: Reference, tokens: int | None = None) -> Timing:
-    return worker.ask(Time(rows=[reference.speed_prompt], tokens=reference.speed_tokens if tokens is None else tokens))
+class _PeerFailed(Exception):
+    def __init__(self, why: WorkerFailed) -> None:
+        self.why = why
 
 
-def _summary(rounds: list[Timing]) -> Speed:
+def _timed(pytorch: EngineWorker, reference: Reference, tokens: int) -> Timing:
+    try:
+        return _time(pytorch, reference, tokens)
+    except WorkerFailed as error:
+        raise _PeerFailed(error) from error
+
+
+def _time(worker: EngineWorker, reference: Reference, tokens: int) -> Timing:
+    return worker.ask(Time(rows=[reference.speed_prompt], tokens=tokens))
+
+
+def _paced(reference: Reference, *warm: Timing) -> int:
+    """Tokens of a round, by how long each of the first ones took."""
+    slowest = max(one.decode_seconds / max(1, one.tokens) for one in warm)
+    return min(reference.speed_tokens, max(LEAST_TOKENS, int(ROUND_SECONDS / max(slowest, 1e-9))))
+
+
+def summary(rounds: list[Timing]) -> Speed:
+    """Medians over rounds."""
     return Speed(
-        tokens_per_second=rounds[0].tokens / statistics.median(one.decode_seconds for one in rounds),
+        tokens_per_second=statistics.median(one.tokens / one.decode_seconds for one in rounds),
         prefill_seconds=statistics.median(one.prefill_seconds for one in rounds),
     )

@@ -1,0 +1,191 @@
+"""The verb `convert`: a folder with pickled weights as one with safetensors, or a full model in other formats. Thin.
+
+The work is done by a child, `python -m handlers.convert`, in a folder beside the new one, which gets its name when all of it is there.
+Exit codes: 0 done, 1 it can't be converted, 2 usage; with --to those of `ckptd export`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
+from daemon.cli.configuration import set_values
+from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import fsync_directory, remove_tree
+
+if TYPE_CHECKING:
+    from daemon.config.settings import Settings
+
+OPERATION = "convert the folder"
+_EXIT_OF_STATE = {"succeeded": 0, "partial": 3}
+"""As those of `ckptd export`."""
+_PDEATHSIG = 1
+_ROOM = 16 << 20
+"""Bytes that must be free beside what is written."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command("convert")(convert)
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", readable=False, help="Folder with .bin, .pt, .pth or .ckpt weights; with --to a whole model.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="New folder.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="VARIANT", help="Export the model as this variant instead. Repeatable."),
+    ] = None,
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Convert a folder's pickled weights to safetensors, and compare every tensor; or export a model that no training wrote.
+
+    Nothing in the files is run. Everything else in the folder is copied, except for the state of a training.
+    """
+    if to:
+        set_values([f"export.variants={','.join(to)}"])
+    settings = load_settings(config, own_state=True)
+    if to:
+        _export(source, target, settings, json_=json_)
+    from daemon.cli.views.conversion import print_conversion
+    from daemon.cli.views.live_bar import LiveBar
+    from daemon.contract.jobs.conversion import Answer
+
+    source, target = _checked(source, target)
+    view = LiveBar(quiet=json_)
+    with _staging(target) as staging:
+        try:
+            answer = Answer.model_validate_json(_run(source, staging, view.show))
+        finally:
+            view.close()
+        if answer.fault is not None:
+            raise Permanent(**answer.fault.model_dump())
+        assert answer.conversion is not None
+        _publish(staging, target)
+    found = answer.conversion.model_copy(update={"source": str(source), "target": str(target)})
+    if json_:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_conversion(found)
+
+
+def _export(source: Path, target: Path, settings: Settings, *, json_: bool) -> None:
+    """`ckptd export` of a whole model."""
+    from daemon.cli.export import export_now
+
+    answer = export_now(for_somebody_who_waits(settings), source, output=target, base=None, force=False, quiet=json_)
+    if json_:
+        print_json(answer)
+    raise typer.Exit(_EXIT_OF_STATE.get(answer.state, 1))
+
+
+def _checked(source: Path, target: Path) -> tuple[Path, Path]:
+    """Both as absolute paths. UsageError where they can't be what they are meant for."""
+    source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
+    if not source.is_dir():
+        cause = "it is a file" if source.is_file() else "there is no such directory"
+        raise UsageError(FaultCode.NO_SUCH_PATH, OPERATION, cause, "give the folder with the weights", path=source)
+    real, place = source.resolve(), target.resolve()
+    if place == real or real in place.parents or place in real.parents:
+        raise UsageError(
+            FaultCode.BAD_OPTION, OPERATION, f"it is not beside {source}, but the same, inside it or around it", "give another new folder",
+            path=target,
+        )  # fmt: skip
+    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
+        raise UsageError(FaultCode.BAD_OPTION, OPERATION, "it exists already", "give a new folder, or remove this one", path=target)
+    return source, target
+
+
+@contextlib.contextmanager
+def _staging(target: Path) -> Iterator[Path]:
+    """A folder beside the new one, for this process alone; gone at the end unless it was renamed. Leftovers of a killed one are removed."""
+    staging = target.with_name(f".{target.name}.ckptd-part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(staging.with_name(f"{staging.name}.lock"), "ab")  # noqa: SIM115
+    except OSError as error:
+        raise from_oserror(error, OPERATION, str(target.parent)) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            cause = "another `ckptd convert` writes it now"
+            raise UsageError(FaultCode.ALREADY_RUNNING, OPERATION, cause, "wait until that one has ended", path=target) from None
+        try:
+            remove_tree(staging)
+            staging.mkdir()
+            yield staging
+        except OSError as error:
+            raise from_oserror(error, OPERATION, str(target)) from None
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.unlink(lock.name)
+
+
+def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
+    """Let the child fill the folder; its answer as JSON."""
+    from daemon.running.workers.environment import for_children
+
+    size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
+    free = shutil.disk_usage(staging).free
+    if free < size + _ROOM:
+        from daemon.system.box import human
+
+        cause = f"it needs up to {human(size + _ROOM)}, and {human(free)} are free there"
+        raise Retryable(FaultCode.DISK_NOW, OPERATION, cause, "free space there, or give a folder on another disk", path=staging.parent)
+    libc = ctypes.CDLL(None)
+    with tempfile.TemporaryDirectory() as scratch:
+        answer = Path(scratch, "answer.json")
+        command = [sys.executable, "-P", "-m", "handlers.convert", str(source), str(staging), "--answer", str(answer)]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**for_children(os.environ), "HF_HUB_OFFLINE": "1"},
+            preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
+        ) as child:  # fmt: skip
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                        said = json.loads(line)
+                        show(float(said["share"]), str(said["doing"]))
+            except BaseException:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise
+            code = child.wait()
+        if not answer.is_file():
+            cause = (
+                f"the process that converts it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"
+            )
+            raise Retryable(FaultCode.KILLED, OPERATION, cause, "try again; if memory is short, on a machine with more", path=source)
+        return answer.read_text()
+
+
+def _publish(staging: Path, target: Path) -> None:
+    """Give the folder its name, durably. UsageError where it was taken meanwhile."""
+    for folder, _, _ in os.walk(staging):
+        fsync_directory(Path(folder))
+    try:
+        os.rename(staging, target)
+    except OSError:
+        raise UsageError(
+            FaultCode.BAD_OPTION, OPERATION, "it exists already", "give a new folder, or remove this one", path=target
+        ) from None
+    fsync_directory(target.parent)

@@ -1,0 +1,1 @@
+"""Folders with pickled weights (`.bin`, `.pt`, `.pth`, `.ckpt`) as folders with safetensors."""
