@@ -31,6 +31,7 @@ class Conversion(Frozen):
     target: str
     """The new folder."""
     converted: tuple[ConvertedFile, ...] = ()
+    """The files of weights."""
     copied: tuple[str, ...] = ()
     """Paths of the files that were copied as they are."""
     left_out: dict[str, str] = Field(default_factory=dict)
