@@ -79,10 +79,13 @@ def find(
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise NotPossible("its tokenizer has no tokenizer.json")
-    plain = Tokenizer.from_file(str(path))
+    try:
+        plain = Tokenizer.from_file(str(path))
+        said: Json = json.loads(path.read_bytes())
+    except Exception as error:  # tokenizers raises types of its own, all of them about the file
+        raise NotPossible(f"its tokenizer.json can't be read ({' '.join(str(error).split())[:160]})") from error
     plain.no_padding()
     plain.no_truncation()
-    said: Json = json.loads(path.read_bytes())
     added = sorted(str(one["content"]) for one in said.get("added_tokens", ()))
     texts = (*TEXTS, *added, *(f"a {token}b {token}" for token in added[:50]))
     wanted = {text: list(plain.encode(text).ids) for text in texts}

@@ -105,6 +105,18 @@ def test_what_a_file_can_not_say_of_a_tokenizer_is_refused(said: str, tmp_path: 
         forms.make("gguf-f16", model, tmp_path / "work")
 
 
+def test_a_tokenizer_that_is_damaged_or_has_more_tokens_than_the_embeddings_is_refused(tmp_path: Path) -> None:
+    model = kinds.make("Llama", tmp_path / "model")
+    said = json.loads((model / "tokenizer.json").read_bytes())
+    said["added_tokens"].append({**said["added_tokens"][0], "id": 320, "content": "<more>"})
+    (model / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(Permanent, match=r"has the token '<more>' with the id 320, and its embeddings have 320 rows"):
+        forms.make("gguf-f16", model, tmp_path / "work")
+    (model / "tokenizer.json").write_text("{")
+    with pytest.raises(Permanent, match=r"its tokenizer\.json can't be read"):
+        forms.make("gguf-f16", model, tmp_path / "work")
+
+
 def test_a_tokenizer_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
     model = kinds.make("Llama", tmp_path / "model")
     (model / "tokenizer.json").unlink()
