@@ -155,6 +155,11 @@ def _phi3(writer: gguf.GGUFWriter, config: Json) -> None:
     writer.add_sliding_window(int(window) if window and int(window) < positions(config) else 0)
 
 
+def _gpt2(writer: gguf.GGUFWriter, config: Json) -> None:
+    if config.get("scale_attn_by_inverse_layer_idx") or config.get("scale_attn_weights") is False:
+        raise NotPossible("its attention is scaled in another way than llama.cpp's GPT-2")
+
+
 def _rotary(writer: gguf.GGUFWriter, config: Json) -> None:
     writer.add_rope_dimension_count(head_size(config))
 
@@ -175,7 +180,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": Architecture(gguf.MODEL_ARCH.PHI3, keys=(_phi3,)),
     "gpt2": Architecture(
         gguf.MODEL_ARCH.GPT2, layer_norm=True, transposed=(".c_attn.weight", ".c_proj.weight", ".c_fc.weight"),
-        left_out=(".attn.bias", ".attn.masked_bias"), activations=_GELU,
+        left_out=(".attn.bias", ".attn.masked_bias"), keys=(_gpt2,), activations=_GELU,
     ),
 }  # fmt: skip
 """Model type of transformers → what it is in llama.cpp."""

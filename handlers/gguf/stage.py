@@ -128,7 +128,7 @@ class _Making:
     def _beside(self) -> list[str]:
         """Put the Modelfile there; warnings."""
         words = self.model.words
-        with library.Model(self.target, vocabulary_only=True) as opened:
+        with library.Model(self.target) as opened:  # all of its weights are there, in the shapes that llama.cpp expects
             known = opened.end_tokens()
         if lost := sorted(set(words.ends) - set(known)):
             raise NotPossible(f"llama.cpp would not end a text at its token {words.tokens[lost[0]]!r}")

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from handlers.gguf.architectures import Part, Planned
+from handlers.gguf.architectures import NotPossible, Part, Planned
 from handlers.gguf.weights import Weights
 
 FILE_TYPES = {
@@ -43,7 +43,10 @@ def size_of(shape: Sequence[int], kind: Type) -> int:
 def write(
     writer: gguf.GGUFWriter, path: Path, tensors: Sequence[Planned], weights: Weights, wanted: Type, said: Callable[[float], None]
 ) -> dict[str, int]:
-    """Write the file of a writer that has its keys. `said` is told which share is done; gives type → weights in it. Raises TooLarge."""
+    """Write the file of a writer that has its keys; gives type → weights in it. `said` is told which share is done.
+
+    Raises TooLarge, and NotPossible for weights that are no numbers.
+    """
     kinds = {tensor.name: type_of(tensor, wanted) for tensor in tensors}
     for tensor in tensors:
         kind = kinds[tensor.name]
@@ -59,7 +62,9 @@ def write(
             said(number / len(tensors))
             kind, written = kinds[tensor.name], 0
             for block in values(tensor, weights):
-                if kind is Type.F16 and not np.abs(block).max(initial=0.0) <= LARGEST_HALF:
+                if not np.isfinite(block).all():
+                    raise NotPossible(f"{tensor.name} has a weight that is no finite number")
+                if kind is Type.F16 and np.abs(block).max(initial=0.0) > LARGEST_HALF:
                     raise TooLarge(f"{tensor.name} has a weight beyond 65,504, the largest number of half precision")
                 data = gguf.quants.quantize(np.ascontiguousarray(block), kind)
                 stream.write(data.tobytes())

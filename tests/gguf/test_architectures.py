@@ -103,6 +103,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "layers without experts": ("Qwen3 MoE", {"mlp_only_layers": [0]}, "some of its layers have no experts"),
     "another pattern of windows": ("Gemma 3", {"layer_types": ["full_attention"] * 7}, "its layers do not alternate"),
     "another scale of attention": ("Gemma 2", {"query_pre_attn_scalar": 99}, "scaled by another number"),
+    "another scale of GPT-2's attention": ("GPT-2", {"scale_attn_by_inverse_layer_idx": True}, "scaled in another way"),
     "another activation": ("Llama", {"hidden_act": "relu"}, "its activation is relu, and llama.cpp's silu"),
     "another scaling of positions": (
         "Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "scaled by 'dynamic'"
@@ -149,6 +150,22 @@ def test_a_weight_that_half_precision_can_not_hold_is_named_with_what_can(tmp_pa
         forms.make("gguf-f16", model, tmp_path / "work")
     assert "gguf-bf16 or gguf-q8_0" in caught.value.fault.remedy
     forms.make("gguf-bf16", model, tmp_path / "other")
+
+
+@pytest.mark.parametrize("variant", ["gguf-bf16", "gguf-q8_0", "gguf-q4_k_m"])
+def test_a_weight_that_is_no_number_and_one_that_is_missing_are_named(variant: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = kinds.make("Llama", tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    save_file({**weights, "model.norm.weight": torch.full((64,), float("nan"))}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(Permanent, match=r"output_norm\.weight has a weight that is no finite number"):
+        forms.make(variant, model, tmp_path / "work")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(Permanent, match=r"blk\.1\.ffn_down\.weight"):
+        forms.make(variant, model, tmp_path / "other")
 
 
 def test_a_large_matrix_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from handlers.validate.workers.client import WorkerFailed
 from tests import models
 from tests.onnx.conftest import train
 from tests.openvino import forms
+from tests.toolchains import real
 from tests.validate import sabotage
 from tests.validate.bench import Bench
 
@@ -34,15 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(run: Path, state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("out")
-    environment = {
-        **os.environ, "CKPTD_STATE__DIRECTORY": str(state), "XDG_STATE_HOME": str(folder / "xdg"), "CKPTD_LIMITS__PRIORITY": "normal",
-        "HF_HUB_OFFLINE": "1", "CKPTD_EXPORT__VARIANTS": ",".join(VARIANTS),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "daemon", "export", str(run / "checkpoint-4"), "--output", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(folder.rglob("report.json")).parent
+    return real.export(run / "checkpoint-4", state, tmp_path_factory.mktemp("out"), VARIANTS)
 
 
 def test_all_forms_pass_and_say_with_what_they_were_made(exported: Path) -> None:  # R2.4 R4.1

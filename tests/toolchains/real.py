@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def imported(folder: Path) -> Iterator[None]:
     sys.path.append(str(site))
     yield
     sys.path.remove(str(site))
+
+
+def export(checkpoint: Path, state: Path, folder: Path, variants: Sequence[str]) -> Path:
+    """The folder of an export by the command line, all of whose variants passed."""
+    environment = {
+        **os.environ, "CKPTD_STATE__DIRECTORY": str(state), "XDG_STATE_HOME": str(folder / "xdg"), "CKPTD_LIMITS__PRIORITY": "normal",
+        "HF_HUB_OFFLINE": "1", "CKPTD_EXPORT__VARIANTS": ",".join(variants),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(folder.rglob("report.json")).parent
