@@ -77,7 +77,7 @@ def convert(
         finally:
             view.close()
         if answer.fault is not None:
-            raise Permanent(**answer.fault.model_dump())
+            raise (Retryable if answer.transient else Permanent)(**answer.fault.model_dump())
         assert answer.conversion is not None
         _publish(staging, target)
     found = answer.conversion.model_copy(update={"source": str(source), "target": str(target)})

@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.errors import CkptdError, Fault, Retryable, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.conversion import Answer
 from handlers.convert import folder, pickles
@@ -31,9 +31,10 @@ def main() -> int:
     try:
         answer = Answer(conversion=folder.convert(options.source, options.target, said))
     except CkptdError as error:
-        answer = Answer(fault=error.fault)
+        answer = Answer(fault=error.fault, transient=isinstance(error, Retryable))
     except OSError as error:
-        answer = Answer(fault=from_oserror(error, pickles.OPERATION).fault)
+        refused = from_oserror(error, pickles.OPERATION)
+        answer = Answer(fault=refused.fault, transient=isinstance(refused, Retryable))
     except Exception as error:
         fault = Fault(
             code=FaultCode.UNEXPECTED, operation=pickles.OPERATION, cause=f"{type(error).__name__}: {error}", path=str(options.source),

@@ -41,8 +41,10 @@ def convert(source: Path, target: Path, said: Said) -> Conversion:
 
     Raises Permanent for what can't be converted, OSError as it comes.
     """
-    files = sorted(_files(source))
-    left_out = {str(path): "the state of a training" for path in files if path.suffix in PICKLED and TRAINING.fullmatch(path.stem)}
+    there = sorted(_files(source))
+    files = [path for path in there if (source / path).is_file()]
+    left_out = {str(path): "it is no file, or a link to nothing" for path in there if path not in files}
+    left_out |= {str(path): "the state of a training" for path in files if path.suffix in PICKLED and TRAINING.fullmatch(path.stem)}
     weights = [path for path in files if path.suffix in PICKLED and str(path) not in left_out]
     if not weights:
         raise Permanent(
@@ -79,7 +81,7 @@ def convert(source: Path, target: Path, said: Said) -> Conversion:
 
 
 def _files(source: Path) -> Iterator[Path]:
-    """All files, by their paths in the folder; links are followed to files and not to folders."""
+    """All that is no folder, by its path in the folder; links are followed to files and not to folders."""
     for folder, names, files in os.walk(source):
         names[:] = [name for name in names if name not in SKIPPED]
         yield from (Path(folder, name).relative_to(source) for name in files)
@@ -103,18 +105,23 @@ def _targets(source: Path, weights: list[Path], files: list[Path]) -> dict[Path,
 
 def _write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> None:
     """Write a file tensor by tensor. Larger elements come first, so that every tensor lies at a multiple of its element's size."""
-    import torch
-
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     outputs = [Output(name, path.name, header_dtype(tensors[name].dtype), tuple(tensors[name].shape)) for name in order]
     with open(path, "xb") as stream:
         stream.write(build_header(outputs, metadata))
         for name in order:
-            data = tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+            data = _bytes(tensors[name]).numpy()
             for at in range(0, len(data), BLOCK):
                 stream.write(data[at : at + BLOCK].data)
         stream.flush()
     fsync_file(path)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds, as uint8 (n,), in the order of its elements."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _compare(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -126,9 +133,8 @@ def _compare(tensors: dict[str, torch.Tensor], path: Path) -> None:
         same = set(found.keys()) == set(tensors)
         for name, wanted in tensors.items() if same else ():
             read = found.get_tensor(name)
-            same = same and read.dtype == wanted.dtype and read.shape == wanted.shape and torch.equal(
-                read.reshape(-1).view(torch.uint8), wanted.contiguous().reshape(-1).view(torch.uint8)
-            )  # fmt: skip
+            equal = torch.equal(_bytes(read), _bytes(wanted))
+            same = same and equal and read.dtype == wanted.dtype and read.shape == wanted.shape
     if not same:
         raise Permanent(
             FaultCode.CONVERSION_DIFFERS, pickles.OPERATION, "what was written differs from its source",

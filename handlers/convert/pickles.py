@@ -104,7 +104,7 @@ def _plain(tensor: torch.Tensor, name: str, path: Path) -> torch.Tensor:
         except StopIteration:
             why = f"has the dtype {str(tensor.dtype).removeprefix('torch.')}"
     if why is None:
-        return tensor.detach()
+        return tensor.detach().resolve_conj().resolve_neg()  # views that are still to be computed
     raise Permanent(
         FaultCode.NO_TENSORS, OPERATION, f"{name} {why}, which safetensors can't hold", "save the tensor as a plain one", path=path
     )

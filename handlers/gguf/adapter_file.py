@@ -33,7 +33,8 @@ def write(folder: Path, base: ModelFolder, path: Path, title: str) -> dict[str, 
         raise NotPossible("its base is stored in a quantized form, which no GGUF file of the base would have")
     factors = _plain(adapter, base)
     names = gguf.get_tensor_name_map(found.kind, architectures.layers(config))
-    alpha = adapter.plain_scale * int(adapter.config.get("r", 8))
+    # An alpha of 0 means 1 to llama.cpp, and nothing at all to PEFT.
+    alpha = adapter.plain_scale * int(adapter.config.get("r", 8)) or 1.0
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[found.kind])
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ class Model:
         _said.clear()
         params = library.llama_model_default_params()
         params.vocab_only, params.use_mmap, params.n_gpu_layers = vocabulary_only, True, 0
-        self._model = library.llama_model_load_from_file(str(path).encode(), params)
+        self._model = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise Refused(why())
         self.vocabulary = library.llama_model_get_vocab(self._model)
@@ -117,7 +118,7 @@ class LoadedAdapter:
 
     def __init__(self, model: Model, path: Path) -> None:
         _said.clear()
-        self.handle = llama().llama_adapter_lora_init(model._model, str(path).encode())
+        self.handle = llama().llama_adapter_lora_init(model._model, os.fsencode(path))
         if not self.handle:
             raise Refused(why())
 
@@ -198,5 +199,5 @@ def quantize(source: Path, target: Path, kind: str, threads: int, importance: di
             row.name, row.size = name.encode(), values.size
             row.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         params.imatrix = rows
-    if library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
+    if library.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) != 0:
         raise Refused(why())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -137,8 +138,10 @@ def read_pickle(path: Path) -> Any:
     if not path.is_file():
         raise Permanent(FaultCode.FILE_MISSING, OPERATION, "the file does not exist", "check that the folder is complete", path=path)
     try:
-        # Files from before torch 1.6 are no archives and can't be mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a program of TorchScript is warned of and then refused
+            # Files from before torch 1.6 are no archives and can't be mapped.
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise Permanent(

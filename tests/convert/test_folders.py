@@ -294,3 +294,52 @@ def test_a_whole_model_is_exported_without_a_training(pico_base: Path, tmp_path:
     assert answer.returncode == 0, answer.stderr
     value = json.loads(answer.stdout)
     assert value["artifacts"] == {"pytorch": "passed", "torchscript": "passed"} and value["target"].startswith(str(tmp_path / "new"))
+
+
+def test_pipes_and_links_to_nothing_are_left_out_and_named(tmp_path: Path) -> None:
+    import torch
+
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save({"w": torch.ones(1)}, source / "x.pt")
+    os.mkfifo(source / "pipe")
+    os.symlink(tmp_path / "nowhere", source / "lost.bin")
+    found = converted(source, tmp_path / "new")
+    assert found.left_out == dict.fromkeys(("lost.bin", "pipe"), "it is no file, or a link to nothing")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.safetensors"]
+
+
+def test_a_program_of_torchscript_is_refused_and_parameters_are_tensors(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    for name in ("script", "plain"):
+        (tmp_path / name).mkdir()
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(tmp_path / "script" / "x.pt")
+    with pytest.raises(Permanent, match="holds more than tensors"):
+        converted(tmp_path / "script", tmp_path / "script" / "new")
+    values = {"w": torch.nn.Parameter(torch.ones(2, 2)), "c": torch.randn(3, dtype=torch.complex64).conj()}
+    torch.save(values, tmp_path / "plain" / "x.pt")
+    converted(tmp_path / "plain", tmp_path / "plain" / "new")
+    found = load_file(tmp_path / "plain" / "new" / "x.safetensors")
+    assert same(found["w"], values["w"].detach()) and torch.equal(found["c"], values["c"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems")
+def test_a_disk_that_fills_up_meanwhile_is_a_failure_that_may_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    source, disk = tmp_path / "source", tmp_path / "disk"
+    source.mkdir()
+    disk.mkdir()
+    torch.save({"w": torch.zeros(6 << 20)}, source / "x.pt")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=True)
+    try:
+        answer = ckptd(tmp_path, "convert", source, disk / "new")
+        assert answer.returncode == 75 and "it needs up to" in one_sentence(answer), answer.stderr
+        command = [sys.executable, "-m", "handlers.convert", str(source), str(disk), "--answer", str(tmp_path / "answer.json")]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 1
+        said = json.loads((tmp_path / "answer.json").read_bytes())
+        assert said["transient"] and said["fault"]["code"] == "disk-full"
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +11,9 @@ from daemon.contract.errors import Permanent
 from handlers.validate.workers import decoding
 from tests.gguf import forms, kinds
 from tests.merge import helpers
+
+if TYPE_CHECKING:
+    from handlers.gguf.engine import GgufAdapterEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"]
@@ -40,6 +43,14 @@ def written(base: Path, adapter: Path, work: Path) -> Path:
     return work / "staging"
 
 
+def over(folder: Path, base: Path) -> GgufAdapterEngine:
+    """The adapter over a base, opened as the check does."""
+    from handlers.gguf.engine import GgufAdapterEngine
+    from handlers.validate.engines.registry import EngineSpec
+
+    return GgufAdapterEngine(EngineSpec(engine="gguf-adapter", folder=str(folder), base=str(base), threads=2))
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("Llama", {}),
     "rsLoRA": ("Qwen3", {"use_rslora": True}),
@@ -58,14 +69,11 @@ def test_over_its_base_it_says_what_peft_says(case: str, tmp_path: Path) -> None
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from handlers.gguf.engine import GgufAdapterEngine
-    from handlers.validate.engines.registry import EngineSpec
-
     kind, options = CASES[case]
     base = kinds.make(kind, tmp_path / "base")
     adapter = adapted(base, tmp_path / "adapter", **options)
     folder = written(base, adapter, tmp_path / "work")
-    engine = GgufAdapterEngine(EngineSpec(engine="gguf-adapter", folder=str(folder), base=str(base), threads=2))
+    engine = over(folder, base)
     ids = list(range(10, 70))
     found = decoding.teacher_forced(engine, ids)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -76,6 +84,15 @@ def test_over_its_base_it_says_what_peft_says(case: str, tmp_path: Path) -> None
     assert np.abs(wanted - without).max() > 0.5 * scale, "the adapter does something"
     assert np.abs(found - wanted).max() < (2e-2 if kind == "GPT-2" else 1e-3) * scale
     assert {path.name for path in folder.iterdir()} == {"adapter.gguf", "Modelfile"}
+
+
+def test_an_alpha_of_zero_does_nothing_for_llama_cpp_either(tmp_path: Path) -> None:
+    base = kinds.make("Llama", tmp_path / "base")
+    folder = written(base, adapted(base, tmp_path / "adapter", lora_alpha=0), tmp_path / "work")
+    engine = over(folder, base)
+    plain = forms.engine(forms.exact(base, tmp_path / "plain"))
+    ids = list(range(10, 40))
+    assert abs(decoding.teacher_forced(engine, ids) - decoding.teacher_forced(plain, ids)).max() < 1e-4
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,11 +115,9 @@ def test_what_llama_cpp_can_not_add_is_refused(said: str, tmp_path: Path) -> Non
 
 def test_an_adapter_of_another_base_is_refused_by_llama_cpp(tmp_path: Path) -> None:
     from handlers.gguf import library
-    from handlers.gguf.engine import GgufAdapterEngine
-    from handlers.validate.engines.registry import EngineSpec
 
     base, other = kinds.make("Llama", tmp_path / "base"), kinds.make("Llama", tmp_path / "other", hidden_size=128)
     folder = written(base, adapted(base, tmp_path / "adapter"), tmp_path / "work")
     with pytest.raises(library.Refused):
-        GgufAdapterEngine(EngineSpec(engine="gguf-adapter", folder=str(folder), base=str(other)))
+        over(folder, other)
     assert forms.keys(folder / "adapter.gguf")["general.type"] == "adapter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ def test_weights_in_bf16_are_written_without_loss(tmp_path: Path) -> None:
     assert tensor.tensor_type.name == "BF16"
     assert np.array_equal(gguf.quants.dequantize(tensor.data, tensor.tensor_type), source)
     assert set(output.figures["weights"]) == {"BF16", "F32"}
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_no_obstacle(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    odd.mkdir()
+    folder, _ = forms.make("gguf-q4_k_m", kinds.make("Llama", tmp_path / "model"), odd)
+    assert forms.engine(folder).encode("def")
 
 
 def test_q8_0_is_that_of_llama_cpp(tmp_path: Path) -> None:

@@ -43,3 +43,5 @@ class Answer(Frozen):
 
     conversion: Conversion | None = None
     fault: Fault | None = None
+    transient: bool = False
+    """The fault may pass: a full disk, for example."""
