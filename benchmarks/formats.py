@@ -36,7 +36,7 @@ WRITE = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from handlers.gguf.model_file import ModelFile
+from handlers.gguf.file.model_file import ModelFile
 target = Path({target!r})
 ModelFile(Path({folder!r}), "bench", target.parent).write({kind!r}, target, lambda done: None)
 """

@@ -235,6 +235,11 @@ def no_access(path: Path) -> UsageError:
     )  # fmt: skip
 
 
+def exit_of(state: str) -> int:
+    """The exit code of an export that ended in this state."""
+    return {"succeeded": 0, "partial": 3}.get(state, 1)
+
+
 def print_json(value: Any) -> None:
     """The answer of a verb under --json; a dataclass is an object of its fields."""
     say_lines(json.dumps(value, indent=2, default=_plain))

@@ -7,13 +7,11 @@ Exit codes: 0 done, 1 it can't be converted, 2 usage; with --to those of `ckptd 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.common import ConfigOption, JsonOption, for_somebody_who_waits, load_settings, print_json
+from daemon.cli.common import ConfigOption, JsonOption, exit_of, for_somebody_who_waits, load_settings, print_json
 from daemon.cli.configuration import set_values
 from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from daemon.config.settings import Settings
 
 OPERATION = "convert the folder"
-_EXIT_OF_STATE = {"succeeded": 0, "partial": 3}
-"""As those of `ckptd export`."""
-_PDEATHSIG = 1
 _ROOM = 16 << 20
 """Bytes that must be free beside what is written."""
 
@@ -94,7 +89,7 @@ def _export(source: Path, target: Path, settings: Settings, *, json_: bool) -> N
     answer = export_now(for_somebody_who_waits(settings), source, output=target, base=None, force=False, quiet=json_)
     if json_:
         print_json(answer)
-    raise typer.Exit(_EXIT_OF_STATE.get(answer.state, 1))
+    raise typer.Exit(exit_of(answer.state))
 
 
 def _checked(source: Path, target: Path) -> tuple[Path, Path]:
@@ -144,6 +139,7 @@ def _staging(target: Path) -> Iterator[Path]:
 def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str:
     """Let the child fill the folder; its answer as JSON."""
     from daemon.running.workers.environment import for_children
+    from daemon.system.commands import run_to_end
 
     size = sum(Path(folder, name).stat().st_size for folder, _, names in os.walk(source) for name in names if Path(folder, name).exists())
     free = shutil.disk_usage(staging).free
@@ -152,24 +148,16 @@ def _run(source: Path, staging: Path, show: Callable[[float, str], None]) -> str
 
         cause = f"it needs up to {human(size + _ROOM)}, and {human(free)} are free there"
         raise Retryable(FaultCode.DISK_NOW, OPERATION, cause, "free space there, or give a folder on another disk", path=staging.parent)
-    libc = ctypes.CDLL(None)
+
+    def heard(line: bytes) -> None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            said = json.loads(line)
+            show(float(said["share"]), str(said["doing"]))
+
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "answer.json")
         command = [sys.executable, "-P", "-m", "handlers.convert", str(source), str(staging), "--answer", str(answer)]
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**for_children(os.environ), "HF_HUB_OFFLINE": "1"},
-            preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
-        ) as child:  # fmt: skip
-            assert child.stdout is not None
-            try:
-                for line in child.stdout:
-                    with contextlib.suppress(ValueError, KeyError, TypeError):
-                        said = json.loads(line)
-                        show(float(said["share"]), str(said["doing"]))
-            except BaseException:
-                os.killpg(child.pid, signal.SIGKILL)
-                raise
-            code = child.wait()
+        code = run_to_end(command, heard, environment={**for_children(os.environ), "HF_HUB_OFFLINE": "1"})
         if not answer.is_file():
             cause = (
                 f"the process that converts it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit code {code}"

@@ -25,6 +25,7 @@ from daemon.cli.common import (
     configuration_of,
     daemon_place,
     daemon_state,
+    exit_of,
     for_somebody_who_waits,
     load_settings,
     no_access,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_USAGE, EXIT_PARTIAL, EXIT_THREAD_LOST, EXIT_TEMPORARY, EXIT_INTERRUPTED = 1, 2, 3, 70, 75, 130
 EXPLAIN_SECONDS = 60.0
 """What a look at a checkpoint may take; a file system that does not answer holds it for ever."""
-EXIT_OF_STATE = {"succeeded": 0, "partial": EXIT_PARTIAL}
 
 
 class _Verbs(TyperGroup):
@@ -139,7 +139,7 @@ def export(
     answer = export_now(settings, checkpoint, output=output, base=base, add=add or (), force=force, quiet=json_)
     if json_:
         print_json(answer)
-    raise typer.Exit(EXIT_OF_STATE.get(answer.state, EXIT_FAILED))
+    raise typer.Exit(exit_of(answer.state))
 
 
 @app.command()

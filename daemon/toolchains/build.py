@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -24,12 +23,12 @@ from daemon.contract import failpoints
 from daemon.contract.errors import CkptdError, Permanent, Retryable
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import files_below, remove_tree, write_atomic
+from daemon.system.commands import run_to_end
 from daemon.toolchains.registry import IN_USE, MANIFEST, Definition, Manifest, command_in
 
 PROBE_SECONDS = 300.0
 EXIT_BAD_JOB = 65
 """What our entry for stages says when it is given no job file: all that it needs could be imported."""
-_PDEATHSIG = 1
 _TAIL = 6000
 _FORGET = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIREMENT")
 """Variables that would make pip install somewhere else."""
@@ -103,23 +102,13 @@ def _run(
     environment = {key: value for key, value in os.environ.items() if key not in _FORGET}
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)  # large wheels pass through here: on the disk that was looked at
-    libc = ctypes.CDLL(None)
-    with (
-        open(build.log, "ab") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-            pass_fds=(build.lock,), preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
-        ) as process,
-    ):  # fmt: skip
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                log.write(line)
-                _notice(line.decode(errors="replace"), build.say)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-        code = process.wait()
+    with open(build.log, "ab") as log:
+
+        def heard(line: bytes) -> None:
+            log.write(line)
+            _notice(line.decode(errors="replace"), build.say)
+
+        code = run_to_end(command, heard, environment=environment, stderr=subprocess.STDOUT, pass_fds=(build.lock,))
     if code != 0:
         raise understand(build, build.log.read_bytes()[-_TAIL:].decode(errors="replace"))
 

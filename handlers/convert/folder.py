@@ -22,13 +22,14 @@ from handlers.convert import pickles
 from handlers.merge.plan.output_layout import Output, build_header
 from handlers.merge.weights.unpacked_base import header_dtype
 from handlers.models.files import read_json
+from handlers.models.left_out import TRAINING_STEMS
 
 if TYPE_CHECKING:
     import torch
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 INDEX = ".index.json"
-TRAINING = re.compile(r"(optimizer|scheduler|scaler)(_.*)?|rng_state.*|random_states_.*|training_args|train_state|loss_scaler")
+TRAINING = re.compile(rf"{TRAINING_STEMS}|rng_state.*|random_states_.*|training_args|train_state|loss_scaler")
 """Stems of pickled files that hold the state of a training."""
 SKIPPED = (".git", ".cache", "__pycache__")
 BLOCK = 64 << 20

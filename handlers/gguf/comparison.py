@@ -14,9 +14,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from handlers.gguf import architectures, writing
-from handlers.gguf.architectures import NotPossible, Planned
-from handlers.gguf.weights import Weights
+from handlers.gguf.file import architectures, writing
+from handlers.gguf.file.architectures import NotPossible, Planned
+from handlers.gguf.file.weights import Weights
 from handlers.models.folder import ModelFolder
 
 LIMITS = {
@@ -35,8 +35,7 @@ NAMED = 3
 def difference(folder: Path, merged: Path) -> str | None:
     """Why the file of a folder does not have the weights of the merged model, as a clause; None where it has."""
     model = ModelFolder(merged)
-    config = model.config
-    config = {**config, **config["text_config"]} if "text_config" in config else config
+    config = architectures.config_of(model)
     files = sorted(folder.glob("*.gguf"))
     try:
         planned = list(architectures.plan(config, architectures.find(config), {name: one.shape for name, one in model.headers.items()}))

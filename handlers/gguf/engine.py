@@ -11,9 +11,9 @@ import numpy as np
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.gguf import comparison, library
-from handlers.gguf.architectures import NotPossible
-from handlers.gguf.model_file import ModelFile
-from handlers.gguf.writing import TooLarge
+from handlers.gguf.file.architectures import NotPossible
+from handlers.gguf.file.model_file import ModelFile
+from handlers.gguf.file.writing import TooLarge
 from handlers.validate.engines.registry import EngineSpec
 
 ROOM = 256

@@ -55,12 +55,12 @@ FORMAT = Format(
         _variant("bf16", "weights in bf16: without loss for a model that was trained in it", 0.52,
                  Thresholds(agreement=0.97, kl=0.001, error=0.25), fallback=None, arithmetic="half"),
         Variant(
-            "gguf-adapter", "handlers.gguf.adapter_stage:run", 1, toolchain=TOOLCHAIN,
+            "gguf-adapter", "handlers.gguf.adapter.stage:run", 1, toolchain=TOOLCHAIN,
             about="only the adapter, as a GGUF file for llama.cpp and Ollama, to be put over the GGUF file of its base",
             needs=("pytorch-adapter",), heavy=False, threads=1, memory_fixed=500 * MIB, disk_fixed=16 * MIB, disk_stored=0.2,
             limits=Limits("gguf-adapter", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=1.3),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25), traits=frozenset({"cache", "padding"}),
-            usage=Path(__file__).with_name("usage_adapter.md"), deploys="over its base", elsewhere=DEFAULTS,
+            usage=Path(__file__).parent / "adapter" / "usage.md", deploys="over its base", elsewhere=DEFAULTS,
         ),
     ),
     families={

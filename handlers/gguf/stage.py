@@ -7,6 +7,7 @@ than 8 bits are made by llama.cpp's own quantizer from a file without loss, whic
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,51 +20,28 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.gguf import architectures, importance, library, modelfile, writing
-from handlers.gguf.architectures import NotPossible
-from handlers.gguf.model_file import ModelFile
+from handlers.gguf import importance, library, modelfile
+from handlers.gguf.file import architectures, writing
+from handlers.gguf.file.architectures import NotPossible
+from handlers.gguf.file.model_file import ModelFile
 from handlers.gguf.options import GgufOptions
 from handlers.onnx.folder import tokenizers
 from handlers.texts.selection import calibration_texts
 
 
-def f16(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `gguf-f16`. Permanent `form-not-possible`, as all of these."""
-    return _made(context, reporter, "f16")
-
-
-def bf16(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `gguf-bf16`."""
-    return _made(context, reporter, "bf16")
-
-
-def q8_0(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `gguf-q8_0`."""
-    return _made(context, reporter, "q8_0")
-
-
-def q6_k(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `gguf-q6_k`."""
-    return _made(context, reporter, "q6_k")
-
-
-def q5_k_m(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `gguf-q5_k_m`."""
-    return _made(context, reporter, "q5_k_m")
-
-
-def q4_k_m(context: StageContext, reporter: Reporter) -> StageOutput:
-    """The stage `gguf-q4_k_m`."""
-    return _made(context, reporter, "q4_k_m")
-
-
-def _made(context: StageContext, reporter: Reporter, kind: str) -> StageOutput:
-    with told(context, context.inputs["pytorch"]):
+def made(context: StageContext, reporter: Reporter, kind: str) -> StageOutput:
+    """One of the stages, by its kind as llama.cpp names it, in small letters. Permanent `form-not-possible`."""
+    with faults_of(context, context.inputs["pytorch"]):
         return _Making(context, reporter, kind).run()
 
 
+f16, bf16, q8_0, q6_k, q5_k_m, q4_k_m = (
+    functools.partial(made, kind=kind) for kind in ("f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m")
+)  # fmt: skip
+
+
 @contextlib.contextmanager
-def told(context: StageContext, path: str) -> Iterator[None]:
+def faults_of(context: StageContext, path: str) -> Iterator[None]:
     """What can't be made becomes Permanent `form-not-possible`."""
     operation, remedy = f"make the variant {context.stage}", f"leave {context.stage} out of export.variants"
     try:

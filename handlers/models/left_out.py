@@ -23,10 +23,12 @@ _TRAINING = "training state, which is not needed to use the model"
 _MEASURED = "what the training logged or measured"
 _MERGED = "its values are in the merged weights"
 _OTHER_FORM = "the weights in another form, not those of the merged model"
+TRAINING_STEMS = r"(optimizer|scheduler|scaler)(_.*)?"
+"""Names of files, without their endings, in which trainers keep the state of their optimizer."""
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), reason)
     for pattern, reason in (
-        (r"(optimizer|scheduler|scaler)(_.*)?\.(pt|bin)|rng_state.*|random_states_.*|training_args\..*|trainer_state\.json", _TRAINING),
+        (rf"{TRAINING_STEMS}\.(pt|bin)|rng_state.*|random_states_.*|training_args\..*|trainer_state\.json", _TRAINING),
         (r"global_step[0-9]+/|latest|zero_to_fp32\.py|pytorch_model_fsdp.*|optimizer_[0-9]+/|recipe_state\.pt", _TRAINING),
         (r"checkpoint-[0-9]+/", "another checkpoint"),
         (r"(all|train|eval|test|predict)_results\.json|events\.out\..*|runs/|logs?/|wandb/|.*\.log|eval/|completed_steps\.json", _MEASURED),

@@ -37,7 +37,7 @@ def exact(model: Path, work: Path) -> Path:
     """The folder with the model in fp32, which no stage publishes."""
     from handlers.gguf import stage
 
-    stage._made(context_of(model, work), helpers.reporter(), "f32")
+    stage.made(context_of(model, work), helpers.reporter(), "f32")
     return work / "staging"
 
 

@@ -34,7 +34,7 @@ def adapted(base: Path, folder: Path, **options: Any) -> Path:
 
 def written(base: Path, adapter: Path, work: Path) -> Path:
     """The folder that the stage makes."""
-    from handlers.gguf import adapter_stage
+    from handlers.gguf.adapter import stage as adapter_stage
 
     context = helpers.context(work, adapter, base)
     context = context.model_copy(update={"stage": "gguf-adapter", "inputs": {"pytorch-adapter": str(adapter)}})

@@ -177,7 +177,7 @@ def test_a_weight_that_is_no_number_and_one_that_is_missing_are_named(variant: s
 
 
 def test_a_large_matrix_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from handlers.gguf import weights
+    from handlers.gguf.file import weights
 
     largest = []
     plain = weights.Weights.rows

@@ -16,19 +16,12 @@ import pytest
 from handlers.validate.workers.client import WorkerFailed
 from tests import models
 from tests.gguf import forms
-from tests.onnx.conftest import train
 from tests.toolchains import real
 from tests.validate import sabotage
 from tests.validate.bench import Bench
 
 pytestmark = pytest.mark.slow
 VARIANTS = ("gguf-q4_k_m", "gguf-q5_k_m", "gguf-q6_k", "gguf-q8_0", "gguf-f16", "gguf-bf16", "gguf-adapter")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    return models.train_run(train(folder / "base"), folder / "run", steps=4)
 
 
 @pytest.fixture(scope="module")

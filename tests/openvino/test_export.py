@@ -14,7 +14,6 @@ import pytest
 from handlers.openvino import tokenizer
 from handlers.validate.workers.client import WorkerFailed
 from tests import models
-from tests.onnx.conftest import train
 from tests.openvino import forms
 from tests.toolchains import real
 from tests.validate import sabotage
@@ -23,12 +22,6 @@ from tests.validate.bench import Bench
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VARIANTS = ("openvino", "openvino-int8", "openvino-int4")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    return models.train_run(train(folder / "base"), folder / "run", steps=4)
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from daemon.toolchains import install
 from daemon.toolchains.registry import Toolchains
+from tests import models
 from tests.sharing import shared
 
 
@@ -31,6 +33,36 @@ def folder_of(state: Path, name: str) -> Path:
     found = Toolchains(state).get(name)
     assert found is not None
     return found.folder
+
+
+def fixtures(name: str) -> tuple[Any, Any, Any]:
+    """The fixtures `state`, `toolchain` and `libraries` for the tests of one toolchain."""
+
+    @pytest.fixture(scope="session")
+    def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A state directory with the toolchain."""
+        return state_with(tmp_path_factory, name)
+
+    @pytest.fixture(scope="session")
+    def toolchain(state: Path) -> Path:
+        """Its folder."""
+        return folder_of(state, name)
+
+    @pytest.fixture
+    def libraries(toolchain: Path) -> Iterator[None]:
+        """What it holds can be imported here too."""
+        yield from imported(toolchain)
+
+    return state, toolchain, libraries
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short training of a model that has learnt a few texts."""
+    from tests.onnx.conftest import train
+
+    folder = tmp_path_factory.mktemp("run")
+    return models.train_run(train(folder / "base"), folder / "run", steps=4)
 
 
 def imported(folder: Path) -> Iterator[None]:

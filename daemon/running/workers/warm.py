@@ -51,10 +51,13 @@ class Kind:
 
 
 def _installed() -> frozenset[tuple[str, int]]:
-    """Where each package on Python's path is described, and when that was written."""
+    """Where each package on a child's path is described, and when that was written.
+
+    A child is started with `-P`: the first folder of our path, in which this program was started or lies, is not on its path.
+    """
     found = set[tuple[str, int]]()
-    for folder in sys.path:
-        with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+    for folder in sys.path[not sys.flags.safe_path :]:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
             found |= {(one.path, one.stat().st_mtime_ns) for one in entries if one.name.endswith((".dist-info", ".egg-info", ".egg-link"))}
     return frozenset(found)
 

@@ -50,13 +50,13 @@ def race(artifact: EngineWorker, pytorch: EngineWorker | None, reference: Refere
     mine, theirs = list[Timing](), list[Timing]()
     warm = _time(artifact, reference, _WARM_UP_TOKENS)
     try:
-        tokens = _paced(reference, warm, _timed(pytorch, reference, _WARM_UP_TOKENS))
+        tokens = _paced(reference, warm, _of_peer(pytorch, reference, _WARM_UP_TOKENS))
         for number in range(MOST_ROUNDS):
             if number >= ROUNDS and sum(one.decode_seconds for one in (*mine, *theirs)) > ENOUGH_SECONDS:
                 break
             if number % 2 == 0:
                 mine.append(_time(artifact, reference, tokens))
-            theirs.append(_timed(pytorch, reference, tokens))
+            theirs.append(_of_peer(pytorch, reference, tokens))
             if number % 2:
                 mine.append(_time(artifact, reference, tokens))
     except _PeerFailed as error:
@@ -74,7 +74,7 @@ class _PeerFailed(Exception):
         self.why = why
 
 
-def _timed(pytorch: EngineWorker, reference: Reference, tokens: int) -> Timing:
+def _of_peer(pytorch: EngineWorker, reference: Reference, tokens: int) -> Timing:
     try:
         return _time(pytorch, reference, tokens)
     except WorkerFailed as error:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.safetensors import TensorInfo
 from handlers.models.folder import ModelFolder
 
 ROWS_BYTES = 64 << 20
 """Bytes in fp32 that are read at a time."""
 STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F64": np.dtype("<f8")}
 """Dtype of weights, as safetensors names it → as it is read; bf16 as the upper halves of fp32."""
+
+
+def read(path: Path, info: TensorInfo, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Rows start…stop of a tensor of a file, in fp32. Its dtype must be one of STORED."""
+    mapped: np.ndarray = np.memmap(path, dtype=STORED[info.dtype], mode="r", offset=info.start, shape=info.shape)
+    part = mapped[start:stop]
+    if info.dtype == "BF16":
+        widened: np.ndarray = (part.astype("<u4") << 16).view("<f4")
+        return widened
+    return np.asarray(part, dtype="<f4")
 
 
 class Weights:
@@ -42,13 +54,7 @@ class Weights:
             raise Permanent(
                 FaultCode.FORM_NOT_POSSIBLE, "write GGUF", cause, "leave the gguf variants out of export.variants", path=info.file
             )
-        path, kind = self.folder.path / info.file, STORED[info.dtype]
-        mapped: np.ndarray = np.memmap(path, dtype=kind, mode="r", offset=info.start, shape=info.shape)
-        part = mapped[start:stop]
-        if info.dtype == "BF16":
-            widened: np.ndarray = (part.astype("<u4") << 16).view("<f4")
-            return widened
-        return np.asarray(part, dtype="<f4")
+        return read(self.folder.path / info.file, info, start, stop)
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """All of it in blocks of rows."""

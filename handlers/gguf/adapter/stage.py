@@ -11,11 +11,10 @@ from pathlib import Path
 
 from daemon.contract.jobs.messages import StageContext
 from handlers.child.progress import Reporter, StageOutput
-from handlers.gguf import adapter_file
-from handlers.gguf.stage import told
+from handlers.gguf import modelfile
+from handlers.gguf.adapter import file as adapter_file
+from handlers.gguf.stage import faults_of
 from handlers.models.folder import ModelFolder
-
-MODELFILE = "Modelfile"
 
 
 def run(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -24,9 +23,9 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     assert context.base is not None, "pytorch-adapter refuses checkpoints without one"
     reporter.progress(0.2, "writing the adapter's tensors")
     title = f"{context.checkpoint.run} step {context.checkpoint.step}"
-    with told(context, str(source)):
+    with faults_of(context, str(source)):
         figures = adapter_file.write(source, ModelFolder(Path(context.base), "base"), staging / adapter_file.FILE, title)
     lines = "# Name here the base as Ollama has it, or its GGUF file, with the precision that you want.\nFROM ./base.gguf\n"
-    (staging / MODELFILE).write_text(f"{lines}ADAPTER ./{adapter_file.FILE}\n", encoding="utf-8")
+    (staging / modelfile.NAME).write_text(f"{lines}ADAPTER ./{adapter_file.FILE}\n", encoding="utf-8")
     size = (staging / adapter_file.FILE).stat().st_size
     return StageOutput(figures={"file": adapter_file.FILE, "library": importlib.metadata.version("gguf"), "graph_bytes": size, **figures})

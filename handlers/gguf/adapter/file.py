@@ -15,9 +15,9 @@ import numpy as np
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from handlers.gguf import architectures
-from handlers.gguf.architectures import Architecture, NotPossible
-from handlers.gguf.weights import STORED, Weights
+from handlers.gguf.file import architectures
+from handlers.gguf.file.architectures import Architecture, NotPossible
+from handlers.gguf.file.weights import STORED, Weights, read
 from handlers.merge.adapters.adapter import Adapter, read_adapter
 from handlers.merge.adapters.keys import Factors, parse
 from handlers.models.folder import ModelFolder
@@ -27,7 +27,7 @@ FILE = "adapter.gguf"
 
 def write(folder: Path, base: ModelFolder, path: Path, title: str) -> dict[str, Any]:
     """Write the adapter of a folder; gives figures. Raises NotPossible."""
-    adapter, config = read_adapter(folder), base.config
+    adapter, config = read_adapter(folder), architectures.config_of(base)
     found = architectures.find(config)
     if config.get("quantization_config"):
         raise NotPossible("its base is stored in a quantized form, which no GGUF file of the base would have")
@@ -104,5 +104,4 @@ def _read(adapter: Adapter, key: str) -> np.ndarray:
             FaultCode.ADAPTER_DTYPE, "write the adapter as GGUF", f"{key} is not stored as safetensors in fp32, fp16 or bf16",
             "save the adapter again with safetensors", path=adapter.file,
         )  # fmt: skip
-    stored: np.ndarray = np.memmap(adapter.file, dtype=STORED[info.dtype], mode="r", offset=info.start, shape=info.shape)
-    return (stored.astype("<u4") << 16).view("<f4") if info.dtype == "BF16" else np.asarray(stored, dtype="<f4")
+    return read(adapter.file, info)

@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from handlers.gguf.architectures import NotPossible, Part, Planned
-from handlers.gguf.weights import Weights
+from handlers.gguf.file.architectures import NotPossible, Part, Planned
+from handlers.gguf.file.weights import Weights
 
 FILE_TYPES = {
     "f32": (gguf.LlamaFileType.ALL_F32, Type.F32), "f16": (gguf.LlamaFileType.MOSTLY_F16, Type.F16),

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from daemon.contract.values import Json
 from handlers.gguf import library
-from handlers.gguf.architectures import NotPossible
+from handlers.gguf.file.architectures import NotPossible
 from handlers.onnx.folder.hard_texts import TEXTS
 
 BYTE_LEVEL = (

@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 
 from daemon.contract.values import Json
+from handlers.models.folder import ModelFolder
 
 
 class NotPossible(Exception):
@@ -59,6 +60,12 @@ class Architecture:
     keys: tuple[Callable[[gguf.GGUFWriter, Json], None], ...] = ()
     experts: bool = False
     activations: frozenset[str] = field(default_factory=lambda: frozenset({"silu", "swish"}))
+
+
+def config_of(model: ModelFolder) -> Json:
+    """config.json, with what it says of its language model at the top level."""
+    config = model.config
+    return {**config, **config["text_config"]} if "text_config" in config else config
 
 
 def heads(config: Json) -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 import gguf
 
 from daemon.contract.values import Json
-from handlers.gguf import architectures, vocabulary, writing
-from handlers.gguf.architectures import NotPossible
-from handlers.gguf.weights import Weights
+from handlers.gguf.file import architectures, vocabulary, writing
+from handlers.gguf.file.architectures import NotPossible
+from handlers.gguf.file.weights import Weights
 from handlers.models.folder import GENERATION, ModelFolder
 from handlers.validate.engines.generation_rules import end_tokens
 
@@ -26,12 +26,11 @@ class ModelFile:
         """`title`: the model's name in the file; `scratch`: a folder for files without weights."""
         self.source, self._title, self._scratch = source, title, scratch
         self.folder = ModelFolder(source)
-        config: Json = self.folder.config
-        self.config: Json = {**config, **config["text_config"]} if "text_config" in config else config
+        self.config: Json = architectures.config_of(self.folder)
         self.found = architectures.find(self.config)
         self.weights = Weights(self.folder)
-        self.writer("f32")  # what its configuration says comes first: it explains more than a name of a tensor
         try:
+            self.writer("f32")  # what its configuration says comes first: it explains more than a name of a tensor
             self.tensors = list(architectures.plan(self.config, self.found, {name: one.shape for name, one in self.folder.headers.items()}))
         except KeyError as error:
             raise NotPossible(f"its config.json does not say {error}") from error
@@ -61,10 +60,7 @@ class ModelFile:
         writer.add_name(self._title)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_file_type(writing.FILE_TYPES[kind][0])
-        try:
-            architectures.describe(writer, self.config, self.found)
-        except KeyError as error:
-            raise NotPossible(f"its config.json does not say {error}") from error
+        architectures.describe(writer, self.config, self.found)
         return writer
 
     def write(self, kind: str, path: Path, said: Callable[[float], None]) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""The variant `gguf-adapter`: the LoRA alone."""
