@@ -49,7 +49,7 @@ log = structlog.get_logger("runner")
 
 LACKING = (FaultCode.DISK_NOW, FaultCode.MEMORY_NOW, FaultCode.DISK_FULL, FaultCode.READ_ONLY, FaultCode.UNEXPECTED)
 """Faults that a person at a terminal wants to hear of at once, instead of waiting."""
-PASSING = SOON | {FaultCode.RETRY, FaultCode.TIMING, FaultCode.WINDOW_CLOSED}
+PASSING = SOON | {FaultCode.RETRY, FaultCode.TIMING, FaultCode.TOOLCHAIN_COMING, FaultCode.WINDOW_CLOSED}
 """What an export waits for that comes by itself."""
 PATIENCE_SECONDS = 30.0
 """How long the runner or the export's end may fail, again and again, before the command ends with the error: longer than a journal is

@@ -37,7 +37,7 @@ def _chains(settings: Settings) -> Toolchains:
 def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
     """List the toolchains, and show which are installed."""
     from daemon.system.box import human
-    from daemon.toolchains.registry import describe
+    from daemon.toolchains.overview import describe
 
     value = describe(_chains(load_settings(config)))
     if json_:
@@ -45,7 +45,9 @@ def list_(config: ConfigOption = None, json_: JsonOption = False) -> None:
         return
     for name, row in value.items():
         size = human(sum(one.size for one in row.folders))
-        hint = f"installed, {size}" if row.installed else f"{row.state}; `{row.command}` installs it, up to {human(row.disk)}"
+        there = f", of which {human(row.downloaded)} are there already" if row.downloaded else ""
+        missing = f"{row.state}; `{row.command}` installs it: {row.costs}{there}" if row.command else row.state
+        hint = f"installed, {size}" if row.installed else missing
         say(f"{name}: {hint}")
         say(f"  {row.about}")
 
@@ -70,7 +72,8 @@ def install(
         chains.definition(name)  # a wrong name is told before anything is fetched
     made = []
     for name in dict.fromkeys(names):
-        made.append(make(chains, name, told, reserve=int(settings.limits.disk_reserve), again=again))
+        reserve, installer = int(settings.limits.disk_reserve), settings.toolchains.installer
+        made.append(make(chains, name, told, reserve=reserve, again=again, installer=installer))
         if not json_:
             _show(made[-1], "is installed", as_json=False)
     if json_:

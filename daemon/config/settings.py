@@ -214,6 +214,13 @@ class LimitSettings(Section):
         return self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+class ToolchainSettings(Section):
+    """`[toolchains]`: how separate environments for exporters are installed."""
+
+    auto_install: bool = False
+    installer: Literal["auto", "pip", "uv"] = "auto"
+
+
 class ScheduleSettings(Section):
     """`[schedule]`: when heavy stages may run, and when the journal is checked and backed up."""
 
@@ -294,6 +301,7 @@ with warnings.catch_warnings():
         export: ExportOptions = ExportOptions()
         validate: ValidateOptions = ValidateOptions()  # type: ignore[assignment]
         limits: LimitSettings = LimitSettings()
+        toolchains: ToolchainSettings = ToolchainSettings()
         schedule: ScheduleSettings = ScheduleSettings()
         notify: NotifySettings = NotifySettings()
         retention: RetentionSettings = RetentionSettings()

@@ -184,6 +184,15 @@ class Event(StrEnum):
     KEPT_REMOVED = "kept.removed"
     """Kept outputs were removed to stay below their size limit."""
 
+    # Toolchains
+
+    TOOLCHAIN_INSTALLING = "toolchain.installing"
+    """ckptd installs a toolchain that a stage needs (`toolchains.auto_install`)."""
+    TOOLCHAIN_INSTALLED = "toolchain.installed"
+    """The toolchain is installed; the stages that waited for it can start."""
+    TOOLCHAIN_FAILED = "toolchain.failed"
+    """The toolchain could not be installed; the stages that need it fail."""
+
     # Publication
 
     PUBLISH_NOT_ATOMIC = "publish.not-atomic"

@@ -940,10 +940,16 @@ class FaultCode(StrEnum):
 
     To do: Export the variant again.
     """
+    DEVICE_MISSING = "device-missing"
+    """The artifact runs on a device, a GPU for example, that this machine does not have: it could not be checked here.
+
+    To do: Check it on a machine with that device, or name the variant in `validate.publish_unverified`.
+    """
     ENGINE = "engine"
     """The engine that runs the artifact raised an error.
 
-    To do: Export the variant again; if it happens again, leave it out of `export.variants`.
+    To do: Export the variant again; if it happens again, leave it out of `export.variants`. Where the text is too long for an engine of
+    TensorRT, raise `tensorrt.max_tokens`.
     """
     ENGINE_MISSING = "engine-missing"
     """The engine that runs the artifact can't be imported.
@@ -1056,6 +1062,11 @@ class FaultCode(StrEnum):
 
     To do: Read the log that the message names.
     """
+    INSTALLER_UNUSABLE = "installer-unusable"
+    """`toolchains.installer` names uv, which is missing here, is too old, or may bring other packages than pip.
+
+    To do: Correct what the message says, or set `toolchains.installer` to "auto" or "pip".
+    """
     NO_NETWORK = "no-network"
     """pip could not reach its package index.
 
@@ -1092,9 +1103,14 @@ class FaultCode(StrEnum):
     To do: Wait until the other process has finished.
     """
     TOOLCHAIN_CHANGED = "toolchain-changed"
-    """A toolchain's packages are not the ones that were installed.
+    """A toolchain's packages, or files of them, are not the ones that were installed.
 
     To do: Run `ckptd toolchain install NAME --again`.
+    """
+    TOOLCHAIN_COMING = "toolchain-coming"
+    """A stage waits until a toolchain is installed, which ckptd does by itself (`toolchains.auto_install`).
+
+    To do: Wait until that has finished; the log that the message names shows what it does.
     """
     TOOLCHAIN_IN_USE = "toolchain-in-use"
     """A stage is running in the toolchain that is to be replaced or removed.

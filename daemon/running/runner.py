@@ -34,6 +34,7 @@ from daemon.publishing.closing import close_job, tidy_job
 from daemon.running.children import Children, Running
 from daemon.running.executor import Attempt, Executor
 from daemon.running.fallbacks import take_steps_down
+from daemon.running.installing import Installing
 from daemon.running.job_file import bounds_of
 from daemon.running.outcomes import inputs_are_there, measure, settle
 from daemon.running.output_cache import OutputCache
@@ -88,6 +89,7 @@ class Runner:
         self.complaints = Complaints(log, "the runner")
         self.children = Children(self.journal, self.paths, self.executor)
         self.waits = Waits(self.children)
+        self.installing = Installing(self.settings.state_directory, self.wake)
         self._configure()
 
     def _configure(self) -> None:
@@ -96,7 +98,9 @@ class Runner:
         self._resumption = Resumption(
             self.journal, OutputCache(paths.kept), paths.staging, lambda job: self.work_of(settings, job), settings.limits.device, self.wake
         )  # fmt: skip
-        self._starter = Starter(settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases)
+        self._starter = Starter(
+            settings, self.journal, paths, self.children, self.waits, self._resumption, self._bases, self.installing
+        )  # fmt: skip
 
     # Life
 
@@ -133,6 +137,7 @@ class Runner:
         while not self._stopping:
             if not self.complaints.during(self._round):
                 self._wake.wait(1)
+        self.installing.stop()
         self._end_children()
         self._resumption.close()
 
@@ -212,7 +217,7 @@ class Runner:
 
     def _is_idle(self) -> bool:
         jobs = self.journal.jobs
-        return not (self.children.running or self._left or len(self.waits) or jobs.open_ids() or jobs.untidy())
+        return not (self.children.running or self.installing.name or self._left or len(self.waits) or jobs.open_ids() or jobs.untidy())
 
     def tick(self) -> None:
         """One round: take in what ended, then start what can be started."""
@@ -220,6 +225,7 @@ class Runner:
         self._take_room()
         self._reap()
         self._clear_ended()
+        self.installing.look()
         self._end_waits()
         self.children.relieve(int(self.settings.limits.memory_reserve))
         if self.settings.schedule.overrun == "stop" and not self._starter.windows.is_open(datetime.now(UTC)):

@@ -30,6 +30,7 @@ from daemon.journal.rows import AttemptId, JobRow, StageRow
 from daemon.publishing.access import access_of
 from daemon.publishing.run_figures import run_figures
 from daemon.running.children import Children, Grant
+from daemon.running.installing import Installing
 from daemon.running.job_file import ReadyStage
 from daemon.running.outcomes import settle
 from daemon.running.resumption import Resumption
@@ -46,6 +47,8 @@ log = structlog.get_logger("runner")
 ALONE_LOOK_SECONDS = 1.0
 ALONE_SECONDS = 300.0
 """How long nothing else is started for the sake of a stage that measures time; then it runs beside what still runs."""
+INSTALL_LOOK_SECONDS = 1.0
+"""Between looks at a toolchain that is being installed."""
 WINDOW_SECONDS = 15.0
 """Between looks at the clock while a window is closed."""
 
@@ -59,11 +62,12 @@ class Starter:
     """Moves the stages of running jobs, by one configuration."""
 
     def __init__(
-        self, settings: Settings, journal: Journal, paths: Paths, children: Children, waits: Waits, resumption: Resumption, bases: Bases
+        self, settings: Settings, journal: Journal, paths: Paths, children: Children, waits: Waits, resumption: Resumption, bases: Bases,
+        installing: Installing,
     ) -> None:  # fmt: skip
         self._settings, self._journal, self._paths = settings, journal, paths
         self._children, self._waits, self._resumption, self._bases = children, waits, resumption, bases
-        self._toolchains = Toolchains(settings.state_directory)
+        self._toolchains, self._installing = Toolchains(settings.state_directory), installing
         self.windows = Windows(settings.schedule.heavy, settings.schedule.timezone)
 
     def move(self, job: JobRow, stages: dict[str, StageRow], *, may_start: bool) -> bool:
@@ -104,6 +108,11 @@ class Starter:
         """Start the child of `one` of `ready` stages, wait, or (True: the job can move on at once) fail the stage for good."""
         job, spec = one.job, one.spec
         lacking = self._toolchains.lacking(spec.toolchain, f"run the stage {spec.name}")
+        if lacking and self._settings.toolchains.auto_install and spec.toolchain in self._toolchains.known:
+            lacking = self._installing.want(spec.toolchain, spec.name, self._settings)
+        if lacking and lacking.code == FaultCode.TOOLCHAIN_COMING:
+            self._waits.add(job.id, lacking, INSTALL_LOOK_SECONDS)
+            return False
         if lacking:
             log.error(lacking.sentence(), event_id=Event.EXPORT_FAULT, stage=spec.name, code=lacking.code)
             self._journal.stages.end(job.id, spec.name, "failed", lacking)

@@ -1,12 +1,13 @@
-"""A command that is run for somebody who waits, line by line; nothing of it outlives this process."""
+"""Commands that are run for somebody who waits, line by line: one, or several side by side; nothing of them outlives this process."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import selectors
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 _PDEATHSIG = 1
 
@@ -32,3 +33,50 @@ def run_to_end(
             os.killpg(process.pid, signal.SIGKILL)
             raise
         return process.wait()
+
+
+def run_side_by_side(
+    commands: Iterable[Sequence[str]], heard: Callable[[int, bytes], None], *, most: int, environment: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
+) -> Generator[tuple[int, int], None, None]:  # fmt: skip
+    """Run commands as `run_to_end` does, up to `most` at once; gives (number, exit code) of each when it has ended.
+
+    The next of `commands` is asked for when there is room for it. `heard` gets the number of a command, from 0, and a line of what it says
+    on stdout or stderr. What is raised meanwhile, also where the answers are used, kills them all.
+    """
+    libc, waiting = ctypes.CDLL(None), enumerate(commands)
+    running: dict[int, tuple[int, subprocess.Popen[bytes], bytearray]] = {}
+    with selectors.DefaultSelector() as ready:
+        try:
+            while True:
+                while len(running) < most and (following := next(waiting, None)):
+                    process = subprocess.Popen(
+                        following[1], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+                        pass_fds=pass_fds, preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL), start_new_session=True,
+                    )  # fmt: skip
+                    assert process.stdout is not None
+                    running[process.stdout.fileno()] = (following[0], process, bytearray())
+                    ready.register(process.stdout, selectors.EVENT_READ)
+                if not running:
+                    return
+                for key, _ in ready.select():
+                    number, process, rest = running[key.fd]
+                    said = os.read(key.fd, 1 << 16)
+                    *lines, last = bytes(rest + said).splitlines(keepends=True) or [b""]
+                    whole = not said or last.endswith(b"\n")
+                    rest[:] = b"" if whole else last
+                    for line in (*lines, last) if whole and last else lines:
+                        heard(number, line)
+                    if not said:
+                        ready.unregister(key.fileobj)
+                        assert process.stdout is not None
+                        process.stdout.close()
+                        code = process.wait()
+                        del running[key.fd]
+                        yield number, code
+        finally:
+            for _, process, _ in running.values():
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()

@@ -1,8 +1,8 @@
 """Installs, checks and removes toolchains: they are built under another name and renamed when complete.
 
-Called by `ckptd toolchain`. Whatever ends it, kill -9 included, nothing half is ever taken for installed: what was left is swept by the
-next install or removal, and the lock goes with the last process that installs. One install of a toolchain at a time; a toolchain in
-which a process runs is neither removed nor replaced.
+Called by `ckptd toolchain`, and by `daemon.toolchains.automatic`. Whatever ends it, kill -9 included, nothing half is ever taken for
+installed: what was left is swept by the next install or removal, an install goes on with the wheels that were fetched, and the lock goes
+with the last process that installs. One install of a toolchain at a time; one in which a process runs is neither removed nor replaced.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.contract import failpoints
-from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError, from_oserror
+from daemon.contract.errors import FULL_DISK, CkptdError, Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.files import fsync_directory, make_folders, remove_tree
+from daemon.contract.files import files_below, fsync_directory, make_folders, remove_tree
 from daemon.system.box import free_disk, human
-from daemon.toolchains.build import Build, Say, make, packages, probe
-from daemon.toolchains.registry import IN_USE, Definition, Installed, Toolchains
+from daemon.toolchains import records
+from daemon.toolchains.build import make, packages, probe
+from daemon.toolchains.installers.attempt import Build, Say
+from daemon.toolchains.installers.downloads import of as downloads_of
+from daemon.toolchains.installers.downloads import size_of
+from daemon.toolchains.order import Installer
+from daemon.toolchains.registry import DAMAGED, IN_USE, Definition, Installed, Toolchains
 
 SWEEPS = 10
 
 
-def install(chains: Toolchains, name: str, say: Say, *, reserve: int = 0, again: bool = False) -> Installed:
+def install(
+    chains: Toolchains, name: str, say: Say, *, reserve: int = 0, again: bool = False, installer: Installer = "auto"
+) -> Installed:  # fmt: skip
     """Install a toolchain, or (`again`) make it anew; one that is there and sound is given as it is.
 
     `say` is told of every step; `reserve` bytes of the disk are left alone. Raises CkptdError with what to do.
@@ -46,11 +53,15 @@ def install(chains: Toolchains, name: str, say: Say, *, reserve: int = 0, again:
             folder = chains.home / f".{name}.building.{os.getpid()}"
             build = Build(definition, folder, chains.home / f"{name}.log", lock, say)
             try:
-                make(build)
+                make(build, installer)
                 _put_in_place(build, chains)
+                _forget_downloads(chains.home, name)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
+        if error.errno in FULL_DISK:
+            remedy = "free space there; what was fetched so far is kept"
+            raise Retryable(FaultCode.DISK_FULL, operation, "the disk is full", remedy, path=chains.home) from error
         raise from_oserror(error, operation, str(chains.home)) from error
     made = chains.get(name)
     assert made is not None
@@ -66,12 +77,15 @@ def remove(chains: Toolchains, name: str) -> int:
     try:
         with _only_one(chains.home, name, operation):
             swept, found = _sweep(chains.home, name), chains.versions(definition.name)
-            if not found and not swept:
+            remains, fetched = chains.remains(name), size_of(chains.home, name)
+            freed = sum(one.manifest.size for one in found) + sum(map(_size, remains)) + fetched
+            if not (found or swept or remains or downloads_of(chains.home, name)):
                 raise _nothing_there(operation)
-            for one in found:
-                _take_away(one.folder, chains.home / f".{name}.removing", operation)
+            for folder in (*(one.folder for one in found), *remains):
+                _take_away(folder, chains.home / f".{name}.removing", operation)
+            _forget_downloads(chains.home, name)
             (chains.home / f"{name}.log").unlink(missing_ok=True)
-            return sum(one.manifest.size for one in found)
+            return freed
     except OSError as error:
         raise from_oserror(error, operation, str(chains.home)) from error
 
@@ -81,13 +95,27 @@ def _nothing_there(operation: str) -> UsageError:
     return UsageError(FaultCode.NOT_INSTALLED, operation, "it is not installed", remedy)
 
 
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in files_below(folder))
+
+
+def _forget_downloads(home: Path, name: str) -> None:
+    """Remove what was fetched for a toolchain: it is there, or nobody wants it."""
+    for folder in downloads_of(home, name):
+        remove_tree(folder)
+
+
 def check(chains: Toolchains, name: str) -> Installed:
-    """Probe an installed toolchain. Raises UsageError where it is not installed, Permanent where it does not work any more."""
+    """Look at every file of an installed toolchain, and probe it.
+
+    Raises UsageError where it is not installed, Permanent where it is damaged or does not work any more.
+    """
     operation = f"check the toolchain {name}"
     chains.definition(name)
     fault = chains.lacking(name, operation)
     if fault is not None:
-        raise UsageError(**fault.model_copy(update={"cause": f"it is {chains.state(name)}"}).model_dump())
+        kind = Permanent if chains.state(name).startswith(DAMAGED) else UsageError
+        raise kind(**fault.model_copy(update={"cause": f"it is {chains.state(name)}"}).model_dump())
     known = chains.get(name)
     assert known is not None
     remedy = f"run `ckptd toolchain install {name} --again`"
@@ -95,6 +123,10 @@ def check(chains: Toolchains, name: str) -> Installed:
     if differing:
         cause = f"its packages are not the ones that were installed ({', '.join(dict.fromkeys(one for one, _ in differing))})"
         raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder)
+    changed = {path: wrong for path, wrong in records.differing(known.folder).items() if known.manifest.unlike.get(path) != wrong}
+    if changed:
+        cause = f"its files are not the ones that were installed: {records.told(changed)}"
+        raise Permanent(FaultCode.TOOLCHAIN_CHANGED, operation, cause, remedy, path=known.folder, details="\n".join(changed))
     probe(chains.definition(name), known.folder, operation, remedy)
     return known
 
@@ -105,7 +137,7 @@ class Examined:
 
     name: str
     works: bool
-    """Whether its packages are those that were installed, and its probe succeeds."""
+    """Whether its packages and their files are those that were installed, and its probe succeeds."""
     error: str | None
     """Why it does not work, with what to do; null if it works."""
     folder: str | None
@@ -116,7 +148,7 @@ def examine_all(chains: Toolchains) -> list[Examined]:
     """`check` for every toolchain of which something is there, one that an earlier version of ckptd installed included."""
     found = []
     for name in chains.known:
-        if not chains.versions(name):
+        if not chains.versions(name) and not chains.remains(name):
             continue
         try:
             found.append(Examined(name, True, None, str(check(chains, name).folder)))
@@ -156,11 +188,13 @@ def _sweep(home: Path, name: str) -> bool:
 
 
 def _check_disk(definition: Definition, home: Path, reserve: int, say: Say) -> None:
-    free, need = free_disk(home), int(definition.disk)
+    free, need, there = free_disk(home), int(definition.disk), size_of(home, definition.name)
     say(
         f"{definition.name} needs up to {human(need)} in {home}, where {human(free)} are free, and about {definition.seconds:.0f} s with a"
-        " fast index"
+        f" fast index; it downloads about {human(definition.fetched)}"
+        + (f", of which {human(there)} are there from an earlier attempt" if there else "")
     )
+    need -= min(need, there)
     if free - reserve < need:
         cause = f"it needs up to {human(need)}, {human(free)} are free and limits.disk_reserve reserves {human(reserve)}"
         remedy = "free space there, or set state.directory to a larger disk"

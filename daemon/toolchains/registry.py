@@ -1,6 +1,7 @@
 """Toolchains: environments of their own for exporters whose requirements contradict ours. What is known, what is installed.
 
-A toolchain is defined by two files in handlers/toolchains: NAME.toml (what it is) and NAME.txt (its locked packages). Installed, it is
+A toolchain is defined by two files in handlers/toolchains: NAME.toml (what it is) and NAME.txt (its locked packages; those of npm lie in
+NAME.package.json and NAME.package-lock.json, where it has some). Installed, it is
 the folder NAME-DIGEST below the state directory's `toolchains`, with a manifest that is written last. Used by the runner (may a stage
 start, with which command), by `ckptd formats`, `check` and `toolchain`; `daemon.toolchains.install` makes and removes the folders.
 """
@@ -10,26 +11,31 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ByteSize, ValidationError
+from pydantic import ByteSize, Field, ValidationError
 
 import daemon
 from daemon.contract.errors import Fault, UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import temporary_of
-from daemon.contract.jobs import plan
 from daemon.contract.jobs.messages import StageContext
 from daemon.contract.values import Frozen, digest_of
+from daemon.toolchains import npm, programs
 
 DEFINITIONS = Path(daemon.__file__).parents[1] / "handlers" / "toolchains"
 BOOTSTRAP = DEFINITIONS / "bootstrap.py"
 MANIFEST = "toolchain.json"
 IN_USE = "in-use"
+DAMAGED = "damaged"
+"""How the state of a toolchain begins that is there and can't be used."""
 HANDLERS = (sys.executable, "-m", "handlers")
+GUESSED_SHARE = 3
+"""Of the disk that an installation takes at its peak, about one part in so many is downloaded."""
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -41,15 +47,31 @@ class Definition(Frozen):
     disk: ByteSize
     """Bytes that installing takes below the state directory at its peak."""
     seconds: float
+    download: ByteSize | None = None
+    """Bytes that are fetched with torch's CPU build where torch is among the packages; None where nobody has measured it."""
     probe: str
     """Module that is run inside: exit code 0 and an answer mean that it works."""
     requirements: Path
+    programs: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Debian's package → names of programs, of which this box must have one for the toolchain to work."""
+    installers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The same, for installing it alone."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of `requirements` that say something: options of pip, which begin with a dash, and packages with their versions."""
+        lines = [line.split(" #")[0].strip() for line in self.requirements.read_text().splitlines()]
+        return [line for line in lines if line and not line.startswith("#")]
 
     @property
     def digest(self) -> str:
         """Digest of what is installed by it: the requirement lines, and the Python that they are installed for."""
-        lines = [line.split(" #")[0].strip() for line in self.requirements.read_text().splitlines()]
-        return digest_of([[line for line in lines if line and not line.startswith("#")], _PYTHON, platform.machine()])[:12]
+        return digest_of([self.lines, _PYTHON, platform.machine(), *npm.digested(self.requirements)])[:12]
+
+    @property
+    def fetched(self) -> int:
+        """Bytes that installing downloads, as far as is known: measured, else guessed from what it takes on the disk."""
+        return int(self.download) if self.download is not None else int(self.disk) // GUESSED_SHARE
 
 
 class Manifest(Frozen):
@@ -68,6 +90,14 @@ class Manifest(Frozen):
     """Distribution → version, for all installed distributions."""
     probe: dict[str, object]
     """The result of its test."""
+    installer: str = ""
+    """What installed the packages, with its version ("uv 0.13.9"); "" in a manifest of an earlier ckptd."""
+    installer_why: str = ""
+    """Why that was not uv, where uv was to be used if possible."""
+    wheels: dict[str, str] = Field(default_factory=dict)
+    """File → SHA-256 of all that was downloaded and installed; of a package that pip built here, its wheel."""
+    unlike: dict[str, str] = Field(default_factory=dict)
+    """Files that were not as their packages' own records say when they had just been installed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +117,9 @@ class Installed:
     @property
     def broken(self) -> str:
         """Why it can't be used although it is there; "" where no reason is known. Cheap: nothing is run."""
-        return "" if os.access(self.python, os.X_OK) else "the Python that it was created with no longer exists"
+        if not os.access(self.python, os.X_OK):
+            return "the Python that it was created with no longer exists"
+        return "" if (self.folder / IN_USE).is_file() else "its lock file is missing"
 
 
 def definitions(folder: Path = DEFINITIONS) -> dict[str, Definition]:
@@ -123,8 +155,15 @@ class Toolchains:
         found = [(path, _manifest(path)) for path in sorted(self.home.glob(f"{name}-*"))]
         return [Installed(path, one, path == wanted) for path, one in found if one is not None and one.name == name]
 
+    def remains(self, name: str) -> list[Path]:
+        """Folders of a toolchain without a manifest that can be read: a disk that failed leaves such, or a hand."""
+        digest = re.compile(re.escape(name) + "-[0-9a-f]{12}")
+        return [path for path in sorted(self.home.glob(f"{name}-*")) if digest.fullmatch(path.name) and _manifest(path) is None]
+
     def get(self, name: str) -> Installed | None:
         """The toolchain as it can be used now, else None."""
+        if programs.missing(self.definition(name).programs):
+            return None
         return next((one for one in self.versions(name) if one.current and not one.broken), None)
 
     def lacking(self, name: str, operation: str) -> Fault | None:
@@ -133,12 +172,18 @@ class Toolchains:
         if not name or (known and self.get(name) is not None):
             return None
         cause = f"the toolchain {name} is {self.state(name)}"
-        remedy = (
-            f"run `ckptd toolchain install {name}`"
-            if known
-            else "leave the variants that need it out of export.variants, and tell their authors"
-        )
+        remedy = self._remedy(name) if known else "leave the variants that need it out of export.variants, and tell their authors"
         return Fault(code=FaultCode.TOOLCHAIN_MISSING, operation=operation, cause=cause, remedy=remedy)
+
+    def _remedy(self, name: str) -> str:
+        """What makes a known toolchain usable, in one sentence without its end."""
+        definition, there = self.definition(name), self._usable(name)
+        needed = definition.programs | ({} if there else definition.installers)
+        steps = [programs.remedy(needed)] if programs.missing(needed) else []
+        return ", then ".join([*steps, *([] if there else [f"run `ckptd toolchain install {name}`"])])
+
+    def _usable(self, name: str) -> bool:
+        return any(one.current and not one.broken for one in self.versions(name))
 
     def state(self, name: str) -> str:
         """How a toolchain is, as the end of "it is …": installed, not installed, damaged, …"""
@@ -146,9 +191,14 @@ class Toolchains:
             return "not known to this version of ckptd"
         there = self.versions(name)
         current = next((one for one in there if one.current), None)
+        if current is None and self.folder(name) in self.remains(name):
+            return f"{DAMAGED} (its manifest is missing or can't be read)"
         if current is None:
             return "of an earlier version of ckptd" if there else "not installed"
-        return f"damaged ({current.broken})" if current.broken else "installed"
+        if current.broken:
+            return f"{DAMAGED} ({current.broken})"
+        lost = programs.missing(self.definition(name).programs)
+        return f"installed, but this box has no {programs.listed(lost)}" if lost else "installed"
 
     def offer(self, cache: Path) -> None:
         """Let stages find the installed toolchains: `CACHE/toolchains/NAME` leads to each. Raises OSError."""
@@ -164,57 +214,6 @@ class Toolchains:
                 fresh.unlink(missing_ok=True)
                 fresh.symlink_to(wanted.folder)
                 fresh.replace(link)
-
-
-@dataclass(frozen=True)
-class ToolchainFolder:
-    """One folder of a toolchain; the fields from `name` on are its manifest."""
-
-    folder: str
-    current: bool
-    """Whether it was made from the present requirements."""
-    name: str
-    digest: str
-    python: str
-    installed: str
-    seconds: float
-    size: int
-    packages: dict[str, str]
-    probe: dict[str, object]
-
-
-@dataclass(frozen=True)
-class ToolchainHere:
-    """A toolchain that ckptd knows. The names are stable for programs."""
-
-    about: str
-    installed: bool
-    state: str
-    """Its state, as words that complete "it is …"."""
-    command: str | None
-    """The command that installs it; None if it is installed."""
-    disk: int
-    """Maximum disk space during the installation, in bytes."""
-    stages: tuple[str, ...]
-    """The stages that need it."""
-    folders: tuple[ToolchainFolder, ...]
-
-
-def describe(chains: Toolchains) -> dict[str, ToolchainHere]:
-    """Name → what is known of each toolchain."""
-    rows = {}
-    for name, definition in chains.known.items():
-        lacking = chains.lacking(name, "use it")
-        rows[name] = ToolchainHere(
-            about=definition.about,
-            installed=lacking is None,
-            state=chains.state(name),
-            command=None if lacking is None else f"ckptd toolchain install {name}",
-            disk=int(definition.disk),
-            stages=tuple(spec.name for spec in plan.all_specs() if spec.toolchain == name),
-            folders=tuple(ToolchainFolder(str(one.folder), one.current, **one.manifest.model_dump()) for one in chains.versions(name)),
-        )
-    return rows
 
 
 def _manifest(folder: Path) -> Manifest | None:

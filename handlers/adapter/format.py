@@ -13,6 +13,7 @@ FORMAT = Format(
     name="pytorch-adapter",
     about="Only the adapter, for PEFT and for servers that load many adapters over one base (vLLM, TGI, LoRAX).",
     order=15,
+    runtimes=("PEFT", "vLLM", "TGI", "LoRAX"),
     engines={
         "adapter": {
             "causal": f"{_ENGINE}:AdapterEngine", "seq2seq": f"{_ENGINE}:AdapterSeq2Seq", "encoder": f"{_ENGINE}:AdapterEncoder",

@@ -29,9 +29,16 @@ _NO_CORE = 1
 _LIBRARIES = (
     "torch", "transformers", "peft", "safetensors", "tokenizers", "sentencepiece", "onnx", "onnxruntime", "onnxruntime_genai", "onnxscript",
     "onnxslim", "optimum", "numpy", "openvino", "openvino_genai", "openvino_tokenizers", "nncf",
-    "gguf", "llama_cpp",
+    "gguf", "llama_cpp", "executorch", "torchao", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "mlx", "mlx_lm",
+    "coremltools", "tensorrt", "tensorrt_rtx",
 )  # fmt: skip
-_DISTRIBUTIONS = {"llama_cpp": "llama_cpp_python"}
+_DISTRIBUTIONS = {
+    "llama_cpp": "llama_cpp_python",
+    "mlx_lm": "mlx-lm",
+    "litert_torch": "litert-torch",
+    "ai_edge_litert": "ai-edge-litert",
+    "ai_edge_quantizer": "ai-edge-quantizer",
+}
 """Module → its distribution, where the names differ."""
 
 _stop = StopFlag()

@@ -35,6 +35,7 @@ FORMAT = Format(
     name="gguf",
     about="One file with weights, vocabulary and chat template for llama.cpp, Ollama and LM Studio, with a Modelfile.",
     order=80,
+    runtimes=("llama.cpp", "Ollama", "LM Studio"),
     options=GgufOptions,
     section="gguf",
     engines={

@@ -27,6 +27,7 @@ FORMAT = Format(
     name="onnx",
     about="ONNX graphs for onnxruntime, and for every other runtime that supports the operators of the standard.",
     order=20,
+    runtimes=("ONNX Runtime",),
     options=OnnxOptions,
     section="onnx",
     engines={
@@ -41,7 +42,11 @@ FORMAT = Format(
             "onnx", "handlers.onnx.export.stage:run", 6,
             about="ONNX graphs, with a KV cache where the model decodes, dynamic batch and length, fp32",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=2.0, disk_fp32=1.1,
-            settings=("export.opset", "onnx.cache", "onnx.profile", "onnx.external_data", "onnx.optimize", "onnx.layers_per_graph"),
+            settings=(
+                "export.opset", "onnx.cache", "onnx.profile", "onnx.exporter", "onnx.external_data", "onnx.optimize",
+                "onnx.layers_per_graph",
+            ),
+            toolchain_if=(("onnx.exporter", "optimum", "optimum"),),
             libraries=("torch", "transformers", "tokenizers", "sentencepiece", "onnx", "onnxscript", "onnxslim", "onnxruntime"),
             limits=Limits("onnx", cache=1e-3, padding=1e-3, merged=1e-2),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),

@@ -29,6 +29,9 @@ class OnnxOptions(Frozen):
     profile: Literal["auto", "conservative", "balanced", "aggressive"] = "auto"
     """Which ways to export are tried, and in which order: "conservative", "balanced", "aggressive", or "auto", which chooses by
     architecture, size and what worked before on this machine."""
+    exporter: Literal["ckptd", "optimum"] = "ckptd"
+    """Whose exporter is tried first: "ckptd", or "optimum", which runs in the toolchain optimum and writes opset 20 at most. The other one
+    follows where the first one fails."""
     optimize: Literal["none", "basic", "extended", "all"] = "basic"
     """How far graphs are optimized; each step is kept only where the graph stays equal and does not get slower. "none"; "basic" keeps the
     standard's operators; "extended" brings in onnxruntime's own; "all" binds the graph to onnxruntime."""

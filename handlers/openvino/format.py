@@ -18,6 +18,7 @@ FORMAT = Format(
     name="openvino",
     about="OpenVINO's own files, for CPUs, Intel graphics and NPUs; a language model runs in OpenVINO GenAI too, with its tokenizer.",
     order=70,
+    runtimes=("OpenVINO", "OpenVINO GenAI", "optimum-intel"),
     options=OpenVinoOptions,
     section="openvino",
     engines={

@@ -28,6 +28,7 @@ FORMAT = Format(
     name="pytorch",
     about="The merged model in the form that transformers reads, for PyTorch and other programs that read safetensors.",
     order=10,
+    runtimes=("transformers", "vLLM", "SGLang", "TGI"),
     options=PytorchOptions,
     section="pytorch",
     engines={

@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from daemon.contract.formats.catalog import Catalog, catalog
-from daemon.contract.formats.declaration import Format, Variant
+from daemon.contract.formats.declaration import Format, Target, Variant
 from daemon.contract.formats.targets import PLACES, fitting, made_for
+from daemon.contract.values import Json
+
+FIGURES = Path(__file__).parents[2] / "docs" / "formats.json"
+"""What `benchmarks/formats.py --json` wrote; without it the tables have no figures."""
 
 INTRO = """# Formats
 
@@ -20,9 +26,12 @@ model, to be published ([validation](validation.md)).
 """
 
 
-def text(known: Catalog) -> str:
-    """The page."""
-    return "\n".join([INTRO, *_families(known), *_targets(known), *(line for one in known.formats for line in _format(one))])
+def text(known: Catalog, figures: Json | None = None) -> str:
+    """The page. `figures`: what the benchmark wrote, by default that of the repository."""
+    if figures is None:
+        figures = json.loads(FIGURES.read_bytes()) if FIGURES.is_file() else {}
+    published = [one for one in known.formats if one.variants]
+    return "\n".join([INTRO, *_families(known), *_targets(known, figures), *(line for one in published for line in _format(one))])
 
 
 def _families(known: Catalog) -> Iterator[str]:
@@ -30,26 +39,64 @@ def _families(known: Catalog) -> Iterator[str]:
     yield "## What was verified\n"
     yield f"| format | {' | '.join(names)} |"
     yield f"| --- |{' --- |' * len(names)}"
-    for one in known.formats:
+    for one in filter(lambda declared: declared.variants, known.formats):
         yield f"| [{one.name}](#{one.name}) | {' | '.join(one.families.get(name, 'not verified') for name in names)} |"
     yield ""
 
 
-def _targets(known: Catalog) -> Iterator[str]:
+def _targets(known: Catalog, figures: Json) -> Iterator[str]:
     yield "## Which variant for which target\n"
     yield (
-        "`export.deploy` names targets. For each of them, ckptd makes the variants in the second column. The report recommends one artifact"
-        " for each target, by its figures; the variants in the third column can be recommended too, if they were made"
-        " ([validation](validation.md)). Another package's variant joins by `targets` and `also_for` in its declaration.\n"
+        "`export.deploy` names targets. For each of them, ckptd makes the variants in bold. The report recommends one artifact for each"
+        " target, by its figures; the other variants of a table can be recommended too, if they were made ([validation](validation.md))."
+        " The sections below say how each format was checked. Another package's variant joins by `targets` and `also_for` in its"
+        " declaration.\n"
     )
-    yield "| target | made for it | can be used too |"
-    yield "| --- | --- | --- |"
+    if figures:
+        yield _measured(figures)
     for target, place in PLACES.items():
-        made = made_for(target, known)
-        named = ", ".join(f"`{one.name}`" for one in made) or f"nothing: no installed format ({' or '.join(place.formats)}) fits"
-        others = ", ".join(f"`{one.name}`" for one in fitting(target, known) if one not in made)
-        yield f"| `{target}`: {place.about} | {named} | {others} |"
-    yield ""
+        yield f"### `{target}`: {place.about}\n"
+        yield from _choice(target, known, figures)
+        yield ""
+
+
+def _measured(figures: Json) -> str:
+    """Where the tables' figures come from."""
+    machine, made = figures["machine"], figures["figures"]["made"]
+    return (
+        f"The figures are those of one run of `benchmarks/formats.py`, of a language model with {made['parameters'] / 1e6:.2g} M"
+        f" parameters, on {machine['cores']} cores ({machine['processor']}). In a model this small, the fixed cost of each call decides the"
+        " speed, and tokenizer and configuration much of the size: compare rows, and measure your own model with `ckptd bench`. Time and"
+        " memory are those of the stage that makes the variant, from what it is made of. A cell without a figure was not measured.\n"
+    )
+
+
+def _choice(target: Target, known: Catalog, figures: Json) -> Iterator[str]:
+    made, others = made_for(target, known), fitting(target, known)
+    if not others:
+        names = " or ".join(PLACES[target].formats)
+        yield f"Nothing: no installed format ({names}) fits."
+        return
+    yield "| variant | runs with | size | × PyTorch's speed | divergence (KL) | made in | peak memory |"
+    yield f"|{' --- |' * 7}"
+    formats = {spec.name: one for one in known.formats for spec in one.variants}
+    for spec in (*made, *(one for one in others if one not in made)):
+        name = f"**`{spec.name}`**" if spec in made else f"`{spec.name}`"
+        found = (figures["figures"]["made"] if figures else {}).get(spec.name, {})
+        cells = (name, ", ".join(formats[spec.name].runtimes), *_figures(found))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _figures(found: Json) -> tuple[str, ...]:
+    """Cells of what was measured of a variant."""
+
+    def cell(name: str, form: str) -> str:
+        return "" if found.get(name) is None else form.format(found[name])
+
+    return (
+        cell("size_mb", "{:.3g} MB"), cell("speed_over_eager", "{:.1f}"), cell("kl", "{:.1g}"), cell("seconds", "{:.2g} s"),
+        cell("peak_mb", "{:.0f} MB"),
+    )  # fmt: skip
 
 
 def _format(declared: Format) -> Iterator[str]:
@@ -62,7 +109,13 @@ def _format(declared: Format) -> Iterator[str]:
         yield _row(spec)
     traits = sorted(set.intersection(*(set(spec.traits) for spec in declared.variants)) - {"onnx", "graphs", "merged"})
     engines = sorted({spec.limits.engine for spec in declared.variants})
-    yield f"\nChecked with the engine {', '.join(engines)}. All variants have: {', '.join(traits)}.\n"
+    yield f"\nChecked with the engine {', '.join(engines)}. All variants have: {', '.join(traits)}."
+    where: dict[str, list[str]] = {}
+    for spec in filter(lambda spec: spec.elsewhere, declared.variants):
+        where.setdefault(spec.elsewhere, []).append(f"`{spec.name}`")
+    for told, names in where.items():
+        yield f"\n{', '.join(names)}: {told}."
+    yield ""
 
 
 def _row(spec: Variant) -> str:

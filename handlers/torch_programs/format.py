@@ -1,4 +1,4 @@
-"""The formats `torchscript` and `pt2`: PyTorch's own programs, in fp32, for C++ (libtorch) and Python without transformers.
+"""The formats `torchscript`, `pt2` and `pt2-aoti`: PyTorch's own programs, in fp32, for C++ (libtorch) and Python without transformers.
 
 They are the model's own operators in its own order, so the limits are those of fp32 graphs.
 """
@@ -20,6 +20,7 @@ FORMAT = Format(
     name="torch-programs",
     about="Programs that PyTorch runs without transformers and without the model's Python code: TorchScript, and torch.export's .pt2.",
     order=60,
+    runtimes=("PyTorch", "libtorch"),
     engines={
         "torch-program": {
             "causal": f"{_ENGINE}:ProgramEngine", "seq2seq": f"{_ENGINE}:ProgramSeq2Seq", "encoder": f"{_ENGINE}:ProgramEncoder",
@@ -27,7 +28,7 @@ FORMAT = Format(
     },
     variants=(
         Variant(
-            "torchscript", "handlers.torch_programs.stage:torchscript", 1,
+            "torchscript", "handlers.torch_programs.stage:torchscript", 2,
             about="TorchScript: traced programs with a KV cache, dynamic batch and length, fp32, for libtorch and PyTorch",
             needs=("merge",), memory_fixed=900 * MIB, memory_fp32=3.0, disk_fp32=1.05, disk_fixed=64 * MIB, libraries=LIBRARIES,
             limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.0),
@@ -35,12 +36,21 @@ FORMAT = Format(
             traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}), elsewhere=NO_GPU,
         ),
         Variant(
-            "pt2", "handlers.torch_programs.stage:pt2", 1,
+            "pt2", "handlers.torch_programs.stage:pt2", 2,
             about="torch.export's programs (.pt2) with a KV cache, dynamic batch and length, fp32, for PyTorch and its compilers",
             needs=("merge",), memory_fixed=1200 * MIB, memory_fp32=3.0, disk_fp32=1.1, disk_fixed=64 * MIB, libraries=LIBRARIES,
             limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.5),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}), elsewhere=NO_GPU,
+        ),
+        Variant(
+            "pt2-aoti", "handlers.torch_programs.stage:pt2_aoti", 1,
+            about="torch.export's programs compiled to C++ (AOTInductor), with a KV cache, dynamic batch and length, fp32, for PyTorch",
+            needs=("merge",), memory_fixed=2000 * MIB, memory_fp32=4.0, disk_fp32=4.0, disk_fixed=128 * MIB, libraries=LIBRARIES,
+            limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.5),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}),
+            elsewhere="it ran in Python on this kind of processor, not from C++; it needs the same release of torch, and on x86-64 AVX2",
         ),
     ),
     families={

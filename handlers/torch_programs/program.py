@@ -7,7 +7,9 @@ folder too, beside `example.py`, so it needs torch and numpy alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import platform
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,40 @@ class Port:
     shape: tuple[int | str, ...]
 
 
-class Program:
-    """One program: TorchScript (.pt) or what torch.export saves (.pt2). Takes and gives numpy arrays."""
+def _compiled(path: Path) -> Callable[..., Any]:
+    """What AOTInductor compiled, by the loader that C++ programs use too: that of Python tries this box's compiler first."""
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader
+    said = loader.load_metadata_from_package(str(path), "model")
+    machine, vectors = said.get("AOTI_MACHINE"), said.get("AOTI_CPU_ISA", "")
+    if machine != platform.machine():
+        raise RuntimeError(f"{path.name} is compiled for {machine}, and this is {platform.machine()}")
+    if vectors.startswith("AVX") and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        raise RuntimeError(f"{path.name} is compiled for processors with {vectors}, which this one does not have")
+    opened = loader(str(path), "model", False, 1, -1)
+    return lambda *tensors: opened.boxed_run(list(tensors))
 
-    def __init__(self, path: str | Path, **_: Any) -> None:
+
+def _exported(path: Path) -> Callable[..., Any]:
+    with zipfile.ZipFile(path) as archive:
+        if any("/data/aotinductor/" in name for name in archive.namelist()):
+            return _compiled(path)
+    # The guards are those of the example's sizes; the stage that wrote the file ran it at others, and widened what is checked.
+    return torch.export.load(str(path)).module(check_guards=False)
+
+
+def _scripted(path: Path, optimized: bool) -> Any:
+    # What is optimized is not saved, but made where it runs: which kernels it chooses is the business of that torch on that processor.
+    module = torch.jit.load(str(path))
+    return torch.jit.optimize_for_inference(module) if optimized else module
+
+
+class Program:
+    """One program: TorchScript (.pt), what torch.export saves, or what AOTInductor made of that (both .pt2). Takes and gives numpy arrays.
+
+    `optimized`: TorchScript is optimized for this processor when it is loaded, which takes a moment and may make it faster.
+    """
+
+    def __init__(self, path: str | Path, *, optimized: bool = False, **_: Any) -> None:
         self.path = Path(path)
         described = json.loads((self.path.parent / GRAPHS).read_text(encoding="utf-8"))["graphs"]
         ports = next(one for one in described if one["file"] == self.path.name)
@@ -42,10 +74,7 @@ class Program:
             [Port(one["name"], f"tensor({_TYPES[one['dtype']]})", tuple(one["shape"])) for one in ports[side]]
             for side in ("inputs", "outputs")
         )
-        # The guards are those of the example's sizes; the stage that wrote the file ran it at others, and widened what is checked.
-        self._run: Any = (
-            torch.jit.load(str(path)) if self.path.suffix == SCRIPT else torch.export.load(str(path)).module(check_guards=False)
-        )
+        self._run: Any = _scripted(self.path, optimized) if self.path.suffix == SCRIPT else _exported(self.path)
 
     def get_inputs(self) -> list[Port]:
         """In the program's order."""
@@ -59,6 +88,16 @@ class Program:
         """The outputs asked for, all if `names` is None."""
         found = self.tensors({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in feeds.items()})
         return [found[name].numpy() for name in (found if names is None else names)]
+
+    def generate(self, ids: np.ndarray, mask: np.ndarray, most: int, ends: Sequence[int]) -> np.ndarray:
+        """Greedy tokens (rows, at most `most`) behind left-padded ids, by the loop inside a language model in TorchScript.
+
+        It stops when each row has had one of `ends`; a row that ended before the others is filled up with the first of them.
+        """
+        with torch.inference_mode():
+            tensors = (torch.from_numpy(np.ascontiguousarray(array, np.int64)) for array in (ids, mask))
+            written: np.ndarray = self._run.generate(*tensors, most, list(ends)).numpy()
+        return written
 
     def tensors(self, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All outputs by name. Tensors must be contiguous: torch.export takes the strides of its example for granted."""

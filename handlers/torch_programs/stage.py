@@ -1,4 +1,4 @@
-"""The stages `torchscript` and `pt2`: the merged model traced by `torch.jit.trace`, or exported by `torch.export`, in fp32.
+"""The stages `torchscript`, `pt2` and `pt2-aoti`: the merged model traced by `torch.jit.trace`, exported by `torch.export`, or compiled.
 
 Run by `handlers/__main__.py`. The parts that a model is divided into, their inputs and outputs, and what they are compared on are those of
 the ONNX stages (`handlers.onnx.families`): a decoder has one program for prefill and decoding, with its cache as plain tensors; an
@@ -6,13 +6,20 @@ encoder-decoder has an encoder and two decoders. The example to trace with has s
 one token or without a past is wrong for others, silently. Every program is then run at other sizes than it was traced with and compared
 with the model. If that fails with one of transformers' implementations of attention, the next one is tried.
 
+Of the control flow, TorchScript gets what a user needs of it: `torch.jit.script` takes none of transformers' models as a whole, only
+their small layers, which have none; so a decoder's file has a scripted loop around the traced step (`loop`). What
+`torch.jit.optimize_for_inference` makes of a program is compared too, and not saved: it chooses by the torch and the processor that it
+runs on, so `program.py` offers it where the program is loaded.
+
 `torch.export` derives from its example that a size is at least 2; the ranges that a program checks are widened, and the comparison shows
 that it is right for 1 and 0 too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,8 +37,9 @@ from handlers.onnx.families.base import Part, PortableFamily, Tracing, architect
 from handlers.onnx.families.seq2seq.family import Seq2Seq
 from handlers.onnx.folder import companions, opening
 from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
-from handlers.onnx.graphs.signature import Signature
+from handlers.onnx.graphs.signature import CausalSignature, Signature
 from handlers.onnx.tracing.library_warnings import LibraryWarnings, told
+from handlers.torch_programs import compiled, loop
 from handlers.torch_programs.program import EXPORTED, SCRIPT, Program
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -41,25 +49,46 @@ Save = Callable[[Part, Path], None]
 
 
 def trace(part: Part, path: Path) -> None:
-    """Write a part as TorchScript: traced, with its weights as constants (frozen)."""
+    """Write a part as TorchScript: traced, with its weights as constants (frozen). A decoder gets a scripted loop around it."""
     with torch.no_grad():
         traced = torch.jit.trace(part.module, part.example, check_trace=False)  # every program is compared with the model anyway
-        torch.jit.save(torch.jit.freeze(traced), str(path))
+        frozen = torch.jit.freeze(traced)
+        torch.jit.save(loop.with_loop(frozen, part.signature) if isinstance(part.signature, CausalSignature) else frozen, str(path))
 
 
 def export(part: Part, path: Path) -> None:
-    """Write a part as what torch.export makes of it, with all axes of its signature dynamic."""
+    """Write a part as what torch.export makes of it."""
+    torch.export.save(exported(part), path)
+
+
+def exported(part: Part) -> torch.export.ExportedProgram:
+    """What torch.export makes of a part, with all axes of its signature dynamic."""
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple(dict.fromkeys(part.signature.axes.get(name, {}), dynamic) or None for name in part.signature.inputs)
     program = torch.export.export(part.module, part.example, dynamic_shapes=(shapes,), strict=False)
     for symbol, values in list(program.range_constraints.items()):
         program.range_constraints[symbol] = ValueRanges(0, values.upper)
-    torch.export.save(program, path)
+    return program
 
 
 def torchscript(context: StageContext, reporter: Reporter) -> StageOutput:
     """The stage `torchscript`."""
     return _run(context, reporter, trace, SCRIPT)
+
+
+def pt2_aoti(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `pt2-aoti`. Permanent without a C++ compiler."""
+    cxx = compiled.compiler(context.stage)
+
+    def save(part: Part, path: Path) -> None:
+        compiled.write(exported(part), path, cxx, Path(context.temporary))
+
+    output = _run(context, reporter, save, EXPORTED)
+    march, _ = compiled.MARCH.get(platform.machine(), ("", 0))
+    files = [Path(context.staging) / name for name in output.figures["graphs"].values()]
+    return dataclasses.replace(
+        output, figures={**output.figures, "compiled_for": march or platform.machine(), "system_libraries": compiled.needed(files[0])}
+    )
 
 
 def pt2(context: StageContext, reporter: Reporter) -> StageOutput:
@@ -142,12 +171,28 @@ def _written(
         return Program(path.with_suffix(ending))
 
     error = family.verify(staging, reference, threads=context.limits.threads, opened=opened)
+    more = _more_of_scripts(family, staging, reference, made) if ending == SCRIPT else {}
     figures = {
         "architecture": architecture(source), "task": family.task.name, "attention": attention, "relative_error": error,
         "export_seconds": round(seconds, 3), "graphs": {one.role: one.file for one in graphs}, "graph_bytes": made.size(staging),
-        "inputs": [port.name for port in graphs[0].inputs], "outputs": [port.name for port in graphs[0].outputs],
+        "inputs": [port.name for port in graphs[0].inputs], "outputs": [port.name for port in graphs[0].outputs], **more,
     }  # fmt: skip
     return figures, reference
+
+
+def _more_of_scripts(family: PortableFamily, staging: Path, reference: Any, made: GraphSet) -> dict[str, Any]:
+    """What else TorchScript can do: the programs optimized where they run, and the loop inside a decoder; both compared."""
+
+    def optimized(path: Path, _signature: Signature, _threads: int) -> Program:
+        return Program(path.with_suffix(SCRIPT), optimized=True)
+
+    figures: dict[str, Any] = {"optimized_relative_error": family.verify(staging, reference, opened=optimized)}
+    signature = getattr(reference, "signature", None)
+    if isinstance(signature, CausalSignature):
+        program = Program(staging / made.graphs[0].file)
+        vocabulary = int(program.get_outputs()[0].shape[-1])
+        figures["scripted"] = {"method": loop.NAME, "cases": loop.compare(program, signature, vocabulary)}
+    return figures
 
 
 def _ports(signature: Signature, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> tuple[Port, ...]:

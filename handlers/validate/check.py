@@ -23,7 +23,7 @@ from daemon.contract.jobs.plan import CHECK
 from handlers.child.progress import Reporter, StageOutput
 from handlers.onnx.options import OnnxOptions
 from handlers.validate import record
-from handlers.validate.checks import answers, base_likelihood, external, optimum_reader, scoring
+from handlers.validate.checks import answers, base_likelihood, external, optimum_reader, room, scoring
 from handlers.validate.checks.examination import Examination, examine, logits_file
 from handlers.validate.checks.reference import Reference
 from handlers.validate.engines.registry import EngineSpec, as_taken, engine_for, engines
@@ -89,6 +89,9 @@ def _examined(
     source = next((context.inputs[one] for one in (variant.form_of, "merge") if variant.form_of and one in context.inputs), None)
     weighed = context.inputs.get("merge", source)
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
+        about = worker.load()
+        whole, reference = reference, room.fitting(reference, about.context_length)
+        output.warnings += room.told(variant.name, whole, reference, about.context_length)
         if weighed and (told := worker.ask(CompareWeights(source=weighed)).reason):
             weights.append(told)
         examination = examine(

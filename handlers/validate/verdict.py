@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Limits, Thresholds
 from daemon.contract.jobs.figures import CheckFigures, Likeness
@@ -222,7 +223,13 @@ def _made_again(variant: str) -> str:
 
 
 def unrunnable(variant: str, error: WorkerFailed, weights: str | None = None) -> ArtifactCheck:
-    """The check of an artifact that could not be run. `weights`: why its weights are not those that were merged."""
+    """The check of an artifact that could not be run. `weights`: why its weights are not those that were merged.
+
+    It failed, unless the machine lacks the device that it runs on: then nobody knows.
+    """
+    if error.code == FaultCode.DEVICE_MISSING and not weights:
+        reason = f"it could not be run here: {error.cause}"
+        return ArtifactCheck(variant=variant, verdict=Verdict.UNVERIFIED, reasons=(reason,), remedy=error.remedy)
     figures = CheckFigures(log_end=error.details) if error.details else CheckFigures()
     reasons = (*([weights] if weights else []), f"it could not be run: {error.cause}")
     remedy = f"{_made_again(variant)}; {error.remedy}" if weights else error.remedy

@@ -233,7 +233,7 @@ def test_beside_it_what_is_wrong_in_the_file_stays_the_files(
     [
         ("EXPORT_QUANTIZATION_LEVEL", "int3", "export.quantization"),
         ("EXPORT_LOG_LEVEL", "loud", "log.level"),
-        ("CKPTD_EXPORT__VARIANTS", "tensorrt", "export.variants"),
+        ("CKPTD_EXPORT__VARIANTS", "tensorflow", "export.variants"),
         ("CKPTD_VALIDATE__THRESHOLDS__ONNX__KL", "-1", "validate.thresholds.onnx.kl"),
         ("CKPTD_NOTIFY__ON", "succeeded,sometimes", "notify.on.1"),
     ],

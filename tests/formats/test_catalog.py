@@ -12,7 +12,8 @@ import pytest
 
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import Format, FormatEntry, Variant
-from daemon.contract.jobs.plan import plan
+from daemon.contract.formats.stages import StageSpec
+from daemon.contract.jobs.plan import plan, variant_names
 from handlers.pytorch.format import FORMAT as PYTORCH
 
 ONNX_ENGINE = "handlers.validate.engines.onnx_causal:OnnxEngine"
@@ -46,16 +47,9 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
 
 def test_a_format_that_comes_first_does_not_displace_one_of_ours(strangers: Any) -> None:
     known = strangers.take(declared(variant("onnx"), name="first", order=1))
-    assert [one.name for one in known.formats] == [
-        "pytorch",
-        "pytorch-adapter",
-        "onnx",
-        "onnx-activations",
-        "onnx-genai",
-        "torch-programs",
-        "openvino",
-        "gguf",
-    ]
+    names = [one.name for one in known.formats]
+    assert names[:3] == ["pytorch", "pytorch-adapter", "onnx"]
+    assert len(names) == len(strangers.ours) and "first" not in names
     assert known.problems == ("the format first (strangers:first) was left out: there is another stage onnx",)
 
 
@@ -75,6 +69,37 @@ def test_what_builds_on_a_format_that_is_left_out_is_left_out_too(strangers: Any
         "there is another stage pytorch", "small names a stage full, which does not exist",
     ]  # fmt: skip
     assert "merge" in [spec.name for spec in plan(known.variants)]
+
+
+def test_a_format_may_have_stages_that_are_made_and_not_published(strangers: Any) -> None:
+    inner = StageSpec("inner", "handlers.pytorch.stage:run", 1, needs=("merge",))
+    known = strangers.take(Format(name="between", about="", stages=(inner,)), declared(variant("outer", needs=("inner",)), name="user"))
+    assert known.problems == () and known.stages["inner"] is inner and "inner" not in known.variants
+    assert [spec.name for spec in plan(["outer"])][:3] == ["merge", "inner", "outer"]
+    assert "inner" not in variant_names()
+
+
+def test_a_variant_is_no_smaller_form_of_what_is_not_published(strangers: Any) -> None:
+    inner = StageSpec("inner", "handlers.pytorch.stage:run", 1, needs=("merge",))
+    outer = variant("outer", needs=("inner",), fallback="inner")
+    known = strangers.take(Format(name="mine", about="", stages=(inner,), variants=(outer,)))
+    assert "outer names a variant inner, which does not exist" in known.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (StageSpec("inner", "handlers.pytorch.stage", 1), "entry is 'handlers.pytorch.stage'; write module:function"),
+        (StageSpec("inner", "a:b", 1, artifact=True), "artifact is for variants alone"),
+        (StageSpec("inner", "a:b", 1, needs=("merge", "merge")), "needs names merge more than once"),
+        (StageSpec("inner", "a:b", 1, memory_fixed=-1), "a size or a number of threads is negative"),
+        (StageSpec("onnx", "a:b", 1), "there is another stage onnx"),
+        (StageSpec("inner", "a:b", 1, settings=("none.such",)), "depends on a setting none.such, which does not exist"),
+    ],
+)
+def test_what_is_wrong_with_such_a_stage_is_said(stage: StageSpec, said: str, strangers: Any) -> None:
+    known = strangers.take(Format(name="mine", about="", stages=(stage,)))
+    assert said in known.problems[0] and "mine" not in [one.name for one in known.formats]
 
 
 def test_stages_that_wait_for_each_other_are_refused(strangers: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +15,7 @@ from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.options import ExportOptions, Work
 from daemon.contract.jobs.plan import effective_variants, resolved, stage_names, variant_names
 from daemon.operating.diagnosis.doctor import examine, formats_here
+from tests.formats.installed import nothing_for
 
 
 def made(**export: object) -> tuple[str, ...]:
@@ -38,7 +40,7 @@ def test_a_job_keeps_the_variants_by_name_through_its_journal() -> None:
     work = Settings(export={"deploy": ["edge", "ios"]}).work
     again = Work.model_validate_json(work.model_dump_json())
     assert again == work and again.digest == work.digest
-    assert again.export.variants == ("onnx-int8", "onnx-int4") and again.export.deploy == ("edge", "ios")
+    assert again.export.variants[:2] == ("onnx-int8", "onnx-int4") and again.export.deploy == ("edge", "ios")
     assert {"onnx-int8", "check-onnx-int4"} <= set(stage_names(again, "trainer-adapter"))
     unnamed = ExportOptions.model_validate_json(ExportOptions(deploy=("edge",)).model_dump_json())
     assert unnamed.variants == (), "that no variants were named is kept too"
@@ -49,15 +51,22 @@ def test_without_deploy_a_jobs_digest_is_what_it_was() -> None:
     assert "deploy" not in Settings().work.model_dump(exclude_defaults=True)["export"]
 
 
+@pytest.fixture
+def no_ios() -> Iterator[None]:
+    with nothing_for("ios"):
+        yield
+
+
+@pytest.mark.usefixtures("no_ios")
 def test_a_target_without_a_format_is_said_by_check_and_by_a_configuration_with_nothing_else() -> None:
     settings = Settings(export={"deploy": ["ios", "edge"]})
     (said,) = [one for one in examine(settings).warnings if one.startswith("export.deploy")]
     assert said == (
-        "export.deploy: nothing is made for ios (iPhones and iPads): it needs the format coreml, which is not installed; install a package"
-        " that brings it, or leave ios out"
+        "export.deploy: nothing is made for ios (iPhones and iPads): it needs one of the formats coreml, executorch, which is not"
+        " installed; install a package that brings it, or leave ios out"
     )
-    assert not [one for one in conflicts(settings) if "export" in one]
-    (problem,) = conflicts(Settings(export={"deploy": ["ios"]}))
+    assert not [one for one in conflicts(settings) if one.startswith("export.")]
+    (problem,) = [one for one in conflicts(Settings(export={"deploy": ["ios"]})) if one.startswith("export.")]
     assert problem == said.replace("export.deploy", "export.deploy", 1)
 
 
@@ -68,7 +77,7 @@ def test_every_target_is_made_by_an_installed_format_or_said_to_be_missing(tmp_p
         assert set(made_for(target, known)) <= set(fitting(target, known))
     here = formats_here(Settings().state_directory)
     assert here.targets["edge"] == ("onnx-int8", "onnx-int4") and here.targets["ollama"] == ("gguf-q4_k_m",)
-    assert here.targets["ios"] == ()
+    assert here.targets["ios"] and here.targets["android"] == ("onnx-int8",)
     assert {name for names in here.targets.values() for name in names} <= set(variant_names())
 
 
@@ -77,7 +86,8 @@ def test_a_form_for_every_kind_of_model_comes_before_what_can_be_used_too() -> N
     onnx = known.variants["onnx"]
     one = dataclasses.replace(onnx, name="mine", targets=frozenset({"ios"}), also_for=frozenset())
     other = dataclasses.replace(onnx, name="theirs", targets=frozenset(), also_for=frozenset({"ios"}))
-    brought = dataclasses.replace(known.formats[0], name="brought", variants=(other, one))
+    brought = dataclasses.replace(known.formats[0], name="coreml", variants=(other, one))
+    known = Catalog(tuple(found for found in known.formats if found.name != "coreml"), ())
     both = Catalog((*known.formats, brought), ())
     assert [found.name for found in made_for("ios", both)] == ["mine"]
     alone = Catalog((*known.formats, dataclasses.replace(brought, variants=(other,))), ())

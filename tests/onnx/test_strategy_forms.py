@@ -27,8 +27,12 @@ def refuses(request: Request) -> ir.Model:
     raise RuntimeError("something new")
 
 
-def order(profile: str, known: PastExport | None = None, *, experts: bool = False, external: bool = False, opset: int = 18) -> list[str]:
-    rows = profiles.order(STRATEGIES, profile, opset=opset, form=WHOLE, experts=experts, external=external, known=known)
+def order(
+    profile: str, known: PastExport | None = None, *, experts: bool = False, external: bool = False, opset: int = 18, wanted: str = ""
+) -> list[str]:
+    rows = profiles.order(
+        STRATEGIES, profile, opset=opset, form=WHOLE, experts=experts, external=external, known=known, wanted=wanted
+    )  # fmt: skip
     return [row.name for row in rows]
 
 
@@ -60,6 +64,8 @@ def test_what_worked_before_comes_first_and_a_mixture_starts_with_its_own_way() 
     assert order("balanced", experts=True)[0] == "dynamo-experts"
     assert order("conservative", PastExport(strategy="legacy-static"))[0] == "dynamo-eager"
     assert "dynamo-external" not in order("balanced", external=True)
+    assert order("balanced", PastExport(strategy="legacy-eager"), wanted="optimum")[:3] == ["optimum", "legacy-eager", "dynamo-eager"]
+    assert order("conservative", opset=23, wanted="optimum")[0] == "dynamo-eager"  # it writes none so new
 
 
 @pytest.mark.slow

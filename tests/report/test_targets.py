@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from daemon.contract.jobs.options import ExportOptions, ValidateOptions, Work
 from handlers.report import html, readme
 from handlers.report.build import build
 from handlers.report.model import Report, TargetChoice
+from tests.formats.installed import nothing_for
 from tests.report.facts import check, context, failed_int8, made_all, rejected_int8, succeeded, unverified
 
 VARIANTS = ("pytorch", "onnx", "onnx-int8")
@@ -77,15 +79,23 @@ def test_what_could_not_be_checked_is_not_recommended(tmp_path: Path) -> None:
     assert told(facts, tmp_path / "b") == {}, "without export.deploy only targets for which something passed are told"
 
 
+@pytest.fixture
+def no_ios() -> Iterator[None]:
+    with nothing_for("ios"):
+        yield
+
+
+@pytest.mark.usefixtures("no_ios")
 def test_a_target_that_no_installed_format_fits_says_what_is_missing(tmp_path: Path) -> None:
     one = told(succeeded(work=work("ios", "edge")), tmp_path)["ios"]
     assert one.variant is None
-    assert "needs the format coreml, which is not installed" in one.sentence
+    assert "needs one of the formats coreml, executorch, which is not installed" in one.sentence
 
 
+@pytest.mark.usefixtures("no_ios")
 def test_the_page_and_the_card_have_one_row_for_targets_with_the_same_answer(tmp_path: Path) -> None:
     report = report_of(succeeded(work=work("android", "edge", "ios")), tmp_path)
     page, card = html.render(report), readme.render(report)
     assert page.count("android, edge") == card.count("android, edge") == 1
     assert "What to deploy where" in page and "| To be deployed at |" in card
-    assert "needs the format coreml" in page and "needs the format coreml" in card
+    assert "needs one of the formats coreml" in page and "needs one of the formats coreml" in card

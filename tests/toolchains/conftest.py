@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from tests import models
 from tests.onnx.conftest import export, qwen3, qwen3_int8, trained  # noqa: F401
 from tests.sharing import shared
 from tests.toolchains import real
+from tests.toolchains.index import Index, served
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = ("pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection")
@@ -50,18 +55,22 @@ def repacked(name: str, target: Path) -> None:
                 wheel.write(str(found.locate_file(path)), str(path))
 
 
-def made(name: str, version: str, modules: dict[str, str], target: Path) -> None:
-    """A wheel of the given modules."""
+def made(name: str, version: str, modules: dict[str, str], target: Path, needs: Sequence[str] = ()) -> Path:
+    """A wheel of the given modules, always with the same bytes."""
     info = f"{name}-{version}.dist-info"
+    required = "".join(f"Requires-Dist: {one}\n" for one in needs)
     files = {
         **modules,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD"))
+    digests = {path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode() for path, text in files.items()}
+    record = "".join(f"{path},sha256={digests[path]},{len(files[path].encode())}\n" for path in files) + f"{info}/RECORD,,\n"
+    target.mkdir(exist_ok=True)
     with zipfile.ZipFile(target / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in {**files, f"{info}/RECORD": record}.items():
-            wheel.writestr(path, text)
+            wheel.writestr(zipfile.ZipInfo(path), text)
+    return Path(str(wheel.filename))
 
 
 @pytest.fixture(scope="session")
@@ -80,13 +89,14 @@ def make_wheels(folder: Path) -> Path:
     return folder
 
 
-def define(folder: Path, wheels: Path, version: str = "1.0", name: str = "fake", **facts: object) -> dict[str, Definition]:
-    """The definition of a fake toolchain in files of `folder`, read as the project's own are."""
+def define(folder: Path, wheels: Path | None, version: str = "1.0", name: str = "fake", **facts: object) -> dict[str, Definition]:
+    """The definition of a fake toolchain in files of `folder`, read as the project's own are. `wheels`: None for pip's index."""
     folder.mkdir(exist_ok=True)
     values = {"about": "a toolchain for tests", "disk": 50 << 20, "seconds": 5, "probe": "fakelib.probe", **facts}
     (folder / f"{name}.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     pinned = [f"{one}=={importlib.metadata.version(one)}" for one in CONTRACT]
-    lines = ["# a comment", "--no-index", f"--find-links {wheels}", *pinned, f"fakelib=={version}"]
+    places = ["--no-index", f"--find-links {wheels}"] if wheels else ["--only-binary :all:"]
+    lines = ["# a comment", *places, *pinned, f"fakelib=={version}"]
     (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
     return definitions(folder)
 
@@ -99,36 +109,38 @@ class Fake:
     installed: Installed
     said: list[str]
     state: Path
+    wheels: Path
 
 
-def put_in(state: Path, known: dict[str, Definition]) -> Fake:
+def put_in(state: Path, known: dict[str, Definition], wheels: Path = Path()) -> Fake:
     """Install the fake toolchain of `known` below `state`."""
     said: list[str] = []
     chains = Toolchains(state, known)
-    return Fake(chains, install.install(chains, "fake", said.append), said, state)
+    return Fake(chains, install.install(chains, "fake", said.append, installer="pip"), said, state, wheels)
 
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Fake:
     """Installed once for all. Read only."""
-    return shared(tmp_path_factory, "fake", lambda folder: put_in(folder / "state", define(folder / "definitions", wheels)))
+    return shared(tmp_path_factory, "fake", lambda folder: put_in(folder / "state", define(folder / "definitions", wheels), wheels))
 
 
-def installer(state: Path, definitions: Path) -> list[str]:
+def installer(state: Path, definitions: Path, installer: str = "pip") -> list[str]:
     """The command that installs the toolchain `fake` in a process of its own, told on stdout."""
     program = textwrap.dedent(f"""
         from pathlib import Path
         from daemon.toolchains.install import install
         from daemon.toolchains.registry import Toolchains, definitions
-        install(Toolchains(Path({str(state)!r}), definitions(Path({str(definitions)!r}))), "fake", lambda line: print(line, flush=True))
+        known = definitions(Path({str(definitions)!r}))
+        install(Toolchains(Path({str(state)!r}), known), "fake", lambda line: print(line, flush=True), installer={installer!r})
     """)
     return [sys.executable, "-c", program]
 
 
-def started(state: Path, definitions: Path, until: str, **environment: str) -> subprocess.Popen[str]:
+def started(state: Path, definitions: Path, until: str, wanted: str = "pip", **environment: str) -> subprocess.Popen[str]:
     """That process, once it has said `until`."""
     process = subprocess.Popen(
-        installer(state, definitions), cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        installer(state, definitions, wanted), cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -203,3 +215,43 @@ def calls(folder: Path) -> list[tuple[str, dict[str, str]]]:
     """The module and the options of each time that a stand-in was run."""
     path = folder / "calls"
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def index(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """The index that pip is configured with, and nothing else."""
+    folder = tmp_path / "served"
+    shutil.copytree(wheels, folder)
+    with served(folder) as found:
+        only(monkeypatch, PIP_INDEX_URL=found.url)
+        yield found
+
+
+def only(monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
+    """pip's configuration is this, whatever this box's is."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", **settings}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the command `uv`: that of TOOLCHAINS_TEST_UV, or else one that pip's own index has."""
+
+    def put(folder: Path) -> Path:
+        if given := os.environ.get("TOOLCHAINS_TEST_UV"):
+            return Path(given)
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+        subprocess.run([str(folder / "venv" / "bin" / "pip"), "install", "--quiet", "uv"], check=True)
+        (folder / "bin").mkdir()
+        (folder / "bin" / "uv").symlink_to(folder / "venv" / "bin" / "uv")
+        return folder / "bin"
+
+    return shared(tmp_path_factory, "uv", put)
+
+
+def on_the_path(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
+    """Commands are found in this folder first; with None no uv is found."""
+    others = [one for one in os.environ["PATH"].split(os.pathsep) if not (Path(one) / "uv").exists()]
+    monkeypatch.setenv("PATH", os.pathsep.join([*([str(folder)] if folder else []), *others]))

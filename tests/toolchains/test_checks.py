@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daemon.config.settings import Settings
+from daemon.config.settings import Settings, ToolchainSettings
 from daemon.contract.formats import catalog
 from daemon.contract.formats.declaration import FormatEntry
 from daemon.contract.jobs import verdicts
@@ -28,6 +28,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import facts_of
 from daemon.operating.diagnosis.doctor import examine, formats_here
+from daemon.system.box import human
 from daemon.toolchains.registry import IN_USE, MANIFEST, Manifest, Toolchains, definitions
 from handlers.onnx.format import FORMAT
 from handlers.validate import record
@@ -135,13 +136,17 @@ class Bench:
 @pytest.fixture(scope="session")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toolchain with what a check needs and `fakelib`. Read only."""
-    folder = tmp_path_factory.mktemp("chains") / "fake-0123456789ab"
+    return chain_in(tmp_path_factory.mktemp("chains") / "fake-0123456789ab", "of the toolchain")
+
+
+def chain_in(folder: Path, version: str) -> Path:
+    """Such a toolchain, with this version of `fakelib`."""
     subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for name in (*CONTRACT, "numpy", "numpy.libs"):
         (path,) = (Path(np.__file__).parents[1] / one for one in (name, f"{name}.py") if (Path(np.__file__).parents[1] / one).exists())
         (site / path.name).symlink_to(path)
-    (site / "fakelib.py").write_text("VERSION = 'of the toolchain'\n")
+    (site / "fakelib.py").write_text(f"VERSION = {version!r}\n")
     (folder / IN_USE).touch()
     (folder / MANIFEST).write_text("{}")
     return folder
@@ -262,6 +267,7 @@ def installed(state: Path) -> None:
         name="optimum", digest=definitions()["optimum"].digest, python="3", installed="2026-01-01T00:00:00+00:00", seconds=1, size=1,
         packages={}, probe={},
     )  # fmt: skip
+    (folder / IN_USE).touch()
     (folder / MANIFEST).write_text(manifest.model_dump_json())
 
 
@@ -290,13 +296,20 @@ def test_a_check_whose_toolchain_is_missing_leaves_its_artifact_unverified_until
 @pytest.mark.usefixtures("wanting")
 def test_formats_and_check_say_that_a_variant_can_be_made_and_not_checked(tmp_path: Path) -> None:
     row = formats_here(tmp_path).variants["onnx"]
-    need = "the toolchain optimum is not installed; run `ckptd toolchain install optimum`"
-    assert row.available and row.check_needs == (need,)
+    known = definitions()["optimum"]
+    cost = f"downloads about {human(known.fetched)}, needs up to {human(known.disk)} of disk and about 90 s"
+    need = f"the toolchain optimum is not installed (it {cost}); run `ckptd toolchain install optimum`"
+    assert row.available and row.check_needs == (need,) and row.check_toolchain == "optimum"
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})
     found = examine(settings)
     assert f"export.variants: onnx can't be checked here and would not be published: {need}" in found.warnings
     allowed = settings.model_copy(update={"validate": settings.validate.model_copy(update={"publish_unverified": ("onnx",)})})
     assert f"export.variants: onnx can't be checked here and would be published unverified: {need}" in examine(allowed).warnings
     assert not [problem for problem in found.problems if "optimum" in problem]
+    by_itself = examine(settings.model_copy(update={"toolchains": ToolchainSettings(auto_install=True)})).warnings
+    assert (
+        f"export.variants: onnx can't be checked yet: the toolchain optimum is not installed (it {cost}); it is installed before the first"
+        " export that needs it (toolchains.auto_install)"
+    ) in by_itself
     installed(tmp_path)
     assert formats_here(tmp_path).variants["onnx"].check_needs == ()

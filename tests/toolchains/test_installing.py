@@ -8,18 +8,24 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from daemon.contract.errors import CkptdError, Permanent, Retryable, UsageError
-from daemon.toolchains import build as toolchain_build
+from daemon.contract.files import sha256_file
 from daemon.toolchains import install as toolchain_install
-from daemon.toolchains.install import install, remove
-from daemon.toolchains.registry import BOOTSTRAP, Toolchains, command_in, describe
-from tests.toolchains.conftest import ROOT, Fake, define, installer, put_in, started
+from daemon.toolchains import records
+from daemon.toolchains.install import remove
+from daemon.toolchains.installers.attempt import Build
+from daemon.toolchains.installers.failures import no_packages
+from daemon.toolchains.overview import describe
+from daemon.toolchains.registry import BOOTSTRAP, MANIFEST, Toolchains, command_in
+from tests.toolchains.conftest import CONTRACT, ROOT, Fake, define, installer, put_in, started
 
+install = partial(toolchain_install.install, installer="pip")
 Result = TypeVar("Result")
 
 
@@ -44,6 +50,9 @@ def test_a_toolchain_holds_what_its_lock_says_and_tells_what_it_is(fake: Fake) -
     assert "MiB are free" in fake.said[0] or "GiB are free" in fake.said[0]
     assert "fake needs up to 50.0 MiB" in fake.said[0]
     assert fake.said[1:3] == ["making its environment", "fetching its packages"] and fake.said[-1] == "probing it"
+    assert f"using {manifest.installer}" in fake.said and manifest.installer.startswith("pip ") and manifest.installer_why == ""
+    (wheel,) = [path for path in fake.wheels.iterdir() if path.name.startswith("fakelib-1.0")]
+    assert manifest.wheels[wheel.name] == sha256_file(wheel) and len(manifest.wheels) == len(CONTRACT) + 1
     assert describe(fake.chains)["fake"].installed
     assert toolchain_install.check(fake.chains, "fake") == fake.installed
 
@@ -161,15 +170,49 @@ def test_a_toolchain_of_other_requirements_is_not_taken_for_it(fake: Fake, tmp_p
 def test_check_tells_what_was_changed_by_hand(fake: Fake, tmp_path: Path) -> None:
     chains = copied(fake, tmp_path)
     site = chains.folder("fake") / "lib" / "python3.11" / "site-packages"
+    before = (site / "fakelib" / "probe.py").read_text()
     (site / "fakelib" / "probe.py").write_text("raise SystemExit(3)\n")
-    with pytest.raises(Permanent, match=r"its probe failed \(it crashed\)"):
+    with pytest.raises(
+        Permanent, match=r"files are not the ones that were installed: fakelib/probe.py was changed\. .*install fake --again"
+    ):
+        toolchain_install.check(chains, "fake")
+    (site / "fakelib" / "probe.py").write_text(before)
+    (site / "fakelib" / "__init__.py").unlink()
+    with pytest.raises(Permanent, match=r"fakelib/__init__.py is missing\. "):
         toolchain_install.check(chains, "fake")
     shutil.rmtree(site / "fakelib-1.0.dist-info")
     with pytest.raises(Permanent, match=r"not the ones that were installed \(fakelib\).*toolchain install fake --again"):
         toolchain_install.check(chains, "fake")
     (chains.folder("fake") / "bin" / "python").unlink()
-    with pytest.raises(UsageError, match=r"damaged \(the Python that it was created with no longer exists\)"):
+    with pytest.raises(Permanent, match=r"damaged \(the Python that it was created with no longer exists\)"):
         toolchain_install.check(chains, "fake")
+
+
+def test_a_file_that_two_packages_bring_is_right_as_in_either(fake: Fake, tmp_path: Path) -> None:
+    chains = copied(fake, tmp_path)
+    site = chains.folder("fake") / "lib" / "python3.11" / "site-packages"
+    record = site / "fakelib-1.0.dist-info" / "RECORD"
+    (site / "both.py").write_text("")
+    empty = "47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
+    record.write_text(record.read_text() + f"both.py,sha256={empty[::-1]},1\n")
+    assert records.differing(chains.folder("fake")) == {"lib/python3.11/site-packages/both.py": "was changed"}
+    record.write_text(record.read_text() + f"both.py,sha256={empty},0\n../../../bin/gone,sha256={empty},0\n__pycache__/x.pyc,,\n")
+    assert records.differing(chains.folder("fake")) == {}
+
+
+@pytest.mark.parametrize("left", ["", "{", '{"name": "fake"}', None])
+def test_a_folder_whose_manifest_is_not_whole_is_damaged_and_can_be_removed(fake: Fake, tmp_path: Path, left: str | None) -> None:
+    chains = copied(fake, tmp_path)
+    manifest = chains.folder("fake") / MANIFEST
+    manifest.unlink() if left is None else manifest.write_text(left)
+    state = "damaged (its manifest is missing or can't be read)"
+    assert chains.state("fake") == state and describe(chains)["fake"].command == "ckptd toolchain install fake"
+    with pytest.raises(Permanent, match=r"it is damaged \(its manifest is missing"):
+        toolchain_install.check(chains, "fake")
+    (one,) = toolchain_install.examine_all(chains)
+    assert not one.works and state in str(one.error) and "toolchain install fake" in str(one.error)
+    assert remove(chains, "fake") > 5 << 20
+    assert names(chains) == set()
 
 
 def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(tmp_path: Path, wheels: Path) -> None:
@@ -195,13 +238,13 @@ def test_a_disk_that_is_too_small_is_known_before_anything_is_fetched(tmp_path: 
             "this box has no C and C++ compiler",
         ),
         ("ERROR: No matching distribution found for torch==2.13.0", "no-package", "index has no torch==2.13.0 for Python"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.\nmore", "install-failed", "THESE PACKAGES DO NOT MATCH THE HASHES"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.\nmore", "install-failed", "is not the one that the index promised"),
+        ("noise\nERROR: a word.\nmore", "install-failed", ": a word. Fix: read the log"),
     ],
 )
 def test_what_pip_says_becomes_one_clear_sentence(tmp_path: Path, wheels: Path, said: str, code: str, words: str) -> None:
     definition = define(tmp_path / "definitions", wheels)["fake"]
-    build = toolchain_build.Build(definition, tmp_path / "x", tmp_path / "x.log", 0, print)
-    error = toolchain_build._no_packages(build, said)
+    error = no_packages(Build(definition, tmp_path / "x", tmp_path / "x.log", 0, print), said)
     assert error.fault.code == code and words in error.fault.sentence()
     assert "\n" not in error.fault.sentence()
 

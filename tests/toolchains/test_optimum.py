@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daemon.config.settings import Settings
+from daemon.operating.diagnosis import doctor
+from handlers.onnx.export import stage as onnx_stage
+from handlers.onnx.options import OnnxOptions
 from handlers.toolchains import use
 from handlers.toolchains.optimum_export import Exported as OptimumExported
 from handlers.toolchains.optimum_reader import Reading
 from tests import models
+from tests.merge import helpers
+from tests.onnx import qwen
 from tests.onnx.conftest import Exported, make_model, prompts, torch_logits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -169,3 +175,47 @@ def test_our_encoder_decoder_translates_the_same_in_optimum(
     )  # fmt: skip
     assert said.reader == "ORTModelForSeq2SeqLM"
     np.testing.assert_array_equal(made["tokens"], greedy(marian, "AutoModelForSeq2SeqLM", ids, mask))
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_optimum_is_the_exporter_where_it_is_asked_for(kind: str, optimum: Path, tmp_path: Path) -> None:
+    source = qwen.make(tmp_path / "model", "Llama") if kind == "llama" else tmp_path / "bert"
+    if kind == "bert":
+        import torch
+        import transformers
+
+        torch.manual_seed(1)
+        transformers.BertForSequenceClassification(
+            transformers.BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"})
+        ).save_pretrained(source)
+    context = helpers.context(tmp_path / "work", source, None, method="full", merge=source)
+    (Path(context.cache) / "toolchains").mkdir(parents=True)
+    (Path(context.cache) / "toolchains" / "optimum").symlink_to(optimum)
+    work = context.work.with_options(OnnxOptions(exporter="optimum"))
+    output = onnx_stage.run(context.model_copy(update={"work": work}), helpers.reporter())
+    assert output.strategy == "optimum" and not output.fallbacks and not output.warnings[:-1]
+    assert output.figures["attempts"] == [
+        {"strategy": "optimum", "outcome": "succeeded", "seconds": output.figures["attempts"][0]["seconds"]}
+    ]
+    assert output.figures["relative_error"] < 1e-4
+
+
+def test_without_the_toolchain_the_check_says_so_and_the_export_does_without(tmp_path: Path) -> None:
+    settings = Settings(
+        state={"directory": tmp_path / "state"},
+        output={"directory": tmp_path / "out"},
+        export={"variants": ["onnx-int8"]},
+        onnx={"exporter": "optimum"},
+    )
+    warnings = [line for line in doctor.examine(settings).warnings if "onnx.exporter" in line]
+    assert warnings == [
+        "onnx.exporter = 'optimum': the toolchain optimum is not installed, and onnx would be made without it;"
+        " run `ckptd toolchain install optimum`"
+    ]
+    assert not [line for line in doctor.examine(settings.model_copy(update={"onnx": OnnxOptions()})).warnings if "onnx.exporter" in line]
+    source = qwen.make(tmp_path / "model", "Llama")
+    context = helpers.context(tmp_path / "work", source, None, method="full", merge=source)
+    output = onnx_stage.run(
+        context.model_copy(update={"work": context.work.with_options(OnnxOptions(exporter="optimum"))}), helpers.reporter()
+    )
+    assert output.strategy == "dynamo-eager" and output.fallbacks[0].wanted == "optimum" and "not installed" in output.fallbacks[0].reason

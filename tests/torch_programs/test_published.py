@@ -1,4 +1,4 @@
-"""Both variants on the whole way: made, checked against the live model, published, and run by what their folders bring."""
+"""All variants on the whole way: made, checked against the live model, published, and run by what their folders bring."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_they_pass_the_check_and_their_example_runs(kind: str, tmp_path: Path, p
     config = tmp_path / "config.toml"
     config.write_text(
         f'[output]\ndirectory = "{tmp_path}/exports"\n[state]\ndirectory = "{tmp_path}/state"\n[export]\n'
-        'variants = ["torchscript", "pt2"]\n[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = 4\n'
+        'variants = ["torchscript", "pt2", "pt2-aoti"]\n[validate]\nsamples = 2\nnew_tokens = 6\nspeed_tokens = 4\n'
     )
     command = [sys.executable, "-m", "daemon", "export", str(checkpoint), "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=560)
@@ -54,7 +54,11 @@ def test_they_pass_the_check_and_their_example_runs(kind: str, tmp_path: Path, p
         assert artifact["verdict"] == "passed" and artifact["published"], artifact
         assert artifact["figures"]["tokens_per_second"] is None or artifact["figures"]["tokens_per_second"] > 0
     folder = path.parent
-    code = re.findall(r"```sh\n(python torchscript/example.py .*?)\n```", (folder / "README.md").read_text(), re.DOTALL)
-    assert code, "the README says how it is run"
-    said = subprocess.run(["bash", "-c", code[0].replace("python ", f"{sys.executable} ", 1)], capture_output=True, text=True, cwd=folder)
-    assert said.returncode == 0 and said.stdout.strip(), said.stderr
+    readme = (folder / "README.md").read_text()
+    assert "can't be shown" not in readme and ("`generate(input_ids" in readme) == (kind == "causal")
+    for variant in ("torchscript", "pt2-aoti"):
+        code = re.findall(rf"```sh\n(python {variant}/example.py .*?)\n```", readme, re.DOTALL)
+        assert code, "the README says how it is run"
+        command = code[0].replace("python ", f"{sys.executable} ", 1)
+        said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder)
+        assert said.returncode == 0 and said.stdout.strip(), said.stderr

@@ -32,7 +32,8 @@ from daemon.operating.monitoring.status import JobDetails, JobStatus, Snapshot
 from daemon.publishing.retention import Removal
 from daemon.publishing.verification import Verification
 from daemon.toolchains.install import Examined
-from daemon.toolchains.registry import Manifest, ToolchainHere
+from daemon.toolchains.overview import ToolchainHere
+from daemon.toolchains.registry import Manifest
 from tests.words.written import ROOT
 
 PAGE = ROOT / "docs/answers.md"

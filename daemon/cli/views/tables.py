@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from daemon.operating.diagnosis.doctor import Diagnosis, FormatsHere, ProcessorHere, VariantHere
     from daemon.operating.monitoring.status import JobStatus
     from daemon.running.children import Running
+    from daemon.toolchains.overview import ToolchainHere
 
 
 class _Elapsed(ProgressColumn):
@@ -211,13 +212,29 @@ def print_formats(value: FormatsHere) -> None:
         made = escape(", ".join(names)) if names else "[yellow]no installed format fits[/yellow]"
         put(console, f"export.deploy {escape(target)}: {made}")
     for name, chain in value.toolchains.items():
-        hint = f"{escape(chain.state)}; `{escape(chain.command or '')}`"
-        state = "[green]installed[/green]" if chain.installed else f"[yellow]{hint}[/yellow]"
-        put(console, f"toolchain {escape(name)}: {state} ({escape(chain.about)})")
+        put(console, f"toolchain {escape(name)}{_served(name, value)}: {_state(chain)} ({escape(chain.about)})")
     wrong = [f"{name} can't be made or checked: {flaw}" for name, row in value.variants.items() for flaw in row.wrong]
     for problem in (*value.problems, *wrong):
         put(console, f"[red]{escape(problem)}[/red]")
     _print_doubts(console, value.processor)
+
+
+def _served(name: str, value: FormatsHere) -> str:
+    """The variants that a toolchain makes, and those that it checks without making them."""
+    made = [variant for variant, row in value.variants.items() if row.toolchain == name]
+    checked = [variant for variant, row in value.variants.items() if row.check_toolchain == name and row.toolchain != name]
+    parts = [f"for {', '.join(made)}" if made else "", f"checks {', '.join(checked)}" if checked else ""]
+    told = "; ".join(filter(None, parts))
+    return escape(f" ({told})") if told else ""
+
+
+def _state(chain: ToolchainHere) -> str:
+    if chain.installed:
+        return f"[green]installed, {human(sum(one.size for one in chain.folders))}[/green]"
+    if chain.command is None:
+        return f"[yellow]{escape(chain.state)}[/yellow]"
+    there = f", of which {human(chain.downloaded)} are there already" if chain.downloaded else ""
+    return f"[yellow]{escape(chain.state)}; `{escape(chain.command)}` {escape(chain.costs)}{there}[/yellow]"
 
 
 def _here(row: VariantHere) -> Cell:

@@ -32,8 +32,8 @@ FIRST_STAGES = frozenset({"merge", "calibration", "reference"})
 """Those of ours that a format can build on."""
 OWN_SECTIONS = frozenset({
     "anchored", "base", "export", "formats", "limits", "log", "merge", "merged", "metrics", "notify", "output", "pin", "preset",
-    "preset_named_by", "retention",
-    "schedule", "select", "settings_customise_sources", "state", "state_directory", "validate", "validation", "variants", "watch", "work",
+    "preset_named_by", "retention", "schedule", "select", "settings_customise_sources", "state", "state_directory", "toolchains",
+    "validate", "validation", "variants", "watch", "work",
     "attempt", "config", "fault", "fault_once", "fault_trace",
 })  # fmt: skip
 """With what else the settings are made of, and the variables CKPTD_… that are no key's."""
@@ -64,6 +64,11 @@ class Catalog:
     def variants(self) -> dict[str, Variant]:
         """Name → variant, in plan order."""
         return {variant.name: variant for one in self.formats for variant in one.variants}
+
+    @functools.cached_property
+    def stages(self) -> dict[str, StageSpec]:
+        """Name → stage that variants are made of and that is not published, in plan order."""
+        return {spec.name: spec for one in self.formats for spec in one.stages}
 
     @functools.cached_property
     def sections(self) -> dict[str, type[Frozen]]:
@@ -176,8 +181,8 @@ def _root(package: str) -> str:
 
 def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Format]) -> Iterator[str]:
     """Why a declaration does not fit: names that ckptd or those `before` it have, stages and engines that nobody has, a circle."""
-    names = {spec.name for one in before for spec in one.variants} | OWN_STAGES
-    own = [spec.name for spec in declared.variants]
+    names = {spec.name for one in before for spec in (*one.stages, *one.variants)} | OWN_STAGES
+    own = [spec.name for spec in (*declared.stages, *declared.variants)]
     if declared.section in OWN_SECTIONS:
         yield f"its section can't be named {declared.section!r}"
     if declared.name in {one.name for one in before}:
@@ -195,14 +200,21 @@ def _clashes(declared: Format, before: Sequence[Format], everyone: Sequence[Form
             yield f"there is another engine {name}"
     yield from _same_places(declared, [spec for one in before for spec in one.variants])
     yield from _unknown_settings(declared, everyone)
-    specs = {spec.name: spec for one in everyone for spec in one.variants}
+    specs: dict[str, StageSpec] = {spec.name: spec for one in everyone for spec in (*one.stages, *one.variants)}
+    published = {spec.name for one in everyone for spec in one.variants}
     engines = {name for one in everyone for name in one.engines} | OWN_ENGINES
+    for stage in (*declared.stages, *declared.variants):
+        for other in (*stage.needs, *stage.after):
+            if other in OWN_STAGES - FIRST_STAGES:
+                yield f"{stage.name} names the stage {other}, which runs after all formats"
+            elif other not in specs and other not in FIRST_STAGES:
+                yield f"{stage.name} names a stage {other}, which does not exist{near(other, (*specs, *FIRST_STAGES))}"
     for spec in declared.variants:
-        for other in (*spec.needs, *spec.after, *filter(None, (spec.form_of, spec.fallback))):
+        for other in filter(None, (spec.form_of, spec.fallback)):
             if other in OWN_STAGES - FIRST_STAGES:
                 yield f"{spec.name} names the stage {other}, which runs after all formats"
-            elif other not in specs and other not in FIRST_STAGES:
-                yield f"{spec.name} names a stage {other}, which does not exist{near(other, (*specs, *FIRST_STAGES))}"
+            elif other not in published:
+                yield f"{spec.name} names a variant {other}, which does not exist{near(other, published)}"
         if spec.limits.engine not in engines:
             yield f"{spec.name} is checked by an engine {spec.limits.engine}, which does not exist{near(spec.limits.engine, engines)}"
     try:
@@ -227,7 +239,7 @@ def _same_places(declared: Format, before: Sequence[Variant]) -> Iterator[str]:
 def _unknown_settings(declared: Format, everyone: Sequence[Format]) -> Iterator[str]:
     """Settings that a stage depends on and that nobody has."""
     keys = {one.section: frozenset(one.options.model_fields) for one in everyone if one.options} | OWN_KEYS
-    for spec in declared.variants:
+    for spec in (*declared.stages, *declared.variants):
         for path in spec.settings:
             section, *rest = path.split(".")
             if section not in keys or (rest and rest[0] not in keys[section]):

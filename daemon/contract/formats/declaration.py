@@ -118,7 +118,9 @@ class Format:
     name: str
     about: str
     """One sentence for people who look for a format."""
-    variants: tuple[Variant, ...]
+    variants: tuple[Variant, ...] = ()
+    stages: tuple[StageSpec, ...] = ()
+    """What its variants are made of, or those of other formats, and what is never published. A format may have these alone."""
     order: int = 1000
     """Place among the formats in the plan and in every list."""
     options: type[Frozen] | None = None
@@ -128,5 +130,7 @@ class Format:
     engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Engine → kind of model ("causal", "seq2seq", "encoder") → `module:class` that loads a folder of this format, see
     `handlers.validate.engines.registry`."""
+    runtimes: tuple[str, ...] = ()
+    """What runs it, by the names that people know: programs and libraries, the usual one first."""
     families: Mapping[str, str] = field(default_factory=dict)
     """"decoders", "encoder-decoders", "encoders and heads" → what was verified of them, for docs/formats.md."""

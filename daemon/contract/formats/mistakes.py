@@ -17,6 +17,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from daemon.contract.formats.declaration import Format, Kind, Thresholds, Variant
+from daemon.contract.formats.stages import StageSpec
 from daemon.contract.values import Frozen
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -56,7 +57,7 @@ def mistakes(declared: Format) -> Iterator[str]:
     if wrong := _wrong_type(declared):
         yield wrong
         return
-    if not declared.variants:
+    if not (declared.variants or declared.stages):
         yield "it has no variants"
     for kind, name in (("format", declared.name), *(("engine", name) for name in declared.engines)):
         if not _NAME.fullmatch(name):
@@ -70,9 +71,12 @@ def mistakes(declared: Format) -> Iterator[str]:
                 yield f"its engine {engine} supports models of the kind {kind!r}, which does not exist; use one of {', '.join(KINDS)}"
             if not _PLACE.fullmatch(place):
                 yield f"its engine {engine} is {place!r}; write module:class"
+    for stage in declared.stages:
+        yield from _stage(stage)
+        if stage.artifact:
+            yield f"{stage.name}: artifact is for variants alone; declare it among them if it is to be published"
     for variant in declared.variants:
         yield from _variant(variant)
-        yield from _sizes(variant)
 
 
 def _wrong_type(declared: Format) -> str | None:
@@ -90,9 +94,9 @@ def _wrong_type(declared: Format) -> str | None:
 
 def _field(declared: Format, place: Sequence[int | str]) -> str:
     """The name of a field, after that of its variant; of what lies in a tuple or a set, the field's."""
-    if place[:1] == ("variants",) and len(place) > 1 and isinstance(place[1], int):
-        variant = declared.variants[place[1]]
-        name, place = getattr(variant, "name", f"variant {place[1] + 1}"), place[2:]
+    if place[:1] in (("variants",), ("stages",)) and len(place) > 1 and isinstance(place[1], int):
+        one = getattr(declared, str(place[0]))[place[1]]
+        name, place = getattr(one, "name", f"{str(place[0])[:-1]} {place[1] + 1}"), place[2:]
         return f"{name}: {_dotted(place) or 'it'}"
     return f"its {_dotted(place) or 'declaration'}"
 
@@ -142,7 +146,8 @@ def _defaults(section: str, options: type[Frozen]) -> Iterator[str]:
         yield f"[{section}]: it has a set, whose order differs in every process; use a tuple"
 
 
-def _variant(one: Variant) -> Iterator[str]:
+def _stage(one: StageSpec) -> Iterator[str]:
+    """What is wrong with a stage, published or not."""
     if not _NAME.fullmatch(one.name) or one.name in _FOLDERS:
         yield (
             f"the name of a variant can't be {one.name!r}; it is the name of a folder: use only small letters, digits, - and _, and none of"
@@ -150,7 +155,20 @@ def _variant(one: Variant) -> Iterator[str]:
         )
     if not _PLACE.fullmatch(one.entry):
         yield f"{one.name}: entry is {one.entry!r}; write module:function"
-    if not one.artifact or one.checks or one.alone:
+    if one.checks or one.alone:
+        yield f"{one.name}: artifact, checks and alone are only for ckptd's own stages"
+    for name, count in Counter(one.needs).items():
+        if count > 1:
+            yield f"{one.name}: needs names {name} more than once"
+    if min(one.threads, one.memory_fixed, one.disk_fixed) < 0:
+        yield f"{one.name}: a size or a number of threads is negative"
+    if not all(0 <= factor <= _LARGEST_FACTOR for factor in (one.memory_fp32, one.disk_stored, one.disk_fp32)):
+        yield f"{one.name}: a factor of its memory or disk is negative, or more than {_LARGEST_FACTOR:.0e}"
+
+
+def _variant(one: Variant) -> Iterator[str]:
+    yield from _stage(one)
+    if not one.artifact:
         yield f"{one.name}: artifact, checks and alone are only for ckptd's own stages"
     if not isinstance(one.thresholds, Thresholds):
         yield f"{one.name}: its thresholds are a {type(one.thresholds).__name__}, not a Thresholds"
@@ -160,18 +178,11 @@ def _variant(one: Variant) -> Iterator[str]:
         yield f"{one.name}: it is its own fallback or form_of; name another variant"
     if one.usage is not None and not one.usage.is_file():
         yield f"{one.name}: usage is {one.usage}, which does not exist; add this file to the package (package-data of setuptools)"
-    for name, count in Counter(one.needs).items():
-        if count > 1:
-            yield f"{one.name}: needs names {name} more than once"
-
-
-def _sizes(one: Variant) -> Iterator[str]:
     limits = one.limits
-    sizes = (one.threads, one.memory_fixed, one.disk_fixed, limits.memory_fixed, limits.cache, limits.padding, limits.noise_share)
-    if min(*sizes, limits.merged or 0) < 0:
-        yield f"{one.name}: a size, a number of threads or a limit is negative"
-    if not all(0 <= factor <= _LARGEST_FACTOR for factor in (one.memory_fp32, one.disk_stored, one.disk_fp32, limits.memory_fp32)):
-        yield f"{one.name}: a factor of its memory or disk is negative, or more than {_LARGEST_FACTOR:.0e}"
+    if min(limits.memory_fixed, limits.cache, limits.padding, limits.noise_share, limits.merged or 0) < 0:
+        yield f"{one.name}: a limit of its check is negative"
+    if not 0 <= limits.memory_fp32 <= _LARGEST_FACTOR:
+        yield f"{one.name}: the factor of its check's memory is negative, or more than {_LARGEST_FACTOR:.0e}"
 
 
 def _short(value: Any) -> str:

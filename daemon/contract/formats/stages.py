@@ -74,6 +74,8 @@ class StageSpec:
     """It loads none of them itself: what it starts, in the Python of the artifact's engine, may."""
     toolchain: str = ""
     """The toolchain whose Python it runs in ("optimum"); "" for the one that ckptd is installed in."""
+    toolchain_if: tuple[tuple[str, str, str], ...] = ()
+    """(key, value, toolchain): what it uses besides, where a key of its settings has that value. Without it the stage does what it can."""
     arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
     """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
     int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""

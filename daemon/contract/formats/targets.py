@@ -25,11 +25,11 @@ class Place:
 
 PLACES: dict[Target, Place] = {
     "cpu-server": Place("servers without a GPU", ("onnx",)),
-    "nvidia": Place("servers with an NVIDIA GPU, for example with vLLM", ("pytorch",)),
+    "nvidia": Place("servers with an NVIDIA GPU, for example with vLLM", ("pytorch", "tensorrt")),
     "laptop": Place("laptops and desktop computers", ("onnx", "gguf")),
-    "ios": Place("iPhones and iPads", ("coreml",)),
-    "android": Place("Android devices", ("onnx", "litert")),
-    "browser": Place("web pages, with onnxruntime-web or transformers.js", ("onnx",)),
+    "ios": Place("iPhones and iPads", ("coreml", "executorch")),
+    "android": Place("Android devices", ("onnx", "litert", "executorch")),
+    "browser": Place("web pages, with onnxruntime-web or transformers.js", ("web", "onnx")),
     "ollama": Place("ollama and llama.cpp", ("gguf",)),
     "edge": Place("small devices with little memory", ("onnx",)),
 }
@@ -38,10 +38,15 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 def made_for(target: Target, known: Catalog) -> tuple[Variant, ...]:
     """The variants that `export.deploy` makes for a target, in plan order: those that are declared for it, else the first that can be
-    used there too; none where no installed format fits."""
+    used there too, of the best format; none where no installed format fits."""
     variants = known.variants.values()
     meant = tuple(one for one in variants if target in one.targets)
-    return meant or tuple(one for one in variants if target in one.also_for)[:1]
+    if meant:
+        return meant
+    best = PLACES[target].formats
+    ranks = {one.name: best.index(one.name) if one.name in best else len(best) for one in known.formats}
+    able = [(ranks[one.name], spec) for one in known.formats for spec in one.variants if target in spec.also_for]
+    return (min(able, key=lambda pair: pair[0])[1],) if able else ()
 
 
 def fitting(target: Target, known: Catalog) -> tuple[Variant, ...]:

@@ -82,7 +82,7 @@ def _table_of(known: Catalog) -> dict[str, StageSpec]:
             heavy=False, threads=1,
         ),
     )  # fmt: skip
-    return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, _CALIBRATION, *ordered(variants), *rest)}
+    return {spec.name: spec for spec in (_CONSOLIDATE, _MERGE, _CALIBRATION, *ordered((*known.stages.values(), *variants)), *rest)}
 
 
 def _check(variant: Variant) -> StageSpec:

@@ -19,7 +19,7 @@ from daemon.contract.answers import ask
 from daemon.contract.errors import Fault
 from daemon.contract.formats.catalog import GROUP, catalog
 from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
-from daemon.contract.jobs.plan import check_of, spec_of
+from daemon.contract.jobs.plan import check_of, plan, spec_of
 from daemon.operating.diagnosis.capacity import capacity_of
 from daemon.operating.diagnosis.declared_code import flaws
 from daemon.operating.diagnosis.readability import tried
@@ -32,9 +32,12 @@ from daemon.system.box import free_disk, human, memory
 from daemon.system.disks import nearest_existing, short_of_room
 from daemon.system.lock import is_locked
 from daemon.system.mounts import file_system_type, is_remote
-from daemon.toolchains.registry import ToolchainHere, Toolchains, describe
+from daemon.toolchains.overview import ToolchainHere, costs, describe
+from daemon.toolchains.registry import Toolchains
 
 NO_DIRECTORY = "is a file, not a directory"
+CHAIN = "the toolchain "
+"""How a clause begins that names a toolchain which is not there."""
 
 
 def _version(name: str) -> str | None:
@@ -54,6 +57,8 @@ class VariantHere:
     about: str
     toolchain: str | None
     """The toolchain that it needs; None if it needs none."""
+    check_toolchain: str | None
+    """The toolchain that its check needs; None if that needs none."""
     lacks: tuple[str, ...]
     """What is missing, in words."""
     needs: tuple[str, ...]
@@ -121,19 +126,29 @@ def formats_here(state: Path) -> FormatsHere:
                 wrong.append(f"its toolchain {name!r} is not known; the names are {', '.join(chains.known) or 'none'}")
             elif name == spec.toolchain and (lacking := chains.lacking(name, f"make {spec.name}")):
                 lacks.append(f"the toolchain {name}")
-                needs.append(f"the toolchain {name}, which is {chains.state(name)}; {lacking.remedy}")
+                needs.append(f"{CHAIN}{name}, which is {chains.state(name)}{_costs(chains, name)}; {lacking.remedy}")
         check = None if wrong else check_of(spec.name)
         unchecked = chains.lacking(check.toolchain, f"check {spec.name}") if check else None
         rows[spec.name] = VariantHere(
             available=not (lacks or wrong), missing=tuple(missing), about=spec.about, toolchain=spec.toolchain or None, lacks=tuple(lacks),
             needs=tuple(needs), package=packages[spec.name],
-            check_needs=(f"{unchecked.cause}; {unchecked.remedy}",) if unchecked else (), wrong=tuple(wrong),
+            check_toolchain=(check.toolchain or None) if check else None,
+            check_needs=(f"{unchecked.cause}{_costs(chains, check.toolchain)}; {unchecked.remedy}",) if unchecked and check else (),
+            wrong=tuple(wrong),
             targets=tuple(one for one in TARGETS if spec in made_for(one, catalog())),
             also_for=tuple(one for one in TARGETS if spec in fitting(one, catalog()) and spec not in made_for(one, catalog())),
         )  # fmt: skip
     processor = ProcessorHere(here.architecture, here.vendor, here.model, here.features, cpu.not_run_on(here), _doubts(here))
     targets: dict[str, tuple[str, ...]] = {one: tuple(spec.name for spec in made_for(one, catalog())) for one in TARGETS}
     return FormatsHere(rows, tuple(catalog().problems), targets, describe(chains), processor)
+
+
+def _costs(chains: Toolchains, name: str) -> str:
+    """What installing a toolchain that is not there takes, in brackets."""
+    known = chains.known.get(name)
+    if known is None or chains.state(name).startswith("installed"):
+        return ""
+    return f" (it {costs(known.fetched, int(known.disk), known.seconds)})"
 
 
 def _packages() -> dict[str, str]:
@@ -157,6 +172,18 @@ def _unwritable(key: str, folder: Path) -> list[str]:
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
     return [str(not_writable(key, folder, f"{there} can't be written by this user"))]
+
+
+def _comes(need: str, here: FormatsHere, settings: Settings) -> bool:
+    """Whether what a variant needs is a toolchain that is installed as soon as a stage waits for it."""
+    name = need.removeprefix(CHAIN).split(" ")[0].rstrip(",")
+    chain = here.toolchains.get(name) if need.startswith(CHAIN) else None
+    return settings.toolchains.auto_install and chain is not None and chain.command is not None
+
+
+def _by_itself(need: str) -> str:
+    """The same without what a person would do."""
+    return f"{need.partition(';')[0]}; it is installed before the first export that needs it (toolchains.auto_install)"
 
 
 def _without_a_check(name: str, settings: Settings) -> str:
@@ -234,6 +261,16 @@ def _bases(settings: Settings) -> list[str]:
     return found
 
 
+def _toolchains_of_keys(settings: Settings) -> list[str]:
+    """Keys of the configuration that ask for a toolchain which is missing here; their stages would do without it."""
+    chains, work, found = Toolchains(settings.state_directory), settings.work, list[str]()
+    for spec in plan(settings.variants):
+        for key, value, name in spec.toolchain_if:
+            if work.setting(key) == value and (fault := chains.lacking(name, f"make {spec.name}")):
+                found.append(f"{key} = {value!r}: {fault.cause}, and {spec.name} would be made without it; {fault.remedy}")
+    return found
+
+
 def _same_names() -> list[str]:
     """The problem with other distributions in this environment that have a package of one of our names."""
     found = importlib.metadata.packages_distributions()
@@ -255,18 +292,20 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
     warnings += _readable_by_others(settings, config)
     problems += not_of_group(settings.output.group)
     here = formats_here(settings.state_directory)
-    problems += [
-        f"export.variants: {name} needs {need}, or leave it out" for name in settings.variants for need in here.variants[name].needs
-    ]
+    wanting = [(name, need) for name in settings.variants for need in here.variants[name].needs]
+    problems += [f"export.variants: {name} needs {need}, or leave it out" for name, need in wanting if not _comes(need, here, settings)]
+    warnings += [f"export.variants: {name} needs {_by_itself(need)}" for name, need in wanting if _comes(need, here, settings)]
     problems += [
         f"export.variants: {name} can't be made or checked: {flaw}; correct its package, or leave it out"
         for name in settings.variants
         for flaw in here.variants[name].wrong
     ]
     warnings += [
+        f"export.variants: {name} can't be checked yet: {_by_itself(need)}" if _comes(need, here, settings) else
         f"export.variants: {name} can't be checked here and would {_without_a_check(name, settings)}: {need}"
         for name in settings.variants for need in here.variants[name].check_needs
     ]  # fmt: skip
+    warnings += _toolchains_of_keys(settings)
     warnings += [f"export.deploy: {why}" for why in lacking(settings.export.deploy, catalog()).values()]
     if not settings.watch.roots:
         warnings.append("watch.roots is empty: `ckptd run` would refuse to start, `ckptd export` works")

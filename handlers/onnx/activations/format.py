@@ -15,6 +15,7 @@ FORMAT = Format(
     name="onnx-activations",
     about="The ONNX graph with hidden states, attentions, embeddings or feed-forward outputs as additional outputs.",
     order=30,
+    runtimes=("ONNX Runtime",),
     options=OnnxOptions,
     section="onnx",
     variants=(

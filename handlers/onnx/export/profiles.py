@@ -34,11 +34,21 @@ def settled(profile: str, parameters: int) -> str:
 
 
 def order(
-    strategies: Sequence[Strategy], profile: str, *, opset: int, form: Form, experts: bool, external: bool, known: PastExport | None
+    strategies: Sequence[Strategy],
+    profile: str,
+    *,
+    opset: int,
+    form: Form,
+    experts: bool,
+    external: bool,
+    known: PastExport | None,
+    wanted: str = "",
 ) -> tuple[Strategy, ...]:
-    """The strategies that `profile` permits, best first: what worked before, else what the architecture wants, else the table's order."""
+    """The strategies that `profile` permits, best first: the one that is `wanted`, what worked before, else what the architecture wants,
+    else the table's order."""
     permitted = set(PERMITTED[profile])
     allowed = [one for one in strategies if permitted.issuperset(one.losses(opset, form)) and not (external and one.external)]
-    first = [one for one in allowed if known is not None and one.name == known.strategy]
+    first = [one for one in allowed if one.name == wanted]
+    first += [one for one in allowed if known is not None and one.name == known.strategy and one not in first]
     first += [one for one in allowed if experts and one.experts and one not in first]
     return (*first, *(one for one in allowed if one not in first))

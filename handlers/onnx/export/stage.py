@@ -289,7 +289,7 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     known = history.get(key)
     strategies = profiles.order(
         STRATEGIES, profile, opset=opset, form=wanted_form(context), experts=has_experts(source),
-        external=options.external_data == "always", known=known,
+        external=options.external_data == "always", known=known, wanted="" if options.exporter == "ckptd" else options.exporter,
     )  # fmt: skip
     if context.strategy != "default":
         strategies = starting_at(STRATEGIES, context.strategy)
@@ -302,4 +302,8 @@ def run(context: StageContext, reporter: Reporter) -> StageOutput:
     failed = known.failed if known is not None and known.strategy == output.strategy else {}
     history.put(key, PastExport(strategy=output.strategy, failed={**failed, **lately}))
     output.figures["profile"] = profile
+    if options.exporter != "ckptd" and strategies[0].name != options.exporter:
+        output.warnings.append(
+            f"onnx.exporter: {options.exporter} was not tried first: it gives up what the profile {profile} does not permit"
+        )
     return output

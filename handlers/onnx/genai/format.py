@@ -16,6 +16,7 @@ FORMAT = Format(
     name="onnx-genai",
     about="Folders that onnxruntime-genai runs on CPUs and GPUs, with tokenizer, cache and search.",
     order=40,
+    runtimes=("onnxruntime-genai",),
     options=OnnxOptions,
     section="onnx",
     engines={"onnx-genai": {"causal": "handlers.validate.engines.genai:GenaiEngine"}},

@@ -108,7 +108,9 @@ def examine(
             rows.append(live.add(wanted, logits, reference.following(sample), same_text=sample.piece))
             figures = PromptFigures(**rows[-1].summary.given)
             if merged is not None:
-                figures = figures.plus(merged_error_max_absolute=largest_error(np.load(logits_file(merged, number)), logits))
+                figures = figures.plus(
+                    merged_error_max_absolute=largest_error(np.load(logits_file(merged, reference.number(number))), logits)
+                )
         if sample.base_logits is not None:
             tuned.add(wanted[sample.base_rows], np.load(sample.base_logits), logits[sample.base_rows], same_text=sample.piece)
         result.prompts.append(figures if subject.kind == "encoder" else _decoded(worker, sample, figures))

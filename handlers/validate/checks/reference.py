@@ -76,6 +76,12 @@ class Reference:
     """The live model's, of the prompts' tokens; None for what is no language model, and without a tokenizer."""
     special: Json | None = None
     """What `special_tokens.expected` gives; None in what an older version wrote."""
+    numbers: list[int] | None = None
+    """Of which samples of the whole reference these are, where some were left out (`room.fitting`)."""
+
+    def number(self, place: int) -> int:
+        """The number that a sample has in the whole reference."""
+        return place if self.numbers is None else self.numbers[place]
 
     def following(self, sample: Sample) -> list[tuple[int, int]]:
         """The rows of a sample at which a model says how likely the prompt's next token is, each with that token."""

@@ -6,7 +6,6 @@ names say so. Free of torch and transformers, as a deployment would be.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from onnxruntime import OrtValue
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
-from daemon.contract.values import Json
-from handlers.onnx.folder import tokenizers
 from handlers.onnx.folder.chain_signature import EMBEDDING, HIDDEN, NEXT
 from handlers.onnx.graphs import graphset
+from handlers.validate.engines.exported_folder import ExportedFolder
 from handlers.validate.engines.registry import EngineSpec
-from handlers.validate.engines.task_profile import context_length
 
 GRAPH = "model.onnx"
 USUAL = {
@@ -166,21 +163,12 @@ class LoadedChain:
         return self._graphs[-1].width(output)
 
 
-class OnnxFolder:
-    """Configuration and tokenizer of an ONNX folder."""
+class OnnxFolder(ExportedFolder):
+    """An ONNX folder, or one like it."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._folder = Path(spec.folder)
-        self._tokenizer: tokenizers.FolderTokenizer | None = None
+        super().__init__(spec)
         self._files = graph_files(self._folder)
-        self._config = self._json("config.json")
-        self._generation = self._json("generation_config.json")
-        self.context_length: int | None = context_length(self._config)
-        self.pad: int = self._config.get("pad_token_id") or 0
-
-    @staticmethod
-    def prepare(spec: EngineSpec) -> None:
-        """Nothing: importing this module is all there is to prepare."""
 
     def _graph(self, role: str, threads: int) -> LoadedGraph:
         """The graph with a role; Permanent where the folder has none."""
@@ -197,26 +185,6 @@ class OnnxFolder:
         if EMBEDDING not in self._files:
             return self._graph("model", threads)
         return LoadedChain([self._opened(path, threads) for path in self._files.values()])
-
-    def _json(self, name: str) -> Json:
-        path = self._folder / name
-        value: Json = json.loads(path.read_text()) if path.is_file() else {}
-        return value
-
-    def encode(self, text: str) -> list[int]:
-        """See `Loaded.encode`; by the folder's own files, without transformers."""
-        return self._loaded_tokenizer().encode(text)
-
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        return self._loaded_tokenizer().encode_pair(first, second)
-
-    def text(self, ids: list[int]) -> str:
-        return self._loaded_tokenizer().decode(ids)
-
-    def _loaded_tokenizer(self) -> tokenizers.FolderTokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = tokenizers.load(self._folder)
-        return self._tokenizer
 
 
 def present(past: str) -> str:

@@ -74,6 +74,7 @@ class EngineWorker:
         self.name = name
         self.folder = spec.folder
         self._buffer = b""
+        self._loaded: Loaded | None = None
         job = {
             "spec": spec.model_dump(),
             "limits": limits.model_copy(update={"parent_pid": os.getpid()}).model_dump(),
@@ -98,8 +99,10 @@ class EngineWorker:
         return self._process.pid
 
     def load(self) -> Loaded:
-        """Let the worker load its model; give what the engine says about itself."""
-        return self.ask(Load())
+        """Let the worker load its model, once; give what the engine says about itself."""
+        if self._loaded is None:
+            self._loaded = self.ask(Load())
+        return self._loaded
 
     def ask(self, request: Request[A], *, limit: float | None = None) -> A:
         """The answer to one request. `limit` is in seconds; by default that of loading, or one that grows with the tokens to run.

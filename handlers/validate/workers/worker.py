@@ -127,7 +127,8 @@ class Commands:
         return protocol.Going(passes=self._driver.passes, more=more)
 
     def stats(self, request: protocol.AskStats) -> protocol.Stats:
-        return protocol.Stats(load_seconds=self._load_seconds, peak_rss_bytes=process.peak_rss(), versions=process.loaded_versions())
+        peak = getattr(self._engine, "peak_rss", process.peak_rss)()  # of the process that holds the model
+        return protocol.Stats(load_seconds=self._load_seconds, peak_rss_bytes=peak, versions=process.loaded_versions())
 
 
 def answer(commands: Commands, line: Json) -> Json:

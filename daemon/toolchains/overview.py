@@ -1,0 +1,92 @@
+"""What people and programs are told of the toolchains: which are installed, what each is for, and what it costs.
+
+Called by `ckptd formats`, `check` and `toolchain`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daemon.contract.jobs import plan
+from daemon.system.box import human
+from daemon.toolchains.installers.downloads import size_of
+from daemon.toolchains.registry import Toolchains
+
+
+@dataclass(frozen=True)
+class ToolchainFolder:
+    """One folder of a toolchain; the fields from `name` on are its manifest."""
+
+    folder: str
+    current: bool
+    """Whether it was made from the present requirements."""
+    name: str
+    digest: str
+    python: str
+    installed: str
+    seconds: float
+    size: int
+    packages: dict[str, str]
+    probe: dict[str, object]
+    installer: str
+    """What installed the packages, with its version; "" where an earlier ckptd installed it."""
+    installer_why: str
+    """Why that was not uv, where uv was to be used if possible."""
+    wheels: dict[str, str]
+    """File → SHA-256 of all that was downloaded and installed."""
+    unlike: dict[str, str]
+    """Files that were not as their packages' own records say when they had just been installed."""
+
+
+@dataclass(frozen=True)
+class ToolchainHere:
+    """A toolchain that ckptd knows. The names are stable for programs."""
+
+    about: str
+    installed: bool
+    state: str
+    """Its state, as words that complete "it is …"."""
+    command: str | None
+    """The command that installs it; None if it is installed, also where a program of this box is missing that it needs."""
+    download: int
+    """Bytes that the installation downloads, about."""
+    downloaded: int
+    """Bytes that an interrupted installation has downloaded, with which the next one goes on."""
+    disk: int
+    """Maximum disk space during the installation, in bytes."""
+    seconds: float
+    """Duration of the installation on two cores with a fast index, about."""
+    stages: tuple[str, ...]
+    """The stages that need it."""
+    folders: tuple[ToolchainFolder, ...]
+
+    @property
+    def costs(self) -> str:
+        """What installing it takes, as words that complete "it …"."""
+        return costs(self.download, self.disk, self.seconds)
+
+
+def costs(download: int, disk: int, seconds: float) -> str:
+    """What an installation takes, as words that complete "it …"."""
+    time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    return f"downloads about {human(download)}, needs up to {human(disk)} of disk and about {time}"
+
+
+def describe(chains: Toolchains) -> dict[str, ToolchainHere]:
+    """Name → what is known of each toolchain."""
+    rows = {}
+    for name, definition in chains.known.items():
+        lacking = chains.lacking(name, "use it")
+        rows[name] = ToolchainHere(
+            about=definition.about,
+            installed=lacking is None,
+            state=chains.state(name),
+            command=None if lacking is None or chains.state(name).startswith("installed") else f"ckptd toolchain install {name}",
+            download=definition.fetched,
+            downloaded=size_of(chains.home, name),
+            disk=int(definition.disk),
+            seconds=definition.seconds,
+            stages=tuple(spec.name for spec in plan.all_specs() if spec.toolchain == name),
+            folders=tuple(ToolchainFolder(str(one.folder), one.current, **one.manifest.model_dump()) for one in chains.versions(name)),
+        )
+    return rows

@@ -1,0 +1,68 @@
+"""`python -m daemon.toolchains.unattended ORDER`: installs one toolchain for stages that wait for it, as a process of its own.
+
+Started by `daemon.running.installing` with a JSON order; writes what it is doing now, and in the end how it ended, into files that the
+order names. It ends in order, and what it runs with it, when it is told to or when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import psutil
+
+from daemon.contract.errors import CkptdError, Fault, from_oserror
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.files import write_atomic
+from daemon.toolchains.install import install
+from daemon.toolchains.order import Ended, Order
+from daemon.toolchains.registry import Toolchains, definitions
+
+_PDEATHSIG = 1
+
+
+def main(text: str) -> None:
+    """Follow the order."""
+    order = Order.model_validate_json(text)
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, _told_to_end)
+    _stand_back(order)
+
+    def say(line: str) -> None:
+        write_atomic(order.doing, line, durable=False)
+
+    operation, fault = f"install the toolchain {order.name}", None
+    try:
+        install(Toolchains(order.state, definitions(order.definitions)), order.name, say, reserve=order.reserve, installer=order.installer)
+    except CkptdError as error:
+        fault = error.fault
+    except OSError as error:
+        fault = from_oserror(error, operation).fault
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        fault = Fault(code=FaultCode.UNEXPECTED, operation=operation, cause=cause, remedy=f"run `ckptd toolchain install {order.name}`")
+    write_atomic(order.ended, Ended(fault=fault).model_dump_json())
+
+
+def _told_to_end(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _stand_back(order: Order) -> None:
+    """A training comes first, as for every child."""
+    with contextlib.suppress(OSError):
+        os.nice(max(0, order.nice - os.nice(0)))
+    if order.idle:
+        with contextlib.suppress(OSError, psutil.Error):
+            psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write(str(order.oom_score_adj))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(sys.argv[1])

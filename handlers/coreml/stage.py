@@ -1,0 +1,159 @@
+"""The stages `coreml…`: the programs of fixed sizes as Core ML packages for iOS 18 and macOS 15, and smaller forms of these.
+
+Run by `handlers/__main__.py` with the Python of the toolchain `coreml`. Every package is read from disk again and tried on a few tokens, so
+that what can't be evaluated, or overflows in half precision, is found here; whether it is right is the check's verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from daemon.contract.errors import CkptdError, Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.messages import Fallback, StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.coreml import compression, conversion, package, rewriting
+from handlers.coreml.evaluator import Evaluator
+from handlers.coreml.options import CoreMlOptions
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.graphset import Graph, GraphSet
+from handlers.static_programs.description import LENGTH
+
+SIZES = "sizes"
+"""Key in `GraphSet.extra`: role → the numbers of tokens that its package takes."""
+SMALL = frozenset({"int8", "int4", "uint4"})
+ENOUGH = 0.8
+"""Share of the weights in 8 or 4 bits below which the result is worth a warning."""
+_HALF, _SINGLE = "float16", "float32"
+
+
+def plain(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `coreml`. Permanent `form-not-possible`."""
+    torch.set_num_threads(context.limits.threads)
+    wanted = context.work.options(CoreMlOptions).precision
+    output, overflows = _converted(context, reporter, wanted)
+    if not overflows or wanted == _SINGLE:
+        return output
+    reporter.warn(f"{overflows}: it is made again in {_SINGLE}")
+    output, _ = _converted(context, reporter, _SINGLE)
+    output.fallbacks.append(Fallback(wanted=_HALF, taken=_SINGLE, reason=overflows))
+    return output
+
+
+def int8(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `coreml-int8`. Permanent `form-not-possible`."""
+    return _smaller(context, reporter, "int8", compression.int8)
+
+
+def int4(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `coreml-int4`. Permanent `form-not-possible`."""
+    block, blocks = context.work.options(CoreMlOptions).block_size, Counter[str]()
+    output = _smaller(context, reporter, "int4", lambda source, target: blocks.update(compression.int4(source, target, block)))
+    output.figures |= {"block_size": block, "blocks": dict(sorted(blocks.items()))}
+    return output
+
+
+def palettized(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `coreml-palettized`. Permanent `form-not-possible`."""
+    rows = context.work.options(CoreMlOptions).palette_rows
+    output = _smaller(context, reporter, "int4", lambda source, target: compression.palettized(source, target, rows))
+    output.figures |= {"palette_rows": rows}
+    return output
+
+
+def _converted(context: StageContext, reporter: Reporter, precision: str) -> tuple[StageOutput, str]:
+    """The output, and why half precision is not enough for it, if so."""
+    source, staging = Path(context.inputs["static-programs"]), Path(context.staging)
+    known = graphset.read(source)
+    length, made, sizes, found = int(known.extra[LENGTH]), list[Graph](), dict[str, list[int]](), Counter[str]()
+    for number, graph in enumerate(known.graphs):
+        reporter.progress(0.05 + 0.6 * number / len(known.graphs), f"converting {graph.file}")
+        chosen = conversion.sizes_of(graph.role, length, tuple(known.extra["bounds"][graph.role]))
+        target = conversion.described(graph, f"{Path(graph.file).stem}{conversion.SUFFIX}")
+        with _faults_of(context, "Core ML Tools do not convert it"):
+            found.update(conversion.convert(source / graph.file, graph, length, chosen, staging / target.file, half=precision == _HALF))
+        sizes[graph.role] = sorted({shape[1] for shape in package.read(staging / target.file).shapes["input_ids"]})
+        made.append(target)
+    print(f"rewritten: {rewriting.patterns(found)}", flush=True)
+    described = known.model_copy(update={"graphs": tuple(made), "dtype": precision, "extra": {LENGTH: length, SIZES: sizes}})
+    if not (staging / "config.json").exists():  # a second time, everything but the packages is there
+        graphset.copy_beside(source, staging, known)
+    figures, overflows = _finished(context, reporter, described)
+    figures |= {"library": importlib.metadata.version("coremltools"), "precision": precision, SIZES: sizes}
+    return StageOutput(figures=figures), overflows
+
+
+def _smaller(context: StageContext, reporter: Reporter, dtype: str, compress: Callable[[Path, Path], None]) -> StageOutput:
+    source, staging = Path(context.inputs["coreml"]), Path(context.staging)
+    known = graphset.read(source)
+    for number, graph in enumerate(known.graphs):
+        reporter.progress(0.05 + 0.7 * number / len(known.graphs), f"compressing {graph.file}")
+        with _faults_of(context, "Core ML Tools do not compress it"):
+            compress(source / graph.file, staging / graph.file)
+    graphset.copy_beside(source, staging, known)
+    figures, _ = _finished(context, reporter, known.model_copy(update={"dtype": dtype}))
+    small = sum(count for kind, count in figures["weights"].items() if kind in SMALL)
+    share = small / max(1, sum(figures["weights"].values()))
+    figures |= {"library": importlib.metadata.version("coremltools"), "bits": int(dtype[3:]), "small_share": round(share, 4)}
+    told = f"{1 - share:.0%} of the weights are left as they are, since they are no matrices or tables of two dimensions"
+    return StageOutput(figures=figures, warnings=[] if share > ENOUGH else [f"{told} (experts of a mixture are not)"])
+
+
+def _finished(context: StageContext, reporter: Reporter, made: GraphSet) -> tuple[dict[str, Any], str]:
+    """Describe the packages and try them; what is to say of them, and why half precision is not enough, if so."""
+    staging, weights, overflows = Path(context.staging), Counter[str](), ""
+    made.write(staging)
+    for graph in made.graphs:
+        reporter.progress(0.85, f"trying {graph.file}")
+        path = staging / graph.file
+        with _faults_of(context, f"{graph.file} is not sound"):
+            finite = _finite(path)
+        overflows = overflows or ("" if finite else f"{graph.file} gives numbers that are not finite in half precision")
+        weights.update(compression.weights(path))
+    files = [path for graph in made.graphs for path in (staging / graph.file).rglob("*") if path.is_file()]
+    sizes = {LENGTH: int(made.extra[LENGTH]), "graphs": {one.role: one.file for one in made.graphs}}
+    return {**sizes, "graph_bytes": sum(path.stat().st_size for path in files), "weights": dict(weights)}, overflows
+
+
+def _finite(path: Path) -> bool:
+    """Whether a package as it lies on disk gives finite numbers for a few tokens at each of its sizes, the last ones of its room too.
+
+    Raises Unreadable for an operator that is not evaluated here, and for a program that contradicts itself.
+    """
+    evaluator, random = Evaluator(package.read(path)), np.random.default_rng(0)
+    shapes = evaluator.program.shapes
+    for place in range(max(map(len, shapes.values()))):
+        feeds: dict[str, np.ndarray] = {}
+        for name, kind in evaluator.program.inputs.items():
+            shape = shapes[name][min(place, len(shapes[name]) - 1)]
+            if kind.dtype.startswith("float"):
+                feeds[name] = random.normal(size=shape).astype(np.float32)
+            elif name == "position_ids":
+                feeds[name] = np.arange(shape[1], dtype=np.int32)[None]
+            else:
+                feeds[name] = np.ones(shape, np.int32) if "mask" in name else np.zeros(shape, np.int32)
+        outputs, _ = evaluator.run(evaluator.start(), feeds)
+        if not all(np.isfinite(array).all() for array in outputs.values()):
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _faults_of(context: StageContext, what: str) -> Iterator[None]:
+    """What a library raises becomes Permanent `form-not-possible`: `what`, and the first words of its message."""
+    try:
+        yield
+    except (CkptdError, OSError, MemoryError):
+        raise
+    except Exception as error:  # torch and Core ML Tools raise types of their own, all of them about what they don't know
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        remedy = f"leave {context.stage} out of export.variants"
+        raise Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", f"{what} ({said})", remedy) from error

@@ -1,0 +1,66 @@
+"""The formats `litert…`: for LiteRT (TensorFlow Lite), the runtime of Android and of small devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
+from daemon.contract.formats.stages import MIB
+from handlers.litert.options import LiteRtOptions
+
+USAGE = Path(__file__).with_name("usage.md")
+TRAITS: frozenset[Trait] = frozenset({"cache", "padding", "tokenizer"})
+TOOLCHAIN = "litert"
+_ENGINE = "handlers.litert.engine"
+NO_PHONE = (
+    "by LiteRT's interpreter with XNNPACK on this computer's CPU, from Python; it was not run on a phone, and no delegate for graphics or"
+    " neural processors was tried"
+)
+
+FORMAT = Format(
+    name="litert",
+    about="LiteRT (TensorFlow Lite) models for Android and small devices: one file whose prefill and decode share their weights.",
+    order=92,
+    runtimes=("LiteRT",),
+    options=LiteRtOptions,
+    section="litert",
+    engines={
+        "litert": {
+            "causal": f"{_ENGINE}:LiteRtCausal", "seq2seq": f"{_ENGINE}:LiteRtSeq2Seq", "encoder": f"{_ENGINE}:LiteRtEncoder",
+        },
+    },
+    variants=(
+        Variant(
+            "litert", "handlers.litert.stage:plain", 1, toolchain=TOOLCHAIN,
+            about="LiteRT's models in fp32, with fixed sizes; prefill and decode are signatures of one file",
+            needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=4.8, disk_fp32=1.1, disk_fixed=16 * MIB,
+            limits=Limits("litert", cache=1e-3, padding=1e-3, merged=1e-2, toolchain=TOOLCHAIN, memory_fp32=3.0),
+            thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
+            traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
+        ),
+        Variant(
+            "litert-int8", "handlers.litert.stage:int8", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+            about="LiteRT's models with 8-bit weights, a scale a row, and activations that are rounded to 8 bits as they come",
+            needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, disk_fp32=0.35, disk_fixed=16 * MIB,
+            form_of="litert", level="int8", fallback="litert",
+            limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+            thresholds=Thresholds(agreement=0.9, kl=0.02, error=1.0),
+            traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
+        ),
+        Variant(
+            "litert-int4", "handlers.litert.stage:int4", 1, toolchain=TOOLCHAIN, arithmetic="blocks",
+            about="LiteRT's models with 4-bit weights in blocks, tables and the head in 8 bits, and activations that are rounded to 8 bits",
+            needs=("litert",), memory_fixed=700 * MIB, memory_fp32=1.2, disk_fp32=0.3, disk_fixed=16 * MIB, settings=("litert.block_size",),
+            form_of="litert", level="int4", fallback="litert-int8",
+            limits=Limits("litert", cache=1e-2, padding=1e-2, noise_share=0.25, toolchain=TOOLCHAIN),
+            thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
+            traits=TRAITS, usage=USAGE, library="litert", also_for=frozenset({"android", "edge"}), elsewhere=NO_PHONE,
+        ),
+    ),
+    families={
+        "decoders": "run by LiteRT with XNNPACK and compared with the live model: prefill in pieces, cached decoding, rows of unequal"
+        " lengths, greedy text",
+        "encoder-decoders": "run by LiteRT with XNNPACK and compared with the live model: an encoder, and a decoder with its cache",
+        "encoders and heads": "run by LiteRT with XNNPACK and compared with the live model, by the outputs of their task",
+    },
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The format `tensorrt-llm`: checkpoints for the releases of TensorRT-LLM that build engines."""

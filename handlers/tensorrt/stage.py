@@ -1,0 +1,137 @@
+"""The stages `tensorrt-bundle` and `tensorrt-bundle-fp16`: ONNX graphs with all that a machine with an NVIDIA GPU needs to build engines.
+
+Run by `handlers/__main__.py`. No model is traced again. The folder holds the graphs of an operator set that TensorRT's parser takes, the
+sizes to build for, two ways to build (trtexec, Python), examples with what the model says of them, and `verify.py`, which compares the
+engines with it there. TensorRT itself is not needed here, and is not run here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.messages import Fallback, StageContext
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models.files import read_json
+from handlers.onnx.folder import examples as onnx_examples
+from handlers.onnx.folder import opening
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.tensorrt import build_script, examples, opset, profiles
+from handlers.tensorrt.box import verify
+from handlers.tensorrt.options import TensorRtOptions
+from handlers.validate.engines.task_profile import context_length
+
+BOX = Path(__file__).parent / "box"
+FILES = ("build.py", "verify.py", "session.py")
+MERGED = "decoder_merged"
+
+
+def bundle(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `tensorrt-bundle`. Permanent `form-not-possible`."""
+    return _bundle(context, reporter, Path(context.inputs["onnx"]))
+
+
+def bundle_fp16(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `tensorrt-bundle-fp16`. Permanent `form-not-possible`."""
+    return _bundle(context, reporter, Path(context.inputs["onnx-fp16"]))
+
+
+def _bundle(context: StageContext, reporter: Reporter, source: Path) -> StageOutput:
+    staging, options, threads = Path(context.staging), context.work.options(TensorRtOptions), context.limits.threads
+    output = StageOutput()
+    reporter.progress(0.05, "copying the graphs")
+    try:
+        known, before = _graphs(source, staging, options)
+        longest = context_length(read_json(staging / "config.json", "read the model's configuration"))
+        ranges = {one.role: profiles.made_for(one, options, longest) for one in known.graphs}
+        reporter.progress(0.3, "running the graphs at the sizes of their profiles")
+        runs = sum(profiles.prove(staging, one, ranges[one.role], threads) for one in known.graphs)
+    except opset.NotTaken as error:
+        raise not_possible(context, error.cause, error.remedy, source) from error
+    except profiles.NoProfile as error:
+        raise not_possible(context, str(error), f"leave {context.stage} out of export.variants", source) from error
+    if before:
+        wanted, taken = f"opset {before}", f"opset {known.opset}"
+        reason = "tensorrt.newest_opset allows no newer one; every operator means the same in both, and the outputs are the same"
+        output.fallbacks.append(Fallback(wanted=wanted, taken=taken, reason=reason))
+    facts = profiles.written(known, ranges, options)
+    (staging / profiles.FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (staging / build_script.NAME).write_text(build_script.script(facts), encoding="utf-8")
+    for name in FILES:
+        shutil.copyfile(BOX / name, staging / name)
+    if (source / onnx_examples.NAME).is_file() and known.graph("embedding") is None:
+        opening.place(known.task, staging, BOX / "session.py", "tensorrt or tensorrt_rtx")
+    reporter.progress(0.6, "making examples to verify engines with")
+    most = min(options.max_tokens, longest or options.max_tokens)
+    texts = examples.write(staging, known, options, most, threads)
+    if texts.why_random:
+        output.fallbacks.append(Fallback(wanted="texts to verify engines with", taken="random tokens", reason=texts.why_random))
+    reporter.progress(0.85, "running verify.py")
+    found = verify.verify(staging, "onnxruntime", threads=threads)
+    if found.verdict != "passed":
+        raise Permanent(
+            FaultCode.INVALID_GRAPH, f"make the variant {context.stage}", f"a cache or a batch changes what the graphs say: {found.reason}",
+            "leave the variant out, and read the attempt's log", path=source,
+        )  # fmt: skip
+    output.figures = {
+        "opset": known.opset, "graphs": {one.role: one.file for one in known.graphs}, "graph_bytes": known.size(staging),
+        "dtype": known.dtype, "profiles": {role: [one.name for one in some] for role, some in ranges.items()}, "profile_runs": runs,
+        "max_batch": options.max_batch, "max_tokens": most, "examples": len(verify.cases(staging)["cases"]), "verify_error": found.error,
+        "engines": [one["engine"] for one in facts["graphs"]],
+    }  # fmt: skip
+    return output
+
+
+def not_possible(context: StageContext, cause: str, remedy: str, path: Path | str) -> Permanent:
+    """What a stage of these formats raises where its variant can't be made."""
+    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=path)
+
+
+def _graphs(source: Path, staging: Path, options: TensorRtOptions) -> tuple[GraphSet, int | None]:
+    """Copy graphs and what lies beside them, the former as TensorRT's parser takes them; gives the opset that was lowered, if any."""
+    known = graphset.read(source)
+    graphs = tuple(one for one in known.graphs if one.role != MERGED)  # its parser takes no input that chooses between branches
+    for name in {name for one in graphs for name in one.data}:
+        shutil.copyfile(source / name, staging / name)
+    before: int | None = None
+    for one in graphs:
+        model = onnx.load(str(source / one.file), load_external_data=False)
+        opset.check(model, one.file)
+        lowered = opset.lowered(model, options.newest_opset, one.file)
+        before = lowered or before
+        if lowered:
+            onnx.save(model, str(staging / one.file))
+            opset.checked(staging / one.file)
+        else:
+            shutil.copyfile(source / one.file, staging / one.file)
+    made = known.model_copy(update={"graphs": graphs, "opset": options.newest_opset if before else known.opset})
+    made.write(staging)
+    graphset.copy_beside(source, staging, known, {onnx_examples.NAME})
+    if before:
+        _same_as(source, staging, made)
+    return made, before
+
+
+def _same_as(source: Path, staging: Path, known: GraphSet) -> None:
+    """Raises NotTaken where a lowered graph gives other outputs than the one that it was made of."""
+    from handlers.tensorrt.box.session import OrtSession
+
+    for one in known.graphs:
+        random, sizes = np.random.default_rng(0), {"batch": 2, "sequence": 3, "past": 4, "total": 7, "encoder_sequence": 5}
+        feeds = {}
+        for port in one.inputs:
+            shape = [sizes.get(size, 1) if isinstance(size, str) else size for size in port.shape]
+            integers = port.dtype.startswith("int")
+            feeds[port.name] = (random.integers(0, 2, shape) if integers else random.normal(size=shape)).astype(port.dtype)
+        outputs = [OrtSession(folder / one.file, 1).run(None, feeds) for folder in (source, staging)]
+        if not all(np.array_equal(found, wanted, equal_nan=True) for found, wanted in zip(*outputs, strict=True)):
+            raise opset.NotTaken(
+                f"{one.file} gives other outputs once its opset is lowered to {known.opset}", f"set export.opset to {known.opset}"
+            )

@@ -1,0 +1,115 @@
+"""The stages `web`, `web-int8` and `web-int4`: ONNX folders in the layout that transformers.js loads, with a page that shows it.
+
+Run by `handlers/__main__.py` on the output of the stages `onnx`, `onnx-int8` and `onnx-int4`. Weights are copied, nothing is traced again.
+Whether the result is right is the check's verdict: a browser loads the folder by transformers.js and runs it. Free of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.messages import StageContext
+from daemon.contract.values import Json
+from handlers.child.progress import Reporter, StageOutput
+from handlers.models.files import read_json
+from handlers.models.tasks import BY_NAME
+from handlers.onnx.folder import examples
+from handlers.onnx.graphs import graphset
+from handlers.onnx.graphs.graphset import GraphSet
+from handlers.web import known, layout, tokenizer
+
+KEY = "transformers.js_config"
+PAGE = Path(__file__).with_name("page")
+MERGED = "decoder_merged"
+ROLES = {"causal": ("model",), "encoder": ("model",), "seq2seq": ("encoder", MERGED)}
+_WITHOUT = {examples.NAME, examples.MARIAN, examples.CHAT, "README.md"}
+_DATA = "DATA"
+"""What stands in index.html where the facts of the folder belong."""
+
+
+@dataclass(frozen=True)
+class _Form:
+    source: str
+    """The stage whose graphs these are."""
+    dtype: str
+    """What transformers.js calls it."""
+    suffix: str
+    """Behind the names of its files."""
+
+
+_PLAIN, _INT8, _INT4 = _Form("onnx", "fp32", ""), _Form("onnx-int8", "q8", "_quantized"), _Form("onnx-int4", "q4", "_q4")
+
+
+def plain(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `web`. Permanent `form-not-possible`."""
+    return _made(context, reporter, _PLAIN)
+
+
+def int8(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `web-int8`."""
+    return _made(context, reporter, _INT8)
+
+
+def int4(context: StageContext, reporter: Reporter) -> StageOutput:
+    """The stage `web-int4`."""
+    return _made(context, reporter, _INT4)
+
+
+def _made(context: StageContext, reporter: Reporter, form: _Form) -> StageOutput:
+    source, staging = Path(context.inputs[form.source]), Path(context.staging)
+    graphs = graphset.read(source)
+    config = read_json(source / "config.json", "read the model's configuration")
+    try:
+        roles, settings = _fitting(graphs, config)
+        reporter.progress(0.1, "copying the graphs")
+        made = [layout.write(source, graph, staging, form.suffix) for role in roles if (graph := graphs.graph(role))]
+        size = sum((staging / name).stat().st_size for one in made for name in (one.graph.file, *one.graph.data))
+        if size > layout.MOST_IN_ALL:
+            raise layout.TooLargeError(f"its graphs have {size} bytes, and a page can open {layout.MOST_IN_ALL}")
+        reporter.progress(0.8, "copying configuration and tokenizer")
+        graphset.copy_beside(source, staging, graphs, _WITHOUT)
+        written = tokenizer.place(staging)
+    except (known.UnknownError, layout.TooLargeError, tokenizer.UnlikeError) as error:
+        raise _not_possible(context, str(error)) from error
+    chunks = {Path(one.graph.file).name: one.chunks for one in made if one.chunks}
+    settings = {**settings, KEY: {"dtype": form.dtype, "use_external_data_format": chunks or False}}
+    (staging / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    graphs.model_copy(update={"graphs": tuple(one.graph for one in made)}).write(staging)
+    _place_page(staging, graphs, form)
+    figures = {
+        "transformers_js": known.release(), "dtype": form.dtype, "graph_bytes": size, "data_files": sum(one.chunks for one in made),
+        "tokenizer": written, "chat_template": bool(read_json(staging / tokenizer.CONFIG, "read it").get("chat_template")),
+    }  # fmt: skip
+    return StageOutput(figures=figures)
+
+
+def _fitting(graphs: GraphSet, config: Json) -> tuple[tuple[str, ...], Json]:
+    """The roles of the graphs that transformers.js loads, and config.json as it reads it. Raises UnknownError."""
+    kind = BY_NAME[graphs.task].kind
+    roles = ROLES[kind]
+    if missing := [role for role in roles if graphs.graph(role) is None]:
+        why = "its ONNX form is a chain of graphs" if kind == "causal" else f"its ONNX form has no graph {', '.join(missing)}"
+        raise known.UnknownError(f"{why}, and transformers.js takes a model in one piece")
+    how = known.find(config, graphs.task)
+    decoder = graphs.graph(roles[-1])
+    assert decoder is not None
+    return roles, known.completed(config, how, decoder)
+
+
+def _not_possible(context: StageContext, cause: str) -> Permanent:
+    remedy = f"leave {context.stage} out of export.variants"
+    folder = next(iter(context.inputs.values()))
+    return Permanent(FaultCode.FORM_NOT_POSSIBLE, f"make the variant {context.stage}", cause, remedy, path=folder)
+
+
+def _place_page(staging: Path, graphs: GraphSet, form: _Form) -> None:
+    """The page, told what it shows: text that ends no script."""
+    facts = json.dumps({"task": graphs.task, "dtype": form.dtype, "release": known.release()}).replace("<", "\\u003c")
+    text = (PAGE / "index.html").read_text(encoding="utf-8")
+    (staging / "index.html").write_text(text.replace(_DATA, facts, 1), encoding="utf-8")
+    shutil.copyfile(PAGE / "app.js", staging / "app.js")

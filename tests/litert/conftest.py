@@ -1,0 +1,6 @@
+"""The real toolchain, and its libraries beside those of the main environment."""
+
+from tests.toolchains import real
+from tests.toolchains.real import run  # noqa: F401
+
+state, toolchain, libraries = real.fixtures("litert")

@@ -1,0 +1,180 @@
+"""LiteRT's models of every kind say what the programs say that they were made of; what can't be made is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daemon.contract.errors import Permanent
+from daemon.contract.fault_codes import FaultCode
+from handlers.onnx.graphs import graphset
+from handlers.static_programs import description
+from handlers.static_programs.feeding import Text, TooLongError, crossed, one_pass
+from handlers.static_programs.session import ProgramSession
+from tests.litert import forms
+from tests.onnx import qwen
+from tests.static_programs.forms import programs
+from tests.static_programs.test_programs import KINDS
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
+BOUNDS = {"litert": 1e-4, "litert-int8": 0.6, "litert-int4": 3.5}
+"""Variant → largest difference, in standard deviations of the outputs; the models are untrained."""
+LENGTH = 96
+
+
+def session(folder: Path, role: str) -> Any:
+    from handlers.litert.session import Session
+
+    return Session(folder / description.read(folder).graph(role).file, role, 2)
+
+
+def program(folder: Path, role: str) -> ProgramSession:
+    return ProgramSession(folder / f"{'' if role == 'model' else role + '_'}model.pt2", role)
+
+
+def said(folder: Path, opened: Any) -> list[np.ndarray]:
+    """What the models of a folder say: of texts that come in pieces, by turns with another text, until their room is full."""
+    described, random = description.read(folder), np.random.default_rng(3)
+    length = described.length
+    if described.known.family == "encoder":
+        model, found = opened(folder, "model"), []
+        for count in (9, 2, length):
+            arrays = {
+                "input_ids": random.integers(5, 90, (1, count)),
+                "attention_mask": np.ones((1, count)),
+                "token_type_ids": np.zeros((1, count)),
+            }
+            feeds = {port.name: arrays[port.name] for port in described.graph("model").inputs}
+            found += [array for _, array in sorted(one_pass(model, feeds, 0, described.axes("model")).items())]
+        return found
+    if described.known.family == "causal":
+        model = opened(folder, "model")
+        texts = [Text(model, length) for _ in range(2)]
+    else:
+        encoder, model = opened(folder, "encoder"), opened(folder, "decoder")
+        sources = [random.integers(5, 90, (1, count)) for count in (9, 20)]
+        texts = [Text(model, length, crossed(encoder, {"input_ids": one, "attention_mask": np.ones_like(one)}, 0)) for one in sources]
+    pieces = (7, 1, 1, 40, length - 49)  # 40 is more than a piece, and the last one reaches the last place of the cache
+    return [text.feed(random.integers(5, 90, count).tolist()) for count in pieces for text in texts]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> None:  # R2.4
+    model = KINDS[name](tmp_path / "model")
+    source, _ = programs(model, tmp_path / "programs", context_length=LENGTH)
+    wanted = said(source, program)
+    made_of, sizes = source, []
+    for variant, bound in BOUNDS.items():
+        folder, output = forms.make(variant, model, made_of, tmp_path / variant)
+        made_of = folder if variant == "litert" else made_of
+        experts = name == "Qwen3Moe" and variant != "litert"
+        for ours, theirs in zip(said(folder, session), wanted, strict=True):
+            assert ours.shape == theirs.shape
+            # An expert that is chosen otherwise changes everything behind it.
+            assert np.abs(ours - theirs).max() <= bound * theirs.std() * (4 if experts else 1), variant
+        assert any("are left in fp32" in one for one in output.warnings) == experts, output.warnings
+        if variant != "litert":
+            assert (output.figures["small_share"] > 0.8) != experts
+        sizes.append(output.figures["graph_bytes"])
+    assert sizes[0] > sizes[1] > sizes[2]
+    made = graphset.read(tmp_path / "litert-int4" / "staging")
+    assert made.dtype == "int4" and all(one.file.endswith(".tflite") for one in made.graphs)
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model whose head is its table of tokens, and its programs."""
+    folder = tmp_path_factory.mktemp("tied")
+    model = qwen.make(folder / "model", tie_word_embeddings=True, hidden_size=96, vocab_size=1024)
+    return model, programs(model, folder / "programs", context_length=LENGTH)[0]
+
+
+def test_prefill_and_decode_share_their_weights_and_so_do_a_tied_head_and_its_table(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    model, source = tied
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    folder, output = forms.make("litert", model, source, tmp_path / "plain")
+    assert list(output.figures["signatures"]["model"]) == ["prefill", "decode"]
+    plain = (folder / "model.tflite").stat().st_size
+    assert weights - 10_000 < plain < weights + 150_000, "the graphs come on top, and no second copy of the weights"
+    int8, made = forms.make("litert-int8", model, folder, tmp_path / "int8")
+    assert made.figures["weights"]["int8"] * 4 < weights
+    assert (int8 / "model.tflite").stat().st_size < weights / 4 + 150_000
+
+
+def test_four_bits_are_for_products_in_blocks_that_fit_and_eight_for_table_and_head(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    model, source = tied
+    folder, _ = forms.make("litert", model, source, tmp_path / "plain")
+    _, output = forms.make("litert-int4", model, folder, tmp_path / "int4", block_size=64)
+    figures = output.figures
+    assert figures["weights"]["int8"] == 1024 * 96, "table and head, once"
+    assert figures["weights"]["int4"] > 0 and figures["small_share"] > 0.95
+    # Rows of 96 weights (from the hidden size) are no multiple of 64, those of 64 and 128 are.
+    assert figures["block_size"] == 64 and set(figures["blocks"]) == {"32", "64"}
+    _, wide = forms.make("litert-int4", model, folder, tmp_path / "wide", block_size=128)
+    assert set(wide.figures["blocks"]) == {"32", "64", "128"}
+    assert wide.figures["graph_bytes"] < figures["graph_bytes"]
+
+
+def test_rows_that_no_block_fits_get_one_scale(tmp_path: Path) -> None:
+    model = qwen.make(tmp_path / "model", hidden_size=40, intermediate_size=72)
+    source, _ = programs(model, tmp_path / "programs", context_length=LENGTH)
+    folder, _ = forms.make("litert", model, source, tmp_path / "plain")
+    made, output = forms.make("litert-int4", model, folder, tmp_path / "int4")
+    assert output.figures["blocks"]["rows"] > 0
+    assert all(np.isfinite(array).all() for array in said(made, session))
+
+
+def test_a_text_that_fills_the_room_is_the_longest(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    model, source = tied
+    folder, _ = forms.make("litert", model, source, tmp_path / "plain")
+    wanted, found = Text(program(source, "model"), LENGTH), Text(session(folder, "model"), LENGTH)
+    tokens = list(range(5, 5 + LENGTH))
+    assert np.abs(found.feed(tokens) - wanted.feed(tokens)).max() < 1e-3
+    with pytest.raises(TooLongError, match="room for 96 tokens"):
+        found.feed([7])
+
+
+def test_repeated_heads_are_shared_and_the_result_is_the_same(tied: tuple[Path, Path]) -> None:
+    import torch
+
+    from handlers.litert import rewriting
+
+    _, source = tied
+    plain, changed = (torch.export.load(source / "model.pt2").module(check_guards=False) for _ in range(2))
+    assert rewriting.share_heads(changed) == 4, "the keys and the values of two layers"
+    assert not [node for node in changed.graph.nodes if node.target is torch.ops.aten.expand.default and len(node.args[1]) == 5]
+    graph = description.read(source).graph("model")
+    random = torch.Generator().manual_seed(0)
+    cache = [torch.randn(*map(int, port.shape), generator=random) for port in graph.inputs[2:]]
+    given = (torch.randint(5, 90, (1, 9), generator=random).int(), torch.arange(20, 29)[None].int(), *cache)
+    for ours, theirs in zip(changed(*given), plain(*given), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_an_operator_that_litert_does_not_know_is_one_sentence(tied: tuple[Path, Path], tmp_path: Path) -> None:
+    import torch
+
+    model, source = tied
+
+    class Unheard(torch.nn.Module):
+        def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = torch.special.bessel_j0(ids.float())[..., None]
+            return found
+
+    bad = tmp_path / "programs"
+    bad.mkdir()
+    text = torch.zeros(1, 5).int()
+    free = {1: torch.export.Dim("tokens", min=1, max=32)}
+    torch.export.save(torch.export.export(Unheard(), (text, text), dynamic_shapes=(free, free)), bad / "model.pt2")
+    known = graphset.read(source)
+    graph = known.graphs[0]
+    logits = graph.outputs[0].model_copy(update={"shape": (1, "tokens", 1)})
+    graph = graph.model_copy(update={"inputs": graph.inputs[:2], "outputs": (logits,)})
+    known.model_copy(update={"graphs": (graph,)}).write(bad)
+    with pytest.raises(Permanent, match=r"litert-torch does not convert it .*bessel_j0") as refused:
+        forms.make("litert", model, bad, tmp_path / "work")
+    assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and refused.value.fault.remedy == "leave litert out of export.variants"
+    assert not list((tmp_path / "work" / "staging").glob("*.tflite"))

@@ -1,0 +1,127 @@
+"""The scripted loop inside a TorchScript program of a language model: each of its branches, what it must not write, and its limits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daemon.contract.errors import Permanent
+from handlers.torch_programs import loop
+from handlers.torch_programs.program import Program
+from tests.onnx import qwen
+from tests.onnx.test_encoders import make as make_encoder
+from tests.pytorch.forms import gpt2, make
+from tests.sampling import some
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen.make(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    staged, output = make("torchscript", tiny, tmp_path_factory.mktemp("work"))
+    assert output.figures["scripted"] == {"method": "generate", "cases": 8}
+    assert 0 <= output.figures["optimized_relative_error"] < 1e-4
+    return staged
+
+
+def of_transformers(model: Path, ids: np.ndarray, mask: np.ndarray, most: int, end: int | None) -> np.ndarray:
+    """What transformers' own greedy decoding writes behind the ids."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    live = AutoModelForCausalLM.from_pretrained(model)
+    live.generation_config = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=end, pad_token_id=end if end else 0)
+    found = live.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+    return np.asarray(found[:, ids.shape[1] :].numpy())
+
+
+def test_it_writes_what_transformers_writes_whatever_branch_it_takes(tiny: Path, folder: Path) -> None:  # R10
+    program = Program(folder / "model.pt")
+    ids, mask = np.array([[5, 6, 7, 8], [0, 0, 9, 10]]), np.array([[1, 1, 1, 1], [0, 0, 1, 1]])
+    whole = program.generate(ids, mask, 12, [])
+    assert whole.shape == (2, 12) and np.array_equal(whole, of_transformers(tiny, ids, mask, 12, None))
+    end = int(whole[0, 4])
+    stopped = program.generate(ids[:1], mask[:1], 12, [end])
+    assert stopped.shape[1] == whole[0].tolist().index(end) + 1, "it ends with the first end token"
+    assert np.array_equal(program.generate(ids, mask, 12, [end]), of_transformers(tiny, ids, mask, 12, end))
+    assert program.generate(ids, mask, 0, [end]).shape == (2, 0) and program.generate(ids[:1, :1], mask[:1, :1], 1, []).shape == (1, 1)
+
+
+def test_a_model_that_counts_positions_itself_has_the_loop_too(tmp_path: Path) -> None:
+    staged, output = make("torchscript", gpt2(tmp_path / "model"), tmp_path / "work")
+    assert output.figures["scripted"]["cases"] >= 7
+    assert Program(staged / "model.pt").generate(np.array([[5, 6]]), np.array([[1, 1]]), 3, []).shape == (1, 3)
+
+
+def test_an_encoder_has_none(tmp_path: Path) -> None:
+    _, output = make("torchscript", make_encoder(tmp_path / "model", "Bert", "text-classification"), tmp_path / "work")
+    assert "scripted" not in output.figures and output.figures["optimized_relative_error"] < 1e-4
+
+
+MISTAKES = {
+    "positions": ("(mask.cumsum(1) - 1)", "(mask.cumsum(1) * 0)"),
+    "the end": ("ended = ended | (token == end)", "ended = ended"),
+    "what fills up": ("torch.where(ended, torch.full_like(token, ends[0]), token)", "token"),
+    "the mask": ("torch.ones([rows, 1], dtype=torch.long)], 1)", "torch.zeros([rows, 1], dtype=torch.long)], 1)"),
+    "the choice": (".argmax(-1)", ".argmin(-1)"),
+    "the most": ("written.size(1) < most", "written.size(1) <= most"),
+}
+
+
+@pytest.mark.parametrize("mistake", some(tuple(MISTAKES), of=3))
+def test_a_loop_with_a_mistake_in_it_is_refused(mistake: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # R4.4
+    plain, (right, wrong) = loop._text, MISTAKES[mistake]
+    assert right in plain(signature := reference_signature(tiny)), signature
+    monkeypatch.setattr(loop, "_text", lambda given: plain(given).replace(right, wrong))
+    with pytest.raises(Permanent, match="the scripted loop writes"):
+        make("torchscript", tiny, tmp_path / "work")
+
+
+def reference_signature(model: Path) -> loop.CausalSignature:
+    from handlers.onnx.export.family_choice import choose
+    from handlers.onnx.families.base import Tracing
+
+    family = choose(model)
+    signature = family.refer(family.load(model, Tracing("sdpa")), model).signature
+    assert isinstance(signature, loop.CausalSignature)
+    return signature
+
+
+def test_transformers_models_are_not_scripted_as_a_whole(tiny: Path) -> None:
+    """Why programs are traced. If this fails, scripting has become possible, and the stage should try it first."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    with pytest.raises(Exception, match=r"Failed to get source|variable number of arguments"):
+        torch.jit.script(model)
+    with pytest.raises(Exception, match="variable number of arguments"):
+        torch.jit.script(model.model.layers[0])
+    torch.jit.script(model.model.layers[0].mlp)
+    torch.jit.script(model.model.norm)
+
+
+def test_what_is_optimized_on_loading_says_the_same_and_decodes_too(folder: Path) -> None:
+    script = (
+        "import json, runpy, sys\nimport numpy as np\n"
+        "for name in ('transformers', 'handlers'):\n    sys.modules[name] = None\n"
+        "program = runpy.run_path(sys.argv[1] + '/program.py')['Program']\n"
+        "ids = np.array([[5, 6, 7]])\nanswers = []\n"
+        "for optimized in (False, True):\n"
+        "    opened = program(sys.argv[1] + '/model.pt', optimized=optimized)\n"
+        "    feeds = {'input_ids': ids, 'attention_mask': ids * 0 + 1, 'position_ids': np.array([[0, 1, 2]])}\n"
+        "    feeds |= {port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), np.float32) for port in opened.get_inputs()[3:]}\n"
+        "    answers.append(opened.run(['logits'], feeds)[0][0, -1, :4].tolist())\n"
+        "print(json.dumps(answers))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-W", "ignore", "-c", script, str(folder)], capture_output=True, text=True, check=True)
+    plain, optimized = json.loads(done.stdout)
+    assert np.allclose(plain, optimized, atol=1e-4)
