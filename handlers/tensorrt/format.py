@@ -82,7 +82,7 @@ FORMAT = Format(
             "tensorrt-llm", "handlers.tensorrt.llm.stage:run", 1,
             about="a checkpoint for the releases of TensorRT-LLM that build engines, of Llama, Qwen2 and Qwen3",
             needs=("pytorch",), memory_fixed=600 * MIB, disk_stored=1.3, disk_fixed=16 * MIB, libraries=("torch", "transformers"),
-            limits=Limits("tensorrt-llm", cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
+            limits=Limits("tensorrt-llm", weights=True, cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
             traits=frozenset({"cache", "padding", "tokenizer"}), usage=LLM, also_for=frozenset({"nvidia"}),
             elsewhere="its files, read back to transformers' names and run there; TensorRT-LLM itself is not run",
         ),

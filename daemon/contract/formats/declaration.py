@@ -63,6 +63,8 @@ class Limits:
     """What the check takes, in bytes and in bytes a byte of the weights in fp32."""
     layerwise: bool = False
     """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
+    weights: bool = False
+    """Its engine compares the artifact's weights with those of the merge (`weights_difference`), so that its check reads the merge."""
     merged: float | None = None
     """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
     noise_share: float = 0.0

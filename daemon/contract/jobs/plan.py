@@ -89,9 +89,10 @@ def _check(variant: Variant) -> StageSpec:
     """The stage that runs one artifact and compares it, with what it was made of too where it is a smaller form."""
     sources = (variant.form_of, _MERGE.name) if variant.form_of else ()
     source = next((one for one in sources if one in variant.needs), None)
+    weighed = (_MERGE.name,) if variant.limits.weights else ()
     return StageSpec(
         f"{CHECK}{variant.name}", "handlers.validate.check:run", 5, checks=variant.name,
-        needs=("reference", variant.name, *((source,) if source else ())), after=("merged",),
+        needs=tuple(dict.fromkeys(("reference", variant.name, *((source,) if source else ()), *weighed))), after=("merged",),
         about=f"{variant.name} run and compared with the live base + adapter",
         memory_fixed=variant.limits.memory_fixed, memory_fp32=variant.limits.memory_fp32, layerwise=variant.limits.layerwise,
         settings=(f"validation.thresholds.{variant.name}",), libraries=("sentencepiece", *variant.libraries),
