@@ -5,6 +5,7 @@ Used by the engine and by the stages that try what they made.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from handlers.coreml.evaluator import Evaluator
 from handlers.onnx.graphs.graphset import Graph
 
 IDS = "input_ids"
+_CACHE = re.compile(r"present_(\d+)_(encoder|decoder)_(key|value)")
 Feeds = Mapping[str, np.ndarray]
 
 
@@ -31,7 +33,7 @@ class Session:
     def __init__(self, path: Path, graph: Graph) -> None:
         self._program = package.read(path)
         self.sizes = tuple(sorted({shape[1] for shape in self._program.shapes[IDS]}))
-        self._outside = {conversion.legal(name): name for port in graph.outputs for name in (port.name,)}
+        self._outside = {conversion.legal(port.name): _dotted(port.name) for port in graph.outputs}
 
     def start(self) -> Any:
         """See `feeding`."""
@@ -73,6 +75,12 @@ class AppleSession(Session):
         given = {conversion.legal(name): np.ascontiguousarray(array, _dtype(array)) for name, array in feeds.items()}
         found = self._model.predict(given) if state is None else self._model.predict(given, state)
         return {self._outside[name]: np.asarray(array, np.float32) for name, array in found.items()}, state
+
+
+def _dotted(name: str) -> str:
+    """The name that keys and values have outside of a package, whose own names have no dots."""
+    found = _CACHE.fullmatch(name)
+    return name if found is None else f"present.{found[1]}.{found[2]}.{found[3]}"
 
 
 def _dtype(array: np.ndarray) -> type[np.generic]:

@@ -87,7 +87,7 @@ def _converted(context: StageContext, reporter: Reporter, precision: str) -> tup
     if not (staging / "config.json").exists():  # a second time, everything but the packages is there
         graphset.copy_beside(source, staging, known)
     figures, overflows = _finished(context, reporter, described)
-    figures |= {"library": importlib.metadata.version("coremltools"), "precision": precision, SIZES: sizes}
+    figures |= {"library": importlib.metadata.version("coremltools"), "precision": precision}
     return StageOutput(figures=figures), overflows
 
 
@@ -119,7 +119,7 @@ def _finished(context: StageContext, reporter: Reporter, made: GraphSet) -> tupl
         overflows = overflows or ("" if finite else f"{graph.file} gives numbers that are not finite in half precision")
         weights.update(compression.weights(path))
     files = [path for graph in made.graphs for path in (staging / graph.file).rglob("*") if path.is_file()]
-    sizes = {LENGTH: int(made.extra[LENGTH]), "graphs": {one.role: one.file for one in made.graphs}}
+    sizes = {LENGTH: int(made.extra[LENGTH]), SIZES: made.extra[SIZES], "graphs": {one.role: one.file for one in made.graphs}}
     return {**sizes, "graph_bytes": sum(path.stat().st_size for path in files), "weights": dict(weights)}, overflows
 
 
