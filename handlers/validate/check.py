@@ -86,7 +86,9 @@ def _examined(
         threads=context.limits.threads, task=subject.task, sentence=subject.sentence,
     )  # fmt: skip
     outputs = scratch / "logits"
-    source = next((context.inputs[one] for one in (variant.form_of, "merge") if variant.form_of and one in context.inputs), None)
+    # What it was made of is compared with it; the merge is there for its weights too, where it was not made of that at once.
+    sources = (one for one in (variant.form_of, "merge") if variant.form_of and one in variant.needs)
+    source = next((context.inputs[one] for one in sources if one in context.inputs), None)
     weighed = context.inputs.get("merge", source)
     with EngineWorker(variant.name, spec, scratch, context.limits) as worker:
         about = worker.load()
