@@ -47,6 +47,7 @@ def install(
         with _only_one(chains.home, name, operation) as lock:
             known = chains.get(name)
             if known is not None and not again:
+                _forget_downloads(chains.home, name)  # of an installation that was killed right at its end
                 return known
             _sweep(chains.home, name)
             _check_disk(definition, chains.home, reserve, say)

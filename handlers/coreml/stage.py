@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from handlers.child.progress import Reporter, StageOutput
 from handlers.coreml import compression, conversion, package, rewriting
 from handlers.coreml.evaluator import Evaluator
 from handlers.coreml.options import CoreMlOptions
+from handlers.models.files import setting
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graphset import Graph, GraphSet
 from handlers.static_programs.description import LENGTH
@@ -32,6 +34,9 @@ SIZES = "sizes"
 SMALL = frozenset({"int8", "int4", "uint4"})
 ENOUGH = 0.8
 """Share of the weights in 8 or 4 bits below which the result is worth a warning."""
+MOSTLY = 0.5
+"""Share of the weights in more bits than the variant's above which that is worth a warning."""
+_WIDER = {8: frozenset[str](), 4: frozenset({"int8"})}
 _HALF, _SINGLE = "float16", "float32"
 
 
@@ -100,11 +105,13 @@ def _smaller(context: StageContext, reporter: Reporter, dtype: str, compress: Ca
             compress(source / graph.file, staging / graph.file)
     graphset.copy_beside(source, staging, known)
     figures, _ = _finished(context, reporter, known.model_copy(update={"dtype": dtype}))
-    small = sum(count for kind, count in figures["weights"].items() if kind in SMALL)
-    share = small / max(1, sum(figures["weights"].values()))
-    figures |= {"library": importlib.metadata.version("coremltools"), "bits": int(dtype[3:]), "small_share": round(share, 4)}
-    told = f"{1 - share:.0%} of the weights are left as they are, since they are no matrices or tables of two dimensions"
-    return StageOutput(figures=figures, warnings=[] if share > ENOUGH else [f"{told} (experts of a mixture are not)"])
+    bits, whole = int(dtype[3:]), max(1, sum(figures["weights"].values()))
+    small, wider = (sum(count for kind, count in figures["weights"].items() if kind in some) / whole for some in (SMALL, _WIDER[bits]))
+    figures |= {"library": importlib.metadata.version("coremltools"), "bits": bits, "small_share": round(small, 4)}
+    warnings = [] if small > ENOUGH else [f"{1 - small:.0%} of the weights are left as they are, since they are no matrices or tables"]
+    if wider > MOSTLY:
+        warnings.append(f"{wider:.0%} of the weights have 8 bits: tables of tokens, the head, and experts of a mixture get no fewer")
+    return StageOutput(figures=figures, warnings=warnings)
 
 
 def _finished(context: StageContext, reporter: Reporter, made: GraphSet) -> tuple[dict[str, Any], str]:
@@ -129,6 +136,7 @@ def _finite(path: Path) -> bool:
     Raises Unreadable for an operator that is not evaluated here, and for a program that contradicts itself.
     """
     evaluator, random = Evaluator(package.read(path)), np.random.default_rng(0)
+    tokens = _tokens(path.parent)
     shapes = evaluator.program.shapes
     for place in range(max(map(len, shapes.values()))):
         feeds: dict[str, np.ndarray] = {}
@@ -138,12 +146,21 @@ def _finite(path: Path) -> bool:
                 feeds[name] = random.normal(size=shape).astype(np.float32)
             elif name == "position_ids":
                 feeds[name] = np.arange(shape[1], dtype=np.int32)[None]
+            elif name == "input_ids":  # many tokens: the one that pads has a row of zeros in many tables
+                feeds[name] = np.resize(tokens, shape).astype(np.int32)
             else:
                 feeds[name] = np.ones(shape, np.int32) if "mask" in name else np.zeros(shape, np.int32)
         outputs, _ = evaluator.run(evaluator.start(), feeds)
         if not all(np.isfinite(array).all() for array in outputs.values()):
             return False
     return True
+
+
+def _tokens(folder: Path) -> np.ndarray:
+    """Some token ids that every part of the model of a folder knows."""
+    config = json.loads((folder / "config.json").read_text())
+    sizes = [size for key in ("vocab_size", "decoder_vocab_size") if isinstance(size := setting(config, key), int)]
+    return np.arange(min([1, *sizes]) - 1, min([64, *sizes]))
 
 
 @contextlib.contextmanager

@@ -1,14 +1,17 @@
 """A Marian's SentencePiece models and vocab.json as one tokenizer.json, kept only if it reads hard texts as the folder's own reader does.
 
 Called by `tokenizer`. Source and target language share the ids of vocab.json. A piece that only the target's model has must not be read out
-of a source text, and must still be written: a mark that no text has stands in front of it, which the decoder takes away again. Two
-things are read otherwise than by transformers: a language code counts wherever it stands, not only in front, and one that the model does
-not know is read by its characters.
+of a source text, and must still be written: a mark that no text has stands in front of it, which the decoder takes away again. A single
+character of the target's that no source piece has is read nonetheless: SentencePiece leaves it as it is, unknown, and vocab.json has a
+number for it; but characters that are unknown to the source and stand side by side are one unknown, whatever they are. Two things are
+read otherwise than by transformers: a language code counts wherever it stands, not only in front, and one that the model does not know is
+read by its characters.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,14 @@ from handlers.onnx.folder.tokenizers import FolderTokenizer
 
 MARK = "\ue000"
 """A character for private use, in front of the target's own pieces."""
+UNKNOWN = "\ue001"
+"""Another one, instead of several characters that the source does not know."""
 SPACE = "▁"
 SPECIAL = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 """Their usual texts, where tokenizer_config.json names no others."""
 _NORMAL, _UNIGRAM = 1, 1
+_SYNTAX = "\\]^-[&~#"
+"""What has a meaning between the brackets of a regular expression, here or in a browser."""
 _OPERATION = "read the tokenizer of a Marian model"
 
 
@@ -44,7 +51,7 @@ def made(folder: Path, own: FolderTokenizer) -> Json:
     except Exception as error:  # its own type, which has no name
         raise DiffersError(f"its SentencePiece model can't be written as a tokenizer.json ({error})") from error
     known = {one["content"] for one in written["added_tokens"]}
-    for text in TEXTS:
+    for text in (*TEXTS, *_strangers(written)):
         if text.startswith(">>") and text[: text.find("<<") + 2] not in known:
             continue  # see above
         if reader.encode(text).ids != own.encode(text):
@@ -73,9 +80,12 @@ def _written(folder: Path) -> Json:
     codes = [token for token in ids if token.startswith(">>") and token.endswith("<<")]
     added = [(token, True) for token in named.values() if token in ids] + [(token, False) for token in codes]
     plain = {token for token, _ in added}
+    letters = {letter for piece in scores for letter in piece}
+    strangers = [token for token in ids if len(token) == 1 and token not in letters and token != MARK]
+    read = {**dict.fromkeys(strangers, 0.0), **scores}
     order = sorted(ids, key=lambda token: ids[token])
     vocabulary = [
-        [token, 0.0] if token in plain else [token, scores[token]] if token in scores else [MARK + token, 0.0] for token in order
+        [token, 0.0] if token in plain else [token, read[token]] if token in read else [MARK + token, 0.0] for token in order
     ]  # fmt: skip
     end = named["eos_token"]
     return {
@@ -85,7 +95,7 @@ def _written(folder: Path) -> Json:
              "special": special}
             for token, special in sorted(added, key=lambda one: ids[one[0]])
         ],
-        "normalizer": _normalizer(model.normalizer_spec),
+        "normalizer": _normalizer(model.normalizer_spec, letters if strangers else None),
         "pre_tokenizer": _metaspace(model.normalizer_spec),
         "post_processor": {
             "type": "TemplateProcessing",
@@ -112,7 +122,14 @@ def _metaspace(spec: Any) -> Json:
     return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always" if spec.add_dummy_prefix else "never", "split": True}
 
 
-def _normalizer(spec: Any) -> Json:
+def _strangers(written: Json) -> list[str]:
+    """Texts with characters that only the target knows, alone and side by side."""
+    found = [token for token, _ in written["model"]["vocab"] if len(token) == 1 and token.isalpha()]
+    return [f"a {one} b{one} {one}{two}. {two}" for one, two in itertools.pairwise(found)]
+
+
+def _normalizer(spec: Any, letters: set[str] | None) -> Json:
+    """`letters`: all that the source knows, where several others side by side are one unknown."""
     steps: list[Json] = [{"type": "Replace", "pattern": {"String": MARK}, "content": ""}]
     if spec.precompiled_charsmap:
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(spec.precompiled_charsmap).decode()})
@@ -121,4 +138,7 @@ def _normalizer(spec: Any) -> Json:
             {"type": "Strip", "strip_left": True, "strip_right": True},
             {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
         ]
+    if letters is not None:
+        known = "".join(f"\\{letter}" if letter in _SYNTAX else letter for letter in sorted({*letters, " "}))
+        steps.append({"type": "Replace", "pattern": {"Regex": f"[^{known}]{{2,}}"}, "content": UNKNOWN})
     return {"type": "Sequence", "normalizers": steps}

@@ -24,7 +24,7 @@ from tests.static_programs.forms import programs
 from tests.torch_programs.test_programs import MODELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
-BOUNDS = {"coreml": 0.05, "coreml-int8": 0.5, "coreml-int4": 2.5, "coreml-palettized": 2.5}
+BOUNDS = {"coreml": 0.05, "coreml-int8": 0.5, "coreml-int4": 4.0, "coreml-palettized": 4.0}
 """Variant → largest difference, in standard deviations of the outputs; the models are untrained, and computed in half precision."""
 LENGTH = 96
 
@@ -85,9 +85,9 @@ def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> Non
         for ours, theirs in zip(said(folder, session), wanted, strict=True):
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() <= loose * bound * max(theirs.std(), 0.1), variant
-        experts = name == "Qwen3Moe" and variant != "coreml"
-        assert any("are left as they are" in one for one in output.warnings) == experts, output.warnings
-        assert not output.fallbacks and (experts or variant == "coreml" or output.figures["small_share"] > 0.8)
+        experts = name == "Qwen3Moe" and variant in ("coreml-int4", "coreml-palettized")
+        assert not experts or any("have 8 bits" in one for one in output.warnings), output.warnings
+        assert not output.fallbacks and (variant == "coreml" or output.figures["small_share"] > 0.8)
         assert unlike(variant, folder, model) is None
         sizes.append(output.figures["graph_bytes"])
     assert sizes[0] > sizes[1] > max(sizes[2:])

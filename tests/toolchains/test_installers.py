@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -270,6 +271,7 @@ def test_uv_goes_on_with_what_it_has_fetched(
     assert index.arrived.wait(60)
     while len(list(chains.home.glob(".fake.wheels-*/cache/archive-v*/*"))) < len(CONTRACT):
         assert process.poll() is None
+    time.sleep(2)  # uv notes what it has unpacked a moment later
     killed(process)
     index.waiting.clear()
     manifest = when_free(lambda: install(chains, "fake", print, installer="uv")).manifest

@@ -16,6 +16,7 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.graphs import graphset
 from handlers.onnx.graphs.graphset import Graph, GraphSet, Port
+from handlers.texts.built_in import BUILT_IN, FURTHER
 from handlers.web import known, layout, marian_tokenizer, operators, stage, tokenizer
 from tests import marian, models
 from tests.onnx.conftest import make_context, silent
@@ -199,6 +200,9 @@ def test_a_marians_tokenizer_is_written_and_reads_and_writes_what_its_own_does(t
         for text in (source, f">>deu<< {source}"):
             assert written.encode(text) == own.encode(text)
         assert written.decode(own.encode(target)) == own.decode(own.encode(target))
+    for text in (*BUILT_IN, *FURTHER, "a W b", "WW", "the WüW boat", "Wa"):  # W and ü are the target's alone
+        assert written.encode(text) == own.encode(text)
+    assert own.encode("a W b") != own.encode("a X b")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and config["source_lang"] == "eng"
     only = [token for token, _ in json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"] if token.startswith("\ue000")]
