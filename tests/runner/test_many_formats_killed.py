@@ -49,7 +49,7 @@ def test_a_dozen_formats_finish_although_the_daemon_is_killed_at_random(  # R6.5
     seed = int(SEED) if SEED else random.randrange(1 << 30)
     print(f"KILL_SEED={seed}")
     draw = random.Random(seed)
-    service = make_service(variants=VARIANTS)
+    service = make_service(variants=VARIANTS, extra=f"[limits]\ncrashes = {KILLS + 1}\n")  # a stage may be hit every time
     service.state.mkdir(parents=True)
     (service.state / "toolchains").symlink_to(state / "toolchains")
     service.add(run / "checkpoint-4")
