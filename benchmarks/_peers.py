@@ -39,7 +39,8 @@ PEERS: tuple[Peer, ...] = (
     ),
     Peer(
         "olive", "onnx",
-        ("{python}", "-m", "olive", "capture-onnx-graph", "--use_dynamo_exporter", "--model_name_or_path", "{model}", "--output_path", "{out}"), files="**/*.onnx*",
+        ("{python}", "-m", "olive", "capture-onnx-graph", "--use_dynamo_exporter", "--model_name_or_path", "{model}", "--output_path",
+         "{out}"), files="**/*.onnx*",
     ),
     Peer(
         "mlx-lm", "mlx-int4",

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.contract.jobs.plan import spec_of
 
 MARCH = {"x86_64": ("x86-64-v3", 256), "aarch64": ("armv8-a", 128)}
 """Machine → instruction set for the compiler, and bits of its vectors, as torch's compiler names them."""
@@ -32,11 +32,12 @@ _NEEDED = re.compile(rb"\b(GLIBC|GLIBCXX)_(\d+(?:\.\d+)+)\0")
 
 def compiler(stage: str) -> str:
     """The C++ compiler of this box. Permanent where there is none."""
-    wanted = os.environ.get("CXX") or "g++"
-    found = shutil.which(wanted) or shutil.which("clang++")
+    spec = spec_of(stage)
+    found = spec.program()
     if found is None:
+        cause = f"it is compiled, and there is no C++ compiler here ({', '.join(spec.programs)})"
         raise Permanent(
-            FaultCode.FORM_NOT_POSSIBLE, f"make the variant {stage}", f"it is compiled, and there is no C++ compiler here ({wanted})",
+            FaultCode.FORM_NOT_POSSIBLE, f"make the variant {stage}", cause,
             f"install one (Debian and Ubuntu: apt-get install g++) and run ckptd retry, or leave {stage} out of export.variants",
         )  # fmt: skip
     return found

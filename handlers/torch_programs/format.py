@@ -47,6 +47,7 @@ FORMAT = Format(
             "pt2-aoti", "handlers.torch_programs.stage:pt2_aoti", 1,
             about="torch.export's programs compiled to C++ (AOTInductor), with a KV cache, dynamic batch and length, fp32, for PyTorch",
             needs=("merge",), memory_fixed=2000 * MIB, memory_fp32=4.0, disk_fp32=4.0, disk_fixed=128 * MIB, libraries=LIBRARIES,
+            programs=("$CXX", "g++", "clang++"),
             limits=Limits("torch-program", cache=1e-3, padding=1e-3, merged=1e-2, memory_fp32=2.5),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
             traits=TRAITS, usage=USAGE, library="pytorch", also_for=frozenset({"cpu-server"}),

@@ -20,7 +20,7 @@ def make(variant: str, model: Path, work: Path, *, shard: int | None = None, pro
     validation = chosen.validation.model_copy(update={"prompts": prompts})
     chosen = chosen.model_copy(update={"merge": MergeOptions(max_shard_size=shard), "validation": validation})
     run = pkgutil.resolve_name(catalog().variants[variant].entry)
-    return work / "staging", run(context.model_copy(update={"work": chosen}), helpers.reporter())
+    return work / "staging", run(context.model_copy(update={"work": chosen, "stage": variant}), helpers.reporter())
 
 
 def gpt2(folder: Path) -> Path:

@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from daemon.config.settings import Settings
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
+from daemon.operating.diagnosis.doctor import examine, formats_here
 from handlers.torch_programs import compiled
 from tests.onnx import qwen, seq2seq
 from tests.onnx.test_encoders import make as make_encoder
@@ -39,9 +41,15 @@ HERE = compiled.MARCH.get(os.uname().machine)
 def test_without_a_compiler_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # R10
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(Permanent, match=r"there is no C\+\+ compiler here \(g\+\+\)") as refused:
+    with pytest.raises(Permanent, match=r"there is no C\+\+ compiler here \(\$CXX, g\+\+, clang\+\+\)") as refused:
         make("pt2-aoti", tmp_path / "model", tmp_path / "work")
     assert refused.value.fault.code == FaultCode.FORM_NOT_POSSIBLE and "apt-get install g++" in refused.value.fault.remedy
+    row = formats_here(tmp_path).variants["pt2-aoti"]  # and seen before any export
+    assert not row.available and row.lacks == ("the program g++ or clang++",)
+    settings = Settings.model_validate({"state": {"directory": tmp_path}, "export": {"variants": ["pt2-aoti"]}})
+    assert "export.variants: pt2-aoti needs the program g++ or clang++, which is not on PATH; install it, or leave it out" in (
+        examine(settings).problems
+    )
 
 
 def test_the_compiler_that_cxx_names_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -76,6 +78,8 @@ class StageSpec:
     """The toolchain whose Python it runs in ("optimum"); "" for the one that ckptd is installed in."""
     toolchain_if: tuple[tuple[str, str, str], ...] = ()
     """(key, value, toolchain): what it uses besides, where a key of its settings has that value. Without it the stage does what it can."""
+    programs: tuple[str, ...] = ()
+    """Programs of the box, of which it takes the first that is there; $NAME is the one that this environment variable names."""
     arithmetic: Literal["float", "integers", "blocks", "half"] = "float"
     """What its graphs multiply: fp32; integers whose sums are bounded; blocks of weights with activations that the runtime may round to
     int8; half precision. It decides what a check on one processor says of others (`daemon.contract.cpu.doubt`)."""
@@ -84,6 +88,11 @@ class StageSpec:
     def uses_torch(self) -> bool:
         """It, or a worker in the same Python, computes with PyTorch."""
         return not self.light and ("torch" in self.libraries or self.alone)
+
+    def program(self) -> str | None:
+        """Path of the one of its `programs` that it takes; None where none is there."""
+        named = (os.environ.get(name[1:], "") if name.startswith("$") else name for name in self.programs)
+        return next((found for name in named if name and (found := shutil.which(name))), None)
 
     def memory(self, size: ModelSize) -> int:
         """Estimated peak resident memory, in bytes."""

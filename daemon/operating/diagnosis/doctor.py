@@ -121,6 +121,10 @@ def formats_here(state: Path) -> FormatsHere:
         missing = sorted({name for name in (*spec_of("merge").libraries, *spec.libraries) if _version(name) is None})
         wrong = list(flaws(spec))
         lacks, needs = [*missing], [f"the packages {', '.join(missing)}; install them"] if missing else []
+        if spec.programs and spec.program() is None:
+            names = [name for name in spec.programs if not name.startswith("$")]
+            lacks.append(f"the program {' or '.join(names)}")
+            needs.append(f"the program {' or '.join(names)}, which is not on PATH; install it")
         for name in dict.fromkeys(filter(None, (spec.toolchain, spec.limits.toolchain))):
             if name not in chains.known:
                 wrong.append(f"its toolchain {name!r} is not known; the names are {', '.join(chains.known) or 'none'}")
