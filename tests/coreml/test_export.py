@@ -98,16 +98,8 @@ def test_other_kinds_of_models_pass(kind: str, state: Path, tmp_path: Path) -> N
             ast.parse(code)
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
-
-
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
     bench = lab.bench(tmp_path / "scratch")
     made_of, _ = programs(lab.made(source, "pytorch"), tmp_path / "programs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.graphs import graphset
 from handlers.static_programs import description
-from handlers.static_programs.feeding import Text, TooLongError, crossed, one_pass
-from handlers.static_programs.session import ProgramSession
+from handlers.static_programs.feeding import Text, TooLongError
 from tests.coreml import forms
 from tests.onnx import qwen
 from tests.sampling import some
-from tests.static_programs.forms import programs
+from tests.static_programs.forms import program, programs, said
 from tests.torch_programs.test_programs import MODELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
@@ -36,40 +34,10 @@ def session(folder: Path, role: str) -> Any:
     return opened(folder / graph.file, graph)
 
 
-def program(folder: Path, role: str) -> ProgramSession:
-    return ProgramSession(folder / f"{'' if role == 'model' else role + '_'}model.pt2", role)
-
-
 def package_of(folder: Path, role: str = "model") -> Any:
     from handlers.coreml import package
 
     return package.read(folder / description.read(folder).graph(role).file)
-
-
-def said(folder: Path, opened: Callable[[Path, str], Any]) -> list[np.ndarray]:
-    """What the models of a folder say: of texts that come in pieces, by turns with another text, until their room is full."""
-    described, random = description.read(folder), np.random.default_rng(3)
-    length = described.length
-    if described.known.family == "encoder":
-        model, found = opened(folder, "model"), []
-        for count in (9, 2, 40, length):
-            arrays = {
-                "input_ids": random.integers(5, 90, (1, count)),
-                "attention_mask": np.ones((1, count)),
-                "token_type_ids": np.zeros((1, count)),
-            }
-            feeds = {port.name: arrays[port.name] for port in described.graph("model").inputs}
-            found += [array for _, array in sorted(one_pass(model, feeds, 0, described.axes("model")).items())]
-        return found
-    if described.known.family == "causal":
-        model = opened(folder, "model")
-        texts = [Text(model, length) for _ in range(2)]
-    else:
-        encoder, model = opened(folder, "encoder"), opened(folder, "decoder")
-        sources = [random.integers(5, 90, (1, count)) for count in (9, 20)]
-        texts = [Text(model, length, crossed(encoder, {"input_ids": one, "attention_mask": np.ones_like(one)}, 0)) for one in sources]
-    pieces = (7, 1, 1, 40, length - 49)  # 40 is more than a piece, and the last one reaches the last place of the cache
-    return [text.feed(random.integers(5, 90, count).tolist()) for count in pieces for text in texts]
 
 
 @pytest.mark.parametrize("name", some(list(MODELS), of=3))

@@ -71,32 +71,11 @@ print("\\n" + json.dumps("".join(written)))
     done = subprocess.run([toolchain / "bin" / "python", "-I", "-c", script], cwd=exported, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout.strip().splitlines()[-1]).removesuffix("<|end|>")
-    assert len(written) > 8 and of_the_model(run / "checkpoint-4", prompt).startswith(written)
-
-
-def of_the_model(checkpoint: Path, prompt: str) -> str:
-    """What the live model writes behind a prompt, greedily."""
-    import torch
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    live = AutoPeftModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    written = live.generate(**inputs, max_new_tokens=24, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    return str(tokenizer.decode(written, skip_special_tokens=True))
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
+    assert len(written) > 8 and real.live_text(run / "checkpoint-4", prompt).startswith(written)
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
     model = lab.made(source, "pytorch")
     bench = lab.bench(tmp_path / "scratch")

@@ -15,11 +15,11 @@ import pytest
 from daemon.contract.errors import Permanent
 from daemon.contract.fault_codes import FaultCode
 from handlers.onnx.graphs import graphset
+from handlers.static_programs import description
 from handlers.static_programs.feeding import Text, TooLongError
-from handlers.static_programs.session import ProgramSession
 from tests.executorch import forms
 from tests.onnx import qwen
-from tests.static_programs.forms import programs
+from tests.static_programs.forms import program, programs, said
 from tests.static_programs.test_programs import KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("libraries")]
@@ -34,13 +34,17 @@ def session(path: Path, role: str, threads: int = 2) -> Any:
     return Session(path, role, threads)
 
 
+def of_folder(folder: Path, role: str) -> Any:
+    return session(folder / description.read(folder).graph(role).file, role)
+
+
 @pytest.mark.parametrize("name", list(KINDS))
 def test_every_form_says_what_its_programs_say(name: str, tmp_path: Path) -> None:  # R2.4
     made, _ = programs(KINDS[name](tmp_path / "model"), tmp_path / "programs", context_length=ROOM)
-    wanted, experts, sizes = forms.said(made, ProgramSession), name == "Qwen3Moe", []
+    wanted, experts, sizes = said(made, program), name == "Qwen3Moe", []
     for variant, bound in BOUNDS.items():
         folder, output = forms.make(variant, tmp_path / "model", made, tmp_path / variant)
-        for ours, theirs in zip(forms.said(folder, session), wanted, strict=True):
+        for ours, theirs in zip(said(folder, of_folder), wanted, strict=True):
             assert ours.shape == theirs.shape
             assert np.abs(ours - theirs).max() <= (2 if experts and variant != "executorch" else 1) * bound * theirs.std(), variant
         assert output.figures["context_length"] == ROOM
@@ -81,7 +85,7 @@ IDS = np.random.default_rng(8).integers(2, 320, 40).tolist()
 
 def alone(tiny: tuple[Path, Path], ids: list[int]) -> np.ndarray:
     """What the program says that it was made of, in one go."""
-    return Text(ProgramSession(tiny[1] / "model.pt2", "model"), 40).feed(ids)
+    return Text(program(tiny[1], "model"), 40).feed(ids)
 
 
 @pytest.mark.parametrize("cuts", [(40,), (1,) * 40, (33, 6, 1), (8, 31, 1)])

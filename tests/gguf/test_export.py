@@ -61,20 +61,7 @@ def test_the_readmes_code_runs_from_the_folder_alone_and_writes_what_the_model_w
     written, _ = (in_toolchain(toolchain, moved, block) for block in blocks)
     if variant == "gguf-bf16":
         (prompt,) = re.findall(r"print\(model\((.*?), max_tokens", blocks[0])
-        assert written.rstrip("\n") == of_the_model(run / "checkpoint-4", eval(prompt)).rstrip("\n")
-
-
-def of_the_model(checkpoint: Path, prompt: str) -> str:
-    """What the live model writes behind a prompt, greedily."""
-    import torch
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    live = AutoPeftModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    written = live.generate(**inputs, max_new_tokens=32, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    return str(tokenizer.decode(written, skip_special_tokens=True))
+        assert written.rstrip("\n") == real.live_text(run / "checkpoint-4", eval(prompt), 32).rstrip("\n")
 
 
 def in_toolchain(toolchain: Path, folder: Path, script: str) -> str:
@@ -86,16 +73,8 @@ def in_toolchain(toolchain: Path, folder: Path, script: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
-
-
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
     model, bench = lab.made(source, "pytorch"), lab.bench(tmp_path / "scratch")
     chosen = ("gguf-f16", "gguf-q8_0", "gguf-q4_k_m")

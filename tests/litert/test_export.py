@@ -64,7 +64,7 @@ def test_the_readmes_command_runs_from_a_moved_folder_with_the_runtime_alone(
     prompt = models.TEXTS[0][:12]
     written = alone(toolchain, moved, [f"{variant}/example.py", prompt, "--tokens", "16"])
     if variant == "litert":
-        assert of_the_model(run / "checkpoint-4", prompt).strip()[:8] in written
+        assert real.live_text(run / "checkpoint-4", prompt, 16).strip()[:8] in written
     assert not list(moved.rglob("__pycache__"))
 
 
@@ -74,19 +74,6 @@ def alone(toolchain: Path, folder: Path, arguments: list[str]) -> str:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def of_the_model(checkpoint: Path, prompt: str) -> str:
-    """What the live model writes behind a prompt, greedily."""
-    import torch
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    live = AutoPeftModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    written = live.generate(**inputs, max_new_tokens=16, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    return str(tokenizer.decode(written, skip_special_tokens=True))
 
 
 @pytest.mark.parametrize("kind", ["seq2seq", "encoder"])
@@ -100,16 +87,8 @@ def test_other_kinds_of_models_pass_and_their_examples_run(kind: str, state: Pat
         assert alone(toolchain, folder, shlex.split(command)).strip()
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
-
-
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
     model = lab.made(source, "pytorch")
     bench = lab.bench(tmp_path / "scratch")

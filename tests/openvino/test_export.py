@@ -84,16 +84,8 @@ def test_a_tokenizer_that_reads_otherwise_is_left_out_with_a_warning(tmp_path: P
     assert "reads 'How are you?' otherwise" in output.warnings[0]
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
-
-
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
     model = lab.made(source, "pytorch")
     bench = lab.bench(tmp_path / "scratch")

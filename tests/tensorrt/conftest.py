@@ -12,7 +12,7 @@ import pytest
 from handlers.tensorrt.box import session
 from tests.sharing import shared
 from tests.toolchains import real
-from tests.toolchains.real import run  # noqa: F401
+from tests.toolchains.real import lab, run  # noqa: F401
 
 state, toolchain, libraries = real.fixtures("tensorrt-rtx")
 STAND_IN = Path(__file__).parent / "stand_in"

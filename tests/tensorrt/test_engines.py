@@ -139,15 +139,7 @@ def test_memory_on_the_gpu_is_used_again(bundle: Path, gpu: Path, tmp_path: Path
     assert blocks() == before, "a tensor that grows gets a new block for its old one"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
-
-
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(
     source: str, lab: sabotage.Lab, gpu: Path, tmp_path: Path
 ) -> None:  # R4.5

@@ -15,6 +15,7 @@ from daemon.toolchains import install
 from daemon.toolchains.registry import Toolchains
 from tests import models
 from tests.sharing import shared
+from tests.validate import sabotage
 
 
 def state_with(factory: pytest.TempPathFactory, name: str) -> Path:
@@ -63,6 +64,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("run")
     return models.train_run(train(folder / "base"), folder / "run", steps=4)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
+    """Models to be told apart: a base, and checkpoints that learnt what it does not know."""
+    return sabotage.make(tmp_path_factory.mktemp("lab"))
+
+
+def live_text(checkpoint: Path, prompt: str, tokens: int = 24) -> str:
+    """What the live model writes behind a prompt, by the most likely token."""
+    import torch
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    live = AutoPeftModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    written = live.generate(**inputs, max_new_tokens=tokens, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    return str(tokenizer.decode(written, skip_special_tokens=True))
 
 
 def imported(folder: Path) -> Iterator[None]:

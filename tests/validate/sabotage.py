@@ -173,6 +173,8 @@ WEIGHTS: dict[str, Callable[[Path], None]] = {
     "swapped layers": _swap_layers, "zeroed scales": _zero_a_norm, "corrupted block": _corrupt_a_block, "rope theta": _other_theta,
 }  # fmt: skip
 """Source → what is done to the merged model before graphs are made of it."""
+SOURCES = ("sound", "stale", "other", "unmerged", *WEIGHTS)
+"""What artifacts of a lab may be made of; only the first is right."""
 
 
 def _decoder(folder: Path) -> Path:

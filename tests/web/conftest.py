@@ -9,7 +9,7 @@ import pytest
 
 from handlers.web import engine
 from tests.toolchains import real
-from tests.toolchains.real import run  # noqa: F401
+from tests.toolchains.real import lab, run  # noqa: F401
 
 state, toolchain, libraries = real.fixtures("web")
 

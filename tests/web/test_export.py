@@ -139,22 +139,14 @@ def test_a_translator_is_exported_with_a_tokenizer_that_the_page_reads(
         assert visit.answer(text=source, tokens=40) == " ".join(target.split()[1:]), "the adapter was taught to leave out the first word"
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> sabotage.Lab:
-    return sabotage.make(tmp_path_factory.mktemp("lab"))
-
-
 def folders(lab: sabotage.Lab, source: str, work: Path) -> dict[str, Path]:
     """Variant → its folder, made of a source of the lab."""
     graphs = {name: lab.made(source, name) for name in forms.VARIANTS.values()}
     return {variant: forms.make(variant, graphs, work / variant)[0] for variant in VARIANTS}
 
 
-SOURCES = ("sound", "stale", "other", "unmerged", *sabotage.WEIGHTS)
-
-
 @pytest.mark.usefixtures("packages")
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sabotage.SOURCES)
 def test_what_was_made_of_a_wrong_model_is_caught_and_what_is_sound_passes(source: str, lab: sabotage.Lab, tmp_path: Path) -> None:  # R4.5
     bench = lab.bench(tmp_path / "scratch")
     checks = [bench.check(variant, folder) for variant, folder in folders(lab, source, tmp_path).items()]
