@@ -87,7 +87,7 @@ def doubt(arithmetic: str, cpu: Cpu) -> str | None:
     if arithmetic == "half" and "asimdhp" not in cpu.features:
         return "ARM64 processors may add up in fp16, which is less exact; this processor computes fp16 in fp32"
     if arithmetic == "blocks":
-        return "at accuracy level 4, which the default may choose, other kinds of processors round activations differently"
+        return "its runtime may round activations to 8 bits, which other kinds of processors do differently"
     return None
 
 

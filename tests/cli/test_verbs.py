@@ -145,7 +145,7 @@ def test_formats_and_check_tell_what_can_be_made_here(tmp_path: Path) -> None:  
     assert "ARM64" in " ".join(processor["not_run"]) or platform.machine() == "aarch64"
     told = ckptd(tmp_path, "formats").stdout
     doubted = next(
-        line for line in told.splitlines() if "checked only for processors like this one: " in line and "accuracy level 4" in line
+        line for line in told.splitlines() if "checked only for processors like this one: " in line and "round activations" in line
     )
     for name in ("onnx-int8-weight", "onnx-int4", "onnx-int4-fine", "onnx-mixed", "onnx-genai-int4", "openvino-int4"):
         assert f" {name}," in doubted or f" {name}:" in doubted

@@ -65,7 +65,7 @@ def test_what_a_processor_may_do_otherwise_is_part_of_what_an_artifact_needs(tmp
     graphs.store(graphs.plain(graphs.hostile_weights()), tmp_path / "plain", "model", [])
     assert portability.check(tmp_path / "plain").figures == CheckFigures(needs="any x86-64 or ARM64 processor")
     blocks = portability.check(tmp_path / "plain", "blocks").figures
-    assert blocks.needs.startswith("any x86-64 or ARM64 processor; at accuracy level 4")
+    assert blocks.needs.startswith("any x86-64 or ARM64 processor; its runtime may round activations")
 
 
 def test_the_command_for_users_says_it_in_a_sentence(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,4 +131,4 @@ def test_what_a_processor_can_not_vouch_for_is_said_by_the_kind_of_arithmetic() 
     intel, arm = cpu.described(INTEL, "x86_64"), cpu.described(ARM, "aarch64")
     assert cpu.doubt("float", intel) is cpu.doubt("integers", intel) is None
     assert "add up in fp16" in (cpu.doubt("half", intel) or "") and cpu.doubt("half", arm) is None
-    assert "accuracy level 4" in (cpu.doubt("blocks", intel) or "")
+    assert "round activations" in (cpu.doubt("blocks", intel) or "")

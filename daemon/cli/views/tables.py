@@ -196,21 +196,28 @@ def print_check(value: Diagnosis) -> None:
 
 def print_formats(value: FormatsHere) -> None:
     """`ckptd formats`."""
-    rows = [[Cell(name), _here(row), Cell(row.about), Cell(row.package)] for name, row in value.variants.items()]
+    foreign = len({row.package for row in value.variants.values()}) > 1
+    rows = [[Cell(name), _here(row), Cell(row.about), *([Cell(row.package)] if foreign else [])] for name, row in value.variants.items()]
     longest = max((len(word) for row in value.variants.values() for word in row.about.split()), default=12)
     columns = (
         Column("variant", least=max(map(len, value.variants), default=8)), Column("here", "words", least=8),
-        Column("what it is", "words", least=longest), Column("package", "words", least=8),
+        Column("what it is", "words", least=longest), *([Column("package", "words", least=8)] if foreign else []),
     )  # fmt: skip
     console = terminal(soft_wrap=True)
     for line in (line for row in table(columns, rows, width_of(console)) for line in row):
         console.print(line)
+    unchecked: dict[str, list[str]] = {}
     for name, row in value.variants.items():
-        for need in row.check_needs:
-            put(console, f"[yellow]{escape(name)} can't be checked here: {escape(need)}[/yellow]")
+        if row.check_toolchain != row.toolchain:  # what makes it is missing too, which is said of that toolchain
+            for need in row.check_needs:
+                unchecked.setdefault(need, []).append(name)
+    for need, those in unchecked.items():
+        put(console, f"[yellow]{escape(', '.join(those))} can't be checked here: {escape(need)}[/yellow]")
     for target, names in value.targets.items():
         made = escape(", ".join(names)) if names else "[yellow]no installed format fits[/yellow]"
-        put(console, f"export.deploy {escape(target)}: {made}")
+        others = [name for name, row in value.variants.items() if target in row.also_for]
+        more = f"; if export.variants names them, also {escape(', '.join(others))}" if others else ""
+        put(console, f"export.deploy {escape(target)}: {made}{more}")
     for name, chain in value.toolchains.items():
         put(console, f"toolchain {escape(name)}{_served(name, value)}: {_state(chain)} ({escape(chain.about)})")
     wrong = [f"{name} can't be made or checked: {flaw}" for name, row in value.variants.items() for flaw in row.wrong]
