@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +42,12 @@ def set_values(given: list[str] | None) -> None:
                 FaultCode.CONFIG_INVALID, "use --set", f"{text!r} is not KEY=VALUE", "write for example --set limits.jobs=2"
             )  # fmt: skip
         given_on_command_line[key.strip().lower()] = value.strip()
+
+
+def make_only(variants: Sequence[str], targets: Sequence[str] = ()) -> None:
+    """Make these variants, and what is made for these targets of `export.deploy`, and nothing else that the configuration names."""
+    if variants or targets:
+        set_values([f"export.variants={json.dumps(list(variants))}", f"export.deploy={json.dumps(list(targets))}"])
 
 
 @app.command()

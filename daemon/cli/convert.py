@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.common import ConfigOption, JsonOption, exit_of, for_somebody_who_waits, load_settings, print_json
-from daemon.cli.configuration import set_values
+from daemon.cli.configuration import make_only
 from daemon.contract.errors import Permanent, Retryable, UsageError, from_oserror
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import fsync_directory, remove_tree
@@ -55,8 +55,7 @@ def convert(
 
     Nothing in the files is run. Everything else in the folder is copied, except for the state of a training.
     """
-    if to:
-        set_values([f"export.variants={','.join(to)}"])
+    make_only(to or ())
     settings = load_settings(config, own_state=True)
     if to:
         _export(source, target, settings, json_=json_)

@@ -125,6 +125,13 @@ def export(
     add: Annotated[
         list[str] | None, typer.Option("--add", metavar="PATH[=WEIGHT]", help="Another adapter to merge, instead of merge.add. Repeatable.")
     ] = None,
+    to: Annotated[
+        list[str] | None, typer.Option("--to", metavar="VARIANT", help="Make this variant, instead of export.variants. Repeatable.")
+    ] = None,
+    deploy: Annotated[
+        list[str] | None,
+        typer.Option("--deploy", metavar="TARGET", help="Make what fits this target, instead of export.deploy. Repeatable."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Export again even if this checkpoint has been exported.")] = False,
     json_: JsonOption = False,
 ) -> None:
@@ -133,6 +140,7 @@ def export(
         raise UsageError(
             FaultCode.NO_CHECKPOINT, "export", "no checkpoint was given", "give the checkpoint's path, or set EXPORT_CHECKPOINT_PATH"
         )
+    configuration.make_only(to or (), deploy or ())
     settings = for_somebody_who_waits(load_settings(config, own_state=True))
     from daemon.cli.export import export_now
 

@@ -56,6 +56,10 @@ def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_j
     inode = target.stat().st_ino
     again = ckptd(tmp_path, "export", **short)
     assert again.returncode == 0 and "already" in again.stderr
+    chosen = ckptd(tmp_path, "export", "--to", "pytorch", **{name: value for name, value in short.items() if name != "EXPORT_ENABLE_ONNX"})
+    assert chosen.returncode == 0 and "already" in chosen.stderr, "the same variants, named on the command line"
+    nowhere = ckptd(tmp_path, "export", "--deploy", "mars", **short)
+    assert nowhere.returncode == 2 and "'android'" in nowhere.stderr and "'mars'" in nowhere.stderr
     value = json.loads(ckptd(tmp_path, "export", "--json", **short).stdout)
     assert target.stat().st_ino == inode
     assert value["artifacts"] == {"pytorch": "passed"}
