@@ -46,7 +46,10 @@ def set_values(given: list[str] | None) -> None:
 
 def make_only(variants: Sequence[str], targets: Sequence[str] = ()) -> None:
     """Make these variants, and what is made for these targets of `export.deploy`, and nothing else that the configuration names."""
+    from daemon.config.sources import named_by
+
     if variants or targets:
+        named_by.update({"export.variants": "--to" if variants else "--deploy", "export.deploy": "--deploy"})
         set_values([f"export.variants={json.dumps(list(variants))}", f"export.deploy={json.dumps(list(targets))}"])
 
 

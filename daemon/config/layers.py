@@ -18,7 +18,7 @@ from typing import Any
 
 from daemon.config.presets import values_of
 from daemon.config.settings import Settings
-from daemon.config.sources import holds, option_for, over, variable_for
+from daemon.config.sources import holds, named_by, option_for, over, variable_for
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.files import read_bounded
@@ -93,8 +93,8 @@ def parts_of(path: Path) -> Iterator[Path]:
 
 def origin_of(key: str, files: Files) -> str:
     """Where the value of a dotted key comes from, in words."""
-    if option_for(key):
-        return "--set (command line)"
+    if given := option_for(key):
+        return f"{named_by.get(given, '--set')} (command line)"
     if variable := variable_for(key, Settings, os.environ):
         return f"{variable} (environment)"
     if path := files.origin(key):

@@ -21,7 +21,7 @@ from daemon.contract.answers import real_path
 from daemon.contract.errors import UsageError
 from daemon.contract.fault_codes import FaultCode
 from daemon.contract.formats.catalog import catalog
-from daemon.contract.formats.targets import lacking
+from daemon.contract.formats.targets import TARGETS, lacking
 from daemon.contract.jobs.plan import variant_names
 
 ELSEWHERE = ("(environment)", "(command line)")
@@ -159,7 +159,10 @@ def conflicts(settings: Settings, *, need_roots: bool = False) -> list[str]:
     for name in settings.export.variants:
         if name not in variant_names():
             left_out = "".join(f"; {problem}" for problem in catalog().problems)
-            problems.append(f"export.variants: there is no variant {name!r}; {suggestions.nearest(name, variant_names())}{left_out}")
+            instead = "it is a target: name it in export.deploy (or by --deploy) instead" if name in TARGETS else (
+                suggestions.nearest(name, variant_names())
+            )  # fmt: skip
+            problems.append(f"export.variants: there is no variant {name!r}; {instead}{left_out}")
     if not problems and not settings.variants:
         missing = lacking(settings.export.deploy, catalog()).values()
         problems += [f"export.deploy: {why}" for why in missing] or [

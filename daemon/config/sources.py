@@ -43,6 +43,8 @@ class ListFriendlyEnv(EnvSettingsSource):
 
 given_on_command_line: dict[str, str] = {}
 """Dotted key → text, of `--set` before the verb. The same for the whole life of a process, as its environment is."""
+named_by: dict[str, str] = {}
+"""Dotted key → the option of a verb that gave it in place of `--set`."""
 
 
 class CommandLine(ListFriendlyEnv):

@@ -69,7 +69,8 @@ class ToolchainHere:
 def costs(download: int, disk: int, seconds: float) -> str:
     """What an installation takes, as words that complete "it …"."""
     time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-    return f"downloads about {human(download)}, needs up to {human(disk)} of disk and about {time}"
+    fetched, room = (human(size).replace(".0 ", " ") for size in (download, disk))
+    return f"downloads about {fetched}, needs up to {room} of disk and about {time}"
 
 
 def describe(chains: Toolchains) -> dict[str, ToolchainHere]:

@@ -48,10 +48,10 @@ def convert(source: Path, target: Path, said: Said) -> Conversion:
     left_out |= {str(path): "the state of a training" for path in files if path.suffix in PICKLED and TRAINING.fullmatch(path.stem)}
     weights = [path for path in files if path.suffix in PICKLED and str(path) not in left_out]
     if not weights:
-        raise Permanent(
-            FaultCode.NOTHING_TO_CONVERT, pickles.OPERATION, f"there is no file of weights that ends in {', '.join(PICKLED)}",
-            "give a folder with such a file", path=source,
-        )  # fmt: skip
+        cause, remedy = f"there is no file of weights that ends in {', '.join(PICKLED)}", "give a folder with such a file"
+        if any(path.suffix == ".safetensors" for path in files):
+            cause, remedy = "its weights are safetensors already", "to export the model, name variants with --to"
+        raise Permanent(FaultCode.NOTHING_TO_CONVERT, pickles.OPERATION, cause, remedy, path=source)
     targets = _targets(source, weights, files)
     indexes = [path for path in files if path.name.endswith(INDEX) and path.with_name(path.name.removesuffix(INDEX)).suffix in PICKLED]
     plain = [path for path in files if path not in targets and path not in indexes and str(path) not in left_out]

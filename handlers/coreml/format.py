@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from daemon.contract.formats.declaration import Format, Limits, Thresholds, Trait, Variant
@@ -17,14 +18,20 @@ NO_APPLE = (
     " runtime did not run it, and it was not run on an iPhone, on a GPU or on the Neural Engine"
 )
 
+LIMITS = Limits(
+    "coreml", weights=True, cache=2e-2, padding=2e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=2.5,
+    timed=sys.platform == "darwin",  # elsewhere it is evaluated by numpy, which nobody deploys
+)  # fmt: skip
+
 
 def _smaller(name: str, about: str, thresholds: Thresholds, *, level: str = "", fallback: str, setting: str = "") -> Variant:
     return Variant(
         f"coreml-{name}", f"handlers.coreml.stage:{name}", 1, toolchain=TOOLCHAIN, arithmetic="half", about=about,
         needs=("coreml",), memory_fixed=900 * MIB, memory_fp32=4.0, disk_fp32=0.6, disk_fixed=16 * MIB,
         settings=(setting,) if setting else (), form_of="coreml", level=level or None, fallback=fallback,  # type: ignore[arg-type]
-        limits=Limits("coreml", weights=True, cache=2e-2, padding=2e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=2.5),
-        thresholds=thresholds, traits=TRAITS, usage=USAGE, library="coreml", also_for=frozenset({"ios", "laptop"}), elsewhere=NO_APPLE,
+        limits=LIMITS,
+        thresholds=thresholds, traits=TRAITS, usage=USAGE, library="coreml",
+        deploys="at its targets", also_for=frozenset({"ios", "laptop"}), elsewhere=NO_APPLE,
     )  # fmt: skip
 
 
@@ -44,9 +51,10 @@ FORMAT = Format(
             about="Core ML packages (ML programs) in fp16, for a few numbers of tokens at once",
             needs=("static-programs",), memory_fixed=1500 * MIB, memory_fp32=5.0, disk_fp32=1.2, disk_fixed=16 * MIB,
             settings=("coreml.precision",),
-            limits=Limits("coreml", weights=True, cache=2e-2, padding=2e-2, noise_share=0.25, toolchain=TOOLCHAIN, memory_fp32=2.5),
+            limits=LIMITS,
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=TRAITS, usage=USAGE, library="coreml", targets=frozenset({"ios"}), also_for=frozenset({"laptop"}), elsewhere=NO_APPLE,
+            traits=TRAITS, usage=USAGE, library="coreml", targets=frozenset({"ios"}),
+            deploys="at its targets", also_for=frozenset({"laptop"}), elsewhere=NO_APPLE,
         ),
         _smaller("int8", "Core ML packages with 8-bit weights, a scale a row", Thresholds(agreement=0.9, kl=0.02, error=1.0),
                  level="int8-weight", fallback="coreml"),

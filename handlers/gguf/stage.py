@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,11 @@ def faults_of(context: StageContext, path: str) -> Iterator[None]:
         remedy = "use gguf-bf16 or gguf-q8_0 instead of gguf-f16 in export.variants"
         raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, str(error), remedy, path=path) from error
     except library.Refused as error:
-        remedy = f"report it, with the model's config.json; until then {remedy}"
+        damaged = "not found" in str(error)  # a tensor that the file should have, and so the model
+        remedy = (
+            f"look whether the model's files lack a weight; if they have all, report it with config.json, and {remedy}" if damaged
+            else f"report it, with the model's config.json; until then {remedy}"
+        )  # fmt: skip
         raise Permanent(FaultCode.FORM_NOT_POSSIBLE, operation, f"llama.cpp says: {error}", remedy, path=path) from error
 
 
@@ -71,7 +75,7 @@ class _Making:
         model = self.model
         self.reporter.progress(0.02, "proving the tokenizer")
         figures: dict[str, Any] = {
-            "file": self.target.name, "library": importlib.metadata.version("llama_cpp_python"),
+            "length": model.length, "file": self.target.name, "library": importlib.metadata.version("llama_cpp_python"),
             "architecture": model.found.kind.name.lower(), "pre_tokenizer": model.words.pre,
         }  # fmt: skip
         if self.kind in writing.FILE_TYPES:
@@ -87,7 +91,7 @@ class _Making:
                 whole.unlink(missing_ok=True)
             counts = _counts(self.target)
             figures["calibration_texts"] = texts
-        warnings = self._beside()
+        warnings = [*self._beside(), *_otherwise(self.kind, counts)]
         return StageOutput(figures={**figures, "graph_bytes": self.target.stat().st_size, "weights": counts}, warnings=warnings)
 
     def _said(self, start: float, share: float, message: str) -> Callable[[float], None]:
@@ -119,6 +123,26 @@ class _Making:
         if (window := architectures.window(self.model.config)) is not None:
             warnings.append(f"llama.cpp knows no sliding window for it, so the file says that the model knows {window:,} positions")
         return warnings
+
+
+_AS_ASKED = {"q8_0": "Q8", "q6_k": "Q6", "q5_k_m": "Q5", "q4_k_m": "Q4"}
+"""Kind → how the names of the types begin that most of its weights have."""
+MOSTLY = 0.5
+
+
+def _otherwise(kind: str, counts: Mapping[str, int]) -> list[str]:
+    """That most weights have another type than the file's name says, for want of rows that its blocks fit."""
+    if kind not in _AS_ASKED:
+        return []
+    whole = max(1, sum(counts.values()))
+    asked = sum(count for name, count in counts.items() if name.startswith(_AS_ASKED[kind]))
+    if asked >= MOSTLY * whole:
+        return []
+    others = ", ".join(f"{count / whole:.0%} {name}" for name, count in sorted(counts.items(), key=lambda one: -one[1]))
+    told = f"only {asked / whole:.0%} of the weights have {kind[1]} bits" if asked else f"no weight has {kind[1]} bits"
+    return [
+        f"{told}: llama.cpp gives a matrix another type if its rows do not divide into blocks, and tables of tokens more bits ({others})"
+    ]
 
 
 def _counts(path: Path) -> dict[str, int]:

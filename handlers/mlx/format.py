@@ -22,7 +22,8 @@ def _variant(
         memory_fixed=700 * MIB, memory_fp32=0.02, disk_fp32=size, disk_fixed=32 * MIB,
         form_of="mlx" if level else None, level=level, fallback=fallback,
         limits=Limits("mlx", weights=True, cache=1e-3, padding=1e-3, noise_share=0.01, toolchain=TOOLCHAIN, memory_fp32=memory),
-        thresholds=thresholds, traits=TRAITS, usage=USAGE, library="mlx", also_for=frozenset({"laptop"}), elsewhere=ELSEWHERE,
+        thresholds=thresholds, traits=TRAITS, usage=USAGE, library="mlx",
+        deploys="at its targets", also_for=frozenset({"laptop"}), elsewhere=ELSEWHERE,
     )  # fmt: skip
 
 

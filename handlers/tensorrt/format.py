@@ -31,7 +31,9 @@ def _engines(name: str, about: str, source: str, of: str | None, *, toolchain: s
         about=about, needs=(source,), memory_fixed=1500 * MIB, memory_fp32=3.0, disk_fp32=1.2 if half else 1.4, disk_fixed=64 * MIB,
         settings=(*SIZES, "tensorrt.compute_capabilities"), form_of=of, level=level, fallback=of or source,
         arithmetic="half" if half else "float", limits=limits, thresholds=HALF, traits=TRAITS, usage=ENGINES,
-        also_for=frozenset({"nvidia"}), elsewhere="what the builder says of the engines, where there is no GPU; on a GPU all of it",
+
+        deploys="at its targets", also_for=frozenset({"nvidia"}),
+        elsewhere="what the builder says of the engines, where there is no GPU; on a GPU all of it",
     )  # fmt: skip
 
 
@@ -59,16 +61,16 @@ FORMAT = Format(
             about="ONNX graphs with profiles, scripts and examples, from which a machine with an NVIDIA GPU builds and verifies engines",
             needs=("onnx",), memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=1.1, disk_fixed=64 * MIB, settings=SIZES,
             libraries=("onnx", "onnxruntime"),
-            limits=Limits("tensorrt-bundle", cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
-            traits=TRAITS, usage=BUNDLE, also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
+            limits=Limits("tensorrt-bundle", timed=False, cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
+            traits=TRAITS, usage=BUNDLE, deploys="at its targets", also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
         ),
         Variant(
             "tensorrt-bundle-fp16", "handlers.tensorrt.stage:bundle_fp16", 1, arithmetic="half",
             about="the same of the graphs in half precision, whose types TensorRT 11 and TensorRT-RTX take as they are",
             needs=("onnx-fp16",), memory_fixed=800 * MIB, memory_fp32=2.5, disk_fp32=0.6, disk_fixed=64 * MIB, settings=SIZES,
             libraries=("onnx", "onnxruntime"), form_of="tensorrt-bundle", level="fp16", fallback="tensorrt-bundle",
-            limits=Limits("tensorrt-bundle", cache=0.02, padding=0.02, noise_share=1.5), thresholds=HALF,
-            traits=TRAITS, usage=BUNDLE, also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
+            limits=Limits("tensorrt-bundle", timed=False, cache=0.02, padding=0.02, noise_share=1.5), thresholds=HALF,
+            traits=TRAITS, usage=BUNDLE, deploys="at its targets", also_for=frozenset({"nvidia"}), elsewhere=ELSEWHERE,
         ),
         _engines("tensorrt-rtx", "engines for TensorRT-RTX, built on any machine for GPUs from compute capability 8.0 on",
                  "tensorrt-bundle", None, toolchain=TOOLCHAIN),
@@ -82,8 +84,8 @@ FORMAT = Format(
             "tensorrt-llm", "handlers.tensorrt.llm.stage:run", 1,
             about="a checkpoint for the releases of TensorRT-LLM that build engines, of Llama, Qwen2 and Qwen3",
             needs=("pytorch",), memory_fixed=600 * MIB, disk_stored=1.3, disk_fixed=16 * MIB, libraries=("torch", "transformers"),
-            limits=Limits("tensorrt-llm", weights=True, cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
-            traits=frozenset({"cache", "padding", "tokenizer"}), usage=LLM, also_for=frozenset({"nvidia"}),
+            limits=Limits("tensorrt-llm", weights=True, timed=False, cache=1e-3, padding=1e-3, merged=1e-2), thresholds=EXACT,
+            traits=frozenset({"cache", "padding", "tokenizer"}), usage=LLM, deploys="at its targets", also_for=frozenset({"nvidia"}),
             elsewhere="its files, read back to transformers' names and run there; TensorRT-LLM itself is not run",
         ),
     ),

@@ -30,7 +30,8 @@ FORMAT = Format(
             needs=("onnx",), memory_fixed=400 * MIB, memory_fp32=0.3, disk_fp32=1.1, libraries=("onnx", "tokenizers", "sentencepiece"),
             limits=Limits("web", cache=1e-3, padding=1e-3, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=4.0),
             thresholds=Thresholds(agreement=0.97, kl=0.001, error=0.25),
-            traits=TRAITS, usage=USAGE, library="transformers.js", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
+            traits=TRAITS, usage=USAGE, library="transformers.js",
+            deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
         Variant(
             "web-int8", "handlers.web.stage:int8", 1,
@@ -39,7 +40,8 @@ FORMAT = Format(
             form_of="web", level="int8", fallback="web",
             limits=Limits("web", cache=0.5, padding=0.5, noise_share=1.5, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
-            traits=TRAITS, usage=USAGE, library="transformers.js", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
+            traits=TRAITS, usage=USAGE, library="transformers.js",
+            deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
         Variant(
             "web-int4", "handlers.web.stage:int4", 1,
@@ -48,7 +50,8 @@ FORMAT = Format(
             form_of="web", level="int4", fallback="web-int8",
             limits=Limits("web", cache=0.1, padding=0.1, noise_share=0.25, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
-            traits=TRAITS, usage=USAGE, library="transformers.js", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
+            traits=TRAITS, usage=USAGE, library="transformers.js",
+            deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
     ),
     families={

@@ -60,6 +60,8 @@ def test_an_export_takes_the_short_environment_names_shows_verdicts_answers_in_j
     assert chosen.returncode == 0 and "already" in chosen.stderr, "the same variants, named on the command line"
     nowhere = ckptd(tmp_path, "export", "--deploy", "mars", **short)
     assert nowhere.returncode == 2 and "'android'" in nowhere.stderr and "'mars'" in nowhere.stderr
+    wrong = ckptd(tmp_path, "export", "--to", "android", **short).stderr
+    assert "--to (command line) for export.variants: there is no variant 'android'; it is a target: name it in export.deploy" in wrong
     value = json.loads(ckptd(tmp_path, "export", "--json", **short).stdout)
     assert target.stat().st_ino == inode
     assert value["artifacts"] == {"pytorch": "passed"}

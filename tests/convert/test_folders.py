@@ -231,6 +231,9 @@ def test_paths_that_can_not_be_meant_are_usage_errors(pickled: Path, tmp_path: P
     (tmp_path / "empty" / "config.json").write_text("{}")
     answer = ckptd(tmp_path, "convert", tmp_path / "empty", tmp_path / "new")
     assert answer.returncode == 1 and "there is no file of weights that ends in .bin, .pt, .pth, .ckpt" in one_sentence(answer)
+    (tmp_path / "empty" / "model.safetensors").touch()
+    answer = ckptd(tmp_path, "convert", tmp_path / "empty", tmp_path / "new")
+    assert answer.returncode == 1 and "its weights are safetensors already" in one_sentence(answer) and "--to" in one_sentence(answer)
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:

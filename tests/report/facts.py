@@ -174,6 +174,7 @@ def _by_stage(checks: tuple[ArtifactCheck, ...]) -> dict[str, tuple[ArtifactChec
     """Stage → the check that it gives; a stage without one was skipped with the reference."""
     given = {check.variant: check for check in checks}
     stages = {"merged": "pytorch", "check-onnx": "onnx", "check-onnx-int8": "onnx-int8"}
+    stages |= {f"check-{variant}": variant for variant in given if variant not in stages.values()}
     return {stage: (given[variant],) if variant in given else () for stage, variant in stages.items()}
 
 

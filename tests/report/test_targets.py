@@ -48,7 +48,7 @@ def test_of_artifacts_about_as_fast_a_server_gets_the_closest_one(tmp_path: Path
     )  # fmt: skip
     one = told(facts, tmp_path)["cpu-server"]
     assert one.variant == "onnx"
-    assert "within 10 % of the fastest (onnx-int8), and the closest to the live model of these" in one.sentence
+    assert "within 10 % of the fastest (onnx-int8), and closer to the live model" in one.sentence
 
 
 def test_two_artifacts_that_the_figures_do_not_tell_apart_are_called_equal(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from daemon.contract.jobs.messages import Outcome, StageResult, Verdict
 from daemon.contract.jobs.plan import spec_of
 from daemon.journal.journal import facts_of
 from daemon.operating.diagnosis.doctor import examine, formats_here
-from daemon.system.box import human
+from daemon.toolchains.overview import costs
 from daemon.toolchains.registry import IN_USE, MANIFEST, Manifest, Toolchains, definitions
 from handlers.onnx.format import FORMAT
 from handlers.validate import record
@@ -297,7 +297,8 @@ def test_a_check_whose_toolchain_is_missing_leaves_its_artifact_unverified_until
 def test_formats_and_check_say_that_a_variant_can_be_made_and_not_checked(tmp_path: Path) -> None:
     row = formats_here(tmp_path).variants["onnx"]
     known = definitions()["optimum"]
-    cost = f"downloads about {human(known.fetched)}, needs up to {human(known.disk)} of disk and about 90 s"
+    cost = costs(known.fetched, known.disk, known.seconds)
+    assert cost == "downloads about 270 MiB, needs up to 2.5 GiB of disk and about 90 s"
     need = f"the toolchain optimum is not installed (it {cost}); run `ckptd toolchain install optimum`"
     assert row.available and row.check_needs == (need,) and row.check_toolchain == "optimum"
     settings = Settings.model_validate({"state": {"directory": tmp_path}, "output": {"directory": tmp_path / "out"}})

@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from daemon.system.box import human
 from daemon.toolchains import install
+from daemon.toolchains.overview import costs
 from daemon.toolchains.registry import definitions
 from tests.cli.test_bad_input import ckptd
 from tests.toolchains.conftest import Fake
@@ -42,8 +42,7 @@ def test_every_toolchain_says_what_it_costs_before_anything_is_fetched(tmp_path:
     for name, one in definitions().items():
         assert (listed[name]["download"], listed[name]["disk"], listed[name]["seconds"]) == (one.download, one.disk, one.seconds)
         (line,) = [line for line in shown.splitlines() if line.startswith((f"toolchain {name} (", f"toolchain {name}:"))]
-        assert f"`ckptd toolchain install {name}` downloads about {human(int(one.download or 0))}" in " ".join(line.split())
-        assert f"up to {human(int(one.disk))} of disk" in line
+        assert f"`ckptd toolchain install {name}` {costs(one.fetched, one.disk, one.seconds)}" in " ".join(line.split())
     (gguf,) = [line for line in shown.splitlines() if line.startswith("toolchain gguf (")]
     assert "(for gguf-q4_k_m, " in gguf and "about 10 min" in gguf
     missing = ckptd(tmp_path, "--set", "export.variants=gguf-q8_0", "check")

@@ -24,8 +24,9 @@ cache: it decodes with a KV cache that is checked. padding: batches of unequal l
 free. tokenizer: what turns texts into ids lies inside."""
 Level = Literal["fp16", "bf16", "int8", "int8-static", "int8-weight", "int4", "bnb-int8", "nf4", "w8a8", "w4a16"]
 """How a variant is smaller than the one that it is a form of; "fp16", "int8" and "int4" are what `export.quantization` adds."""
-Deploys = Literal["alone", "over its base", "not"]
-"""How a variant is put to use: as it is; with its base, which lies elsewhere; not, since it is made to look into the model."""
+Deploys = Literal["alone", "at its targets", "over its base", "not"]
+"""How a variant is put to use: as it is; as it is, but at its targets alone (a Mac, a browser, a GPU), where its speed here says
+little; with its base, which lies elsewhere; not, since it is made to look into the model."""
 Target = Literal["cpu-server", "nvidia", "laptop", "ios", "android", "browser", "ollama", "edge"]
 """Where a model is put to use; `daemon.contract.formats.targets` says what each is."""
 Kind = Literal["causal", "seq2seq", "encoder"]
@@ -65,6 +66,8 @@ class Limits:
     """There is an engine of this name and "-layerwise" that gives the same answers with one layer of the model in memory at a time."""
     weights: bool = False
     """Its engine compares the artifact's weights with those of the merge (`weights_difference`), so that its check reads the merge."""
+    timed: bool = True
+    """What its check runs it with is what will run it, so that its speed is worth measuring."""
     merged: float | None = None
     """Largest |Δlogit| against the merged PyTorch model; None leaves that to the thresholds."""
     noise_share: float = 0.0
@@ -97,7 +100,8 @@ class Variant(StageSpec):
     """What those who use it run and its check does not, as a clause for the report's list of what was not verified; "" where there is
     nothing of the kind."""
     deploys: Deploys = "alone"
-    """The report recommends none that is "not" deployed, and one "over its base" only where nothing else passed."""
+    """The report recommends none that is "not" deployed, one "at its targets" there, and one "over its base" only where nothing else
+    passed."""
     targets: frozenset[Target] = frozenset()
     """What it is made for: `export.deploy` makes it for these. Only a form that fits every kind of model should name any."""
     also_for: frozenset[Target] = frozenset()

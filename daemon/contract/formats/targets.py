@@ -21,15 +21,17 @@ class Place:
     about: str
     formats: tuple[str, ...]
     """Formats that could serve it, whether they are installed or not, best first."""
+    first: tuple[str, ...] = ()
+    """Formats that the report recommends before all others that can be used there, if they passed."""
 
 
 PLACES: dict[Target, Place] = {
     "cpu-server": Place("servers without a GPU", ("onnx",)),
     "nvidia": Place("servers with an NVIDIA GPU, for example with vLLM", ("pytorch", "tensorrt")),
-    "laptop": Place("laptops and desktop computers", ("onnx", "gguf")),
+    "laptop": Place("laptops and desktop computers", ("onnx", "gguf"), ("onnx", "onnx-genai", "gguf", "openvino")),
     "ios": Place("iPhones and iPads", ("coreml", "executorch")),
     "android": Place("Android devices", ("onnx", "litert", "executorch")),
-    "browser": Place("web pages, with onnxruntime-web or transformers.js", ("web", "onnx")),
+    "browser": Place("web pages, with onnxruntime-web or transformers.js", ("web", "onnx"), ("web",)),
     "ollama": Place("ollama and llama.cpp", ("gguf",)),
     "edge": Place("small devices with little memory", ("onnx",)),
 }

@@ -308,6 +308,7 @@ def examine(settings: Settings, config: Path | None = None) -> Diagnosis:
         f"export.variants: {name} can't be checked yet: {_by_itself(need)}" if _comes(need, here, settings) else
         f"export.variants: {name} can't be checked here and would {_without_a_check(name, settings)}: {need}"
         for name in settings.variants for need in here.variants[name].check_needs
+        if here.variants[name].check_toolchain != here.variants[name].toolchain  # said of what makes it already
     ]  # fmt: skip
     warnings += _toolchains_of_keys(settings)
     warnings += [f"export.deploy: {why}" for why in lacking(settings.export.deploy, catalog()).values()]

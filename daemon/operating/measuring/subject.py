@@ -137,7 +137,7 @@ def choose(export: Export, named: Sequence[str]) -> Choice:
 def _aside(name: str) -> str | None:
     """Why a variant is measured only where it is named."""
     one = catalog().variants.get(name)
-    if one is None or one.deploys == "alone":
+    if one is None or one.deploys in ("alone", "at its targets"):
         return None
     return _OVER_BASE if one.deploys == "over its base" else f"it is made to look into the model; `ckptd bench PATH {name}` measures it"
 

@@ -1,7 +1,8 @@
 """What stands first in a report: the status in one line, and what to deploy. Pure. The verdicts are `daemon.contract.jobs.verdicts`'s.
 
 The rule of the recommendation, which docs/validation.md tells too. Considered is what passed its check, is published, and can be put to
-use; what needs its base beside it (an adapter alone) only where nothing else passed. Of these the fastest over PyTorch is named; where
+use; what only a Mac, a browser or a GPU can use, and what needs its base beside it (an adapter alone), only where nothing else passed.
+Of these the fastest over PyTorch is named; where
 others come within `ranking.NEAR` of its speed, the one of them whose answers are nearest to the live model's, and of equals the smallest.
 Where no speed was measured, the smallest takes the place of the fastest, by the same rule. The smallest, if it is more than 5 % smaller,
 and the nearest are named beside it, for whom these matter more. `handlers.report.advice.targets` says what to deploy where.
@@ -75,7 +76,8 @@ def _short(check: ArtifactCheck) -> str:
 def recommend(report: Report) -> Recommendation:
     """What to deploy, by the rule above; `best` is None where nothing may be recommended, and the sentence says so."""
     usable = [artifact for artifact in report.artifacts if ranking.deploys(artifact) == "alone"]
-    usable = usable or [artifact for artifact in report.artifacts if ranking.deploys(artifact) == "over its base"]
+    for other in ("at its targets", "over its base"):
+        usable = usable or [artifact for artifact in report.artifacts if ranking.deploys(artifact) == other]
     if not usable:
         return Recommendation(
             sentence="Nothing is recommended: no artifact that can be deployed passed a comparison with the live model.",
@@ -97,7 +99,7 @@ def recommend(report: Report) -> Recommendation:
     first, *others = found.values()
     return Recommendation(
         sentence=f"Deploy {first.sentence}.",
-        rule=RULE.format(kind, " or were as fast in some turns" if kind == "fastest" else ""),
+        rule=RULE.format(kind, ", or may be as fast, since speeds varied" if kind == "fastest" else ""),
         best=first,
         others=tuple(others),
         targets=targets.choices(report),

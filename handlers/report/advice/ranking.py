@@ -13,8 +13,12 @@ from daemon.contract.jobs.plan import find_variant
 from handlers.report import units
 from handlers.report.model import Artifact
 
+USABLE = ("alone", "at its targets")
+"""How artifacts are put to use that a target may be given."""
 NEAR = 0.1
 """Share by which speeds, or sizes, may differ and count as equal: repeated measurements differ by as much."""
+SLOWER = 0.5
+"""Share of the fastest one's speed, in the middle of the turns, below which no turn makes another one as fast."""
 SAME_SIZE = 0.05
 """Share by which sizes may differ for the smaller one to be no reason to choose it."""
 
@@ -32,7 +36,7 @@ def fastest(usable: Sequence[Artifact]) -> Artifact | None:
     """Of the fastest and those near to it, the one that lost least; None where no speed was measured.
 
     Compared is the speed over PyTorch's, which ran in turns with each of them: tokens a second were measured at other times. Near is also
-    what was in one of its turns as fast as the fastest in one of its own: on a busy machine no more is known.
+    what was in one of its turns as fast as the fastest in one of its own, and not below `SLOWER`: on a busy machine no more is known.
     """
     speeds = {artifact.variant: speed for artifact in usable if (speed := over_pytorch(artifact))}
     if not any(artifact.measured.speed_over_pytorch for artifact in usable):
@@ -41,7 +45,8 @@ def fastest(usable: Sequence[Artifact]) -> Artifact | None:
         return None
     best = max((artifact for artifact in usable if artifact.variant in speeds), key=lambda one: speeds[one.variant])
     bound = min((1 - NEAR) * speeds[best.variant], _range(best, speeds)[0])
-    reached = {artifact.variant: _range(artifact, speeds)[1] for artifact in usable if artifact.variant in speeds}
+    able = [name for name, speed in speeds.items() if name == best.variant or speed >= SLOWER * speeds[best.variant]]
+    reached = {one.variant: _range(one, speeds)[1] for one in usable if one.variant in able}
     return nearest_of(usable, reached, lambda speed: speed >= bound)
 
 

@@ -2,7 +2,8 @@
 
 The rules, which docs/validation.md tells too. Considered is what passed its check, is published, and is declared for the target. At
 `cpu-server` the fastest is taken, elsewhere the smallest; of those within `ranking.NEAR` of it the one whose answers are nearest to the
-live model's. At `nvidia`, for which no speed is measured here, forms that are declared for it come before those that can be used there too.
+live model's. At `nvidia`, for which no speed is measured here, forms that are declared for it come before those that can be used there too;
+in a browser, what a page loads as it is; on a laptop, what does not take a Mac.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.formats.declaration import Target
-from daemon.contract.formats.targets import TARGETS, fitting, lacking, made_for
+from daemon.contract.formats.targets import PLACES, TARGETS, fitting, lacking, made_for
 from daemon.contract.jobs.messages import Verdict
 from handlers.report.advice import ranking
 from handlers.report.model import Artifact, Report, TargetChoice
@@ -50,10 +51,8 @@ def _asked(report: Report) -> list[str]:
 def _choice(target: Target, report: Report) -> TargetChoice:
     names = {one.name for one in fitting(target, catalog())}
     here = [artifact for artifact in report.artifacts if artifact.variant in names]
-    usable = [artifact for artifact in here if ranking.deploys(artifact) == "alone"]
-    if target == "nvidia":
-        meant = {one.name for one in made_for(target, catalog())}
-        usable = [artifact for artifact in usable if artifact.variant in meant] or usable
+    usable = [artifact for artifact in here if ranking.deploys(artifact) in ranking.USABLE]
+    usable = [artifact for artifact in usable if artifact.variant in _first(target)] or usable
     fastest = ranking.fastest(usable) if target in BY_SPEED else None
     best = fastest or ranking.smallest(usable) or min(usable, key=ranking.loss, default=None)
     if best is None:
@@ -65,6 +64,13 @@ def _choice(target: Target, report: Report) -> TargetChoice:
     )  # fmt: skip
 
 
+def _first(target: Target) -> set[str]:
+    """Variants that come before others which can be used at a target too."""
+    if target == "nvidia":
+        return {one.name for one in made_for(target, catalog())}
+    return {variant.name for one in catalog().formats if one.name in PLACES[target].first for variant in one.variants}
+
+
 def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequence[str], *, by_speed: bool) -> str:
     kind = "fastest" if by_speed else "smallest"
     first = max(usable, key=lambda one: ranking.over_pytorch(one) or 0) if by_speed else min(usable, key=lambda one: one.size_bytes or 0)
@@ -73,9 +79,9 @@ def _why(target: Target, best: Artifact, usable: Sequence[Artifact], equal: Sequ
     elif first is best or _figure(first, by_speed=by_speed) == _figure(best, by_speed=by_speed):
         why = f"the {kind} of the {len(usable)} that fit and passed"
     elif by_speed and (ranking.over_pytorch(best) or 0) < (1 - ranking.NEAR) * (ranking.over_pytorch(first) or 0):
-        why = f"in some turns as fast as {first.variant}, the fastest in the middle, and the closest to the live model of these"
+        why = f"perhaps as fast as {first.variant}, since their speeds varied while they were measured, and closer to the live model"
     else:
-        why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and the closest to the live model of these".replace("%", " %")
+        why = f"within {ranking.NEAR:.0%} of the {kind} ({first.variant}), and closer to the live model".replace("%", " %")
     parts = [f"{best.variant}: {why}: {', '.join(ranking.merits(best, speed=target != 'nvidia'))}"]
     if equal:
         parts.append(f"by the figures, {_and(equal)} {'is' if len(equal) == 1 else 'are'} equal")
