@@ -17,6 +17,10 @@ class Event(StrEnum):
 
     DAEMON_STARTED = "daemon.started"
     """The daemon watches its roots."""
+    DAEMON_LACKS = "daemon.lacks"
+    """A variant of the configuration can't be made, or not be checked, with what is installed."""
+    DAEMON_PAUSED = "daemon.paused"
+    """The daemon starts while all exports are paused, so that none begins."""
     DAEMON_STOPPING = "daemon.stopping"
     """The daemon was asked to stop, and waits until its children reach a safe point."""
     DAEMON_STOPPED = "daemon.stopped"

@@ -51,6 +51,8 @@ from daemon.system.lock import locked
 from daemon.system.private import private_files
 from daemon.system.rounds import Complaints
 from daemon.system.threads import Supervised, reason_of
+from daemon.toolchains.overview import lacking_for
+from daemon.toolchains.registry import Toolchains
 from daemon.watching.groups import Watchers
 from daemon.watching.intake import Intake
 from daemon.watching.places import target_of
@@ -245,6 +247,7 @@ class Daemon:
             self._ticks.soon("metrics")  # what an earlier daemon left there is no longer true
         self._ticks.soon("integrity")  # a large journal is not checked entirely when it is opened
         self._say_watching(Event.DAEMON_STARTED, "ckptd is watching")
+        self._say_paused()
         self._steps["the live file"][0].during(self._write_live)
         systemd.notify("READY=1\nSTATUS=watching")
         try:
@@ -265,6 +268,18 @@ class Daemon:
         roots = {str(root): self._watcher.backend_of(root) for root in self._parts.settings.watch.roots}
         log.info(sentence, event_id=event_id, version=__version__, roots=roots, output=str(self._parts.paths.output),
                  state=str(self._parts.paths.state), variants=list(self._parts.settings.variants))  # fmt: skip
+        settings = self._parts.settings
+        if not settings.toolchains.auto_install:
+            for told in lacking_for(settings.variants, Toolchains(settings.state_directory)):
+                log.warning(told, event_id=Event.DAEMON_LACKS)
+
+    def _say_paused(self) -> None:
+        since = self._parts.journal.controls.paused_since()
+        if since is not None:
+            log.warning(
+                "all exports are paused, and none begins until `ckptd resume`", event_id=Event.DAEMON_PAUSED, since=str(since),
+                waiting=len(self._parts.journal.jobs.open_ids()),
+            )  # fmt: skip
 
     def _on_stop(self, _number: int, _frame: object) -> None:
         if self._stop.is_set():

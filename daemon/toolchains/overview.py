@@ -1,10 +1,11 @@
 """What people and programs are told of the toolchains: which are installed, what each is for, and what it costs.
 
-Called by `ckptd formats`, `check` and `toolchain`.
+Called by `ckptd formats`, `check` and `toolchain`, and by the daemon when it starts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from daemon.contract.jobs import plan
@@ -71,6 +72,24 @@ def costs(download: int, disk: int, seconds: float) -> str:
     time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
     fetched, room = (human(size).replace(".0 ", " ") for size in (download, disk))
     return f"downloads about {fetched}, needs up to {room} of disk and about {time}"
+
+
+def lacking_for(variants: Iterable[str], chains: Toolchains) -> tuple[str, ...]:
+    """What variants of the configuration can't be made or checked without, as sentences without their ends."""
+    makes, checks, found = dict[str, list[str]](), dict[str, list[str]](), list[str]()
+    for name in variants:
+        spec, check = plan.spec_of(name), plan.check_of(name)
+        if chains.lacking(spec.toolchain, name):
+            makes.setdefault(spec.toolchain, []).append(name)
+        elif check and chains.lacking(check.toolchain, name):
+            checks.setdefault(check.toolchain, []).append(name)
+        if spec.programs and spec.program() is None:
+            found.append(f"{name} can't be made: none of the programs {', '.join(spec.programs)} is there")
+    for served, what in ((makes, "made"), (checks, "checked")):
+        for chain, names in served.items():
+            if fault := chains.lacking(chain, "make them"):
+                found.append(f"{', '.join(names)} can't be {what}: {fault.cause}; {fault.remedy}")
+    return tuple(found)
 
 
 def describe(chains: Toolchains) -> dict[str, ToolchainHere]:

@@ -103,7 +103,7 @@ FORMAT = Format(
             limits=Limits("onnx", cache=0.1, padding=0.1, noise_share=0.25),
             thresholds=Thresholds(agreement=0.8, kl=0.1, error=3.0),
             traits=TRAITS, usage=USAGE, library="onnx",
-            targets=frozenset({"laptop", "browser", "edge"}), also_for=frozenset({"cpu-server", "android"}),
+            targets=frozenset({"laptop", "edge"}), also_for=frozenset({"cpu-server", "android", "browser"}),
         ),
         Variant(
             "onnx-int4-fine", "handlers.onnx.quantize.weight_only:int4_fine", 1, arithmetic="blocks",

@@ -41,7 +41,7 @@ FORMAT = Format(
             limits=Limits("web", cache=0.5, padding=0.5, noise_share=1.5, toolchain=TOOLCHAIN, memory_fixed=_MEMORY, memory_fp32=1.5),
             thresholds=Thresholds(agreement=0.85, kl=0.05, error=2.0),
             traits=TRAITS, usage=USAGE, library="transformers.js",
-            deploys="at its targets", also_for=frozenset({"browser"}), elsewhere=ELSEWHERE,
+            deploys="at its targets", targets=frozenset({"browser"}), elsewhere=ELSEWHERE,
         ),
         Variant(
             "web-int4", "handlers.web.stage:int4", 1,

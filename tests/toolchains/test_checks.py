@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from handlers.validate.checks.reference import Reference
 from handlers.validate.checks.samples import Sample
 from tests.runner.conftest import make_desk  # noqa: F401
 from tests.runner.desk import Desks
+from tests.service import Service
 from tests.toolchains.conftest import CONTRACT, ROOT
 from tests.workers.helpers import make_context
 
@@ -314,3 +315,18 @@ def test_formats_and_check_say_that_a_variant_can_be_made_and_not_checked(tmp_pa
     ) in by_itself
     installed(tmp_path)
     assert formats_here(tmp_path).variants["onnx"].check_needs == ()
+
+
+def test_a_daemon_says_at_its_start_what_its_variants_lack_and_that_exports_are_paused(make_service: Callable[..., Service]) -> None:
+    service = make_service(variants=("pytorch", "gguf-q8_0", "gguf-f16", "web-int8"))
+    service.start()
+    service.wait_for(lambda value: value["daemon"]["running"])
+    assert service.run_verb("pause") == 0, service.said
+    assert service.stop() == 0
+    service.start()
+    service.wait_for(lambda value: value["daemon"]["running"])
+    assert service.stop() == 0
+    log = service.log()
+    assert log.count("gguf-q8_0, gguf-f16 can't be made: the toolchain gguf is not installed; run `ckptd toolchain install gguf`") == 2
+    assert "web-int8 can't be checked: the toolchain web is not installed" in log
+    assert log.count("all exports are paused, and none begins until `ckptd resume`") == 1
