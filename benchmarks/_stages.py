@@ -36,7 +36,8 @@ def job_file(
         root=str(folder), run="bench", step=1, path=str(pin), layout="adapter", digest="0", method="LORA", base_name=str(base or pin)
     )  # fmt: skip
     context = StageContext(
-        job="bench", stage=stage, entry=spec_of(stage).entry, attempt=1, checkpoint=reference, pin=str(pin), base=str(base) if base else None,
+        job="bench", stage=stage, entry=spec_of(stage).entry, attempt=1, checkpoint=reference, pin=str(pin),
+        base=str(base) if base else None,
         inputs={name: str(path) for name, path in inputs.items()}, staging=str(folder / "staging"), result=str(folder / "result.json"),
         temporary=str(folder / "tmp"), cache=str(cache or folder / "cache"),
         work=Work(export=ExportOptions(), validation=ValidateOptions(), onnx=onnx or OnnxOptions()), limits=limits,

@@ -85,7 +85,11 @@ def _export(source: Path, target: Path, settings: Settings, *, json_: bool) -> N
     """`ckptd export` of a whole model."""
     from daemon.cli.export import export_now
 
-    answer = export_now(for_somebody_who_waits(settings), source, output=target, base=None, force=False, quiet=json_)
+    try:
+        answer = export_now(for_somebody_who_waits(settings), source, output=target, base=None, force=False, quiet=json_)
+    except UsageError as error:
+        remedy = error.fault.remedy.replace("another folder with --output", "another DST")  # this verb has no such option
+        raise UsageError(**error.fault.model_copy(update={"remedy": remedy}).model_dump()) from None
     if json_:
         print_json(answer)
     raise typer.Exit(exit_of(answer.state))
