@@ -29,6 +29,7 @@ from benchmarks._peers import LLAMA_CPP, PEERS, Peer
 from daemon.config.settings import Settings
 from daemon.contract.formats.catalog import catalog
 from daemon.contract.jobs.plan import spec_of
+from daemon.operating.diagnosis.doctor import formats_here
 from daemon.toolchains.registry import Toolchains
 
 MAKE = """
@@ -67,12 +68,9 @@ def made(folder: Path, state: Path, variants: list[str], seconds: float, steps: 
 
 
 def available(state: Path) -> list[str]:
-    """The variants that are made and checked with what `state` has."""
-    chains = Toolchains(state)
-    return [
-        name for name, one in catalog().variants.items()
-        if all(chains.get(chain) for chain in (one.toolchain, one.limits.toolchain) if chain) and one.deploys != "over its base"
-    ]  # fmt: skip
+    """The variants that are made and checked with what `state` and this machine have."""
+    here, known = formats_here(state).variants, catalog().variants
+    return [name for name, row in here.items() if row.available and not row.check_needs and known[name].deploys != "over its base"]
 
 
 def chain_of(variant: str) -> list[str]:
