@@ -97,7 +97,10 @@ def beside(folder: Path, state: Path, options: Any) -> dict[str, Any]:
         if python is None or peer.variant not in options.variants:
             print(f"{peer.name} is not compared: {'its Python is not named' if python is None else 'its variant is not made here'}")
             continue
-        figures[peer.name] = _compared(folder / peer.name, state, model, peer, python, options.rounds, size)
+        try:
+            figures[peer.name] = _compared(folder / peer.name, state, model, peer, python, options.rounds, size)
+        except RuntimeError as error:  # its own reasons: those of the others count nonetheless
+            print(f"{peer.name} is not compared: {error}")
     if options.llama_cpp is not None and (gguf := chains.get("gguf")) is not None:
         for kind, variant in LLAMA_CPP:
             figures[f"llama.cpp {kind}"] = _llama(folder / kind, state, model, kind, variant, gguf.folder, options)
@@ -123,7 +126,7 @@ def _compared(
     ours = _common.python(str(Path(__file__).with_name("_chain.py")), str(state), str(model), str(folder / "ours"), *chain_of(peer.variant))
 
     def clear(name: str) -> None:
-        for path in (target, folder / "ours", Path(f"{target}.cache")):
+        for path in (folder / "ours",) if name == "ckptd" else (target, Path(f"{target}.cache")):
             subprocess.run(["rm", "-rf", str(path)], check=True)
 
     sizes: dict[str, float] = {}
